@@ -1,0 +1,330 @@
+"""An engine without a model: deterministic tokens, and faults on demand.
+
+For tests of the worker and for authors of front-ends. It follows `interface.Engine` to the letter, except
+that it has no probabilities: sampling fields other than the seed do not change its tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from zmqengine.engine.interface import (
+    EngineStats,
+    ModelInfo,
+    RowFailure,
+    RowPrefill,
+    RowRequest,
+    RowToken,
+    StepResult,
+    TokenLogprobs,
+)
+
+FaultPlace = Literal["insert", "next", "prefill", "token", "remove", "reset", "trim", "stats", "close"]
+FaultAction = Literal["fail", "raise", "block", "exit"]
+
+EXIT_CODE = 86
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class FakeEngineError(Exception):
+    """A fault that the configuration asked for."""
+
+
+class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What goes wrong, and where.
+
+    `token` limits the fault to rows whose prompt holds that token; for `next` it means "while such a row is in
+    the engine". `index` limits it to one step (`next`: the first is 0) or one output index (`token`). It strikes
+    `times` times, or every time when that is None.
+
+    `fail` ends the row with a RowFailure (at `insert`, `prefill` and `token`); `raise` raises FakeEngineError
+    out of the method; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `exit`
+    ends the process at once with EXIT_CODE.
+    """
+
+    place: FaultPlace
+    action: FaultAction
+    token: int | None = None
+    index: int | None = None
+    times: int | None = 1
+
+
+class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of a fake engine. Every field has a default that suits a quick test.
+
+    Tokens are 1 to vocab_size - 1; token 0 ends the output and is made only at `eos_index`, if that is given.
+    `prefill_chunk` tokens of prompt are read a step, all rows together. `step_ms` is slept in every step that
+    has work. With `instant`, a row reads its prompt and makes its whole output in the first step after insert.
+    """
+
+    name: str = "fake"
+    vocab_size: int = 1000
+    context_tokens: int = 4096
+    rows_max: int = 32
+    prefill_chunk: int = 512
+    step_ms: float = 0.0
+    eos_index: int | None = None
+    instant: bool = False
+    bytes_per_token: int = 1024
+    faults: tuple[FakeFault, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> FakeEngineConfig:
+        """The configuration in `text`. Raises msgspec.ValidationError or DecodeError, naming what is wrong."""
+        return msgspec.json.decode(text, type=cls)
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads back."""
+        return msgspec.json.encode(self).decode()
+
+
+class FakeCall(NamedTuple):
+    """One call of an engine method: which, on which thread (`threading.get_ident`), with which rows."""
+
+    method: str
+    thread: int
+    rows: tuple[int, ...]
+
+
+def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None) -> list[int]:
+    """The whole output, `emitted` included, that a fake engine of this configuration makes for `request`."""
+    config = config or FakeEngineConfig()
+    row = _Row(request)
+    output = list(request.emitted)
+    while len(output) < request.max_tokens:
+        output.append(row.token_at(len(output), config))
+        if output[-1] in request.stop_token_ids:
+            break
+    return output
+
+
+class FakeEngine:
+    """An `Engine` whose token at output index i depends only on (prompt, seed, i).
+
+    So a row that is resumed with `emitted` goes on exactly as it would have, whoever else is in the batch.
+    `calls` holds the last 100,000 calls.
+    """
+
+    def __init__(self, config: FakeEngineConfig | None = None) -> None:
+        self.config = config or FakeEngineConfig()
+        self.calls: deque[FakeCall] = deque(maxlen=100_000)
+        self.unblock = threading.Event()
+        self.closed = False
+        self._rows: dict[int, _Row] = {}
+        self._strikes = [0] * len(self.config.faults)
+        self._steps = self._prompt_tokens = self._generated_tokens = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model that is not there."""
+        return ModelInfo(
+            name=self.config.name,
+            vocab_size=self.config.vocab_size,
+            context_tokens=self.config.context_tokens,
+            eos_token_ids=frozenset({0}),
+            parameter_bytes=0,
+        )
+
+    @property
+    def rows_max(self) -> int:
+        """How many rows it takes at once."""
+        return self.config.rows_max
+
+    def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
+        """Add rows; rows over `rows_max` and repeated ids come back as failures."""
+        self._record("insert", (request.row for request in requests))
+        failures = []
+        for request in requests:
+            row = _Row(request)
+            if request.row in self._rows:
+                failures.append(RowFailure(request.row, "this row is already in the engine"))
+            elif len(self._rows) >= self.config.rows_max:
+                failures.append(RowFailure(request.row, f"all {self.config.rows_max} rows are taken"))
+            elif self._strike("insert", row):
+                failures.append(RowFailure(request.row, "fake fault at insert"))
+            else:
+                self._rows[request.row] = row
+        return failures
+
+    def next(self) -> StepResult:
+        """One token for each decoding row, then one chunk of prefill."""
+        self._record("next", ())
+        step, self._steps = self._steps, self._steps + 1
+        self._strike_next(step)
+        if self._rows and self.config.step_ms:
+            time.sleep(self.config.step_ms / 1000)
+        result = StepResult()
+        for row in [row for row in self._rows.values() if row.decoding]:
+            self._decode(row, result)
+        self._prefill(result)
+        return result
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Drop rows in any phase."""
+        rows = tuple(rows)
+        self._record("remove", rows)
+        for id_ in rows:
+            row = self._rows.pop(id_, None)
+            if row is not None:
+                self._strike("remove", row)
+
+    def reset(self) -> None:
+        """Drop every row."""
+        self._record("reset", self._rows)
+        self._rows.clear()
+        self._strike("reset")
+
+    def project_bytes(self, prompt_tokens: int, max_tokens: int) -> int:
+        """`bytes_per_token` for each token."""
+        self._record("project_bytes", ())
+        return (prompt_tokens + max_tokens) * self.config.bytes_per_token
+
+    def trim_prompt_cache(self, bytes_max: int) -> int:
+        """Nothing to trim: there is no prompt cache."""
+        self._record("trim_prompt_cache", ())
+        self._strike("trim")
+        return 0
+
+    def stats(self) -> EngineStats:
+        """Real counters; bytes as `bytes_per_token` has them."""
+        self._record("stats", ())
+        self._strike("stats")
+        kv_bytes = sum(row.held for row in self._rows.values()) * self.config.bytes_per_token
+        decoding = sum(row.decoding for row in self._rows.values())
+        return EngineStats(
+            rows_decoding=decoding,
+            rows_prefilling=len(self._rows) - decoding,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=0,
+            generated_tokens=self._generated_tokens,
+            kv_bytes=kv_bytes,
+            prompt_cache_bytes=0,
+            prompt_cache_entries=0,
+            active_bytes=kv_bytes,
+            cache_bytes=0,
+            peak_bytes=kv_bytes,
+        )
+
+    def close(self) -> None:
+        """Drop every row. Idempotent."""
+        self._record("close", ())
+        self._rows.clear()
+        self.closed = True
+        self._strike("close")
+
+    def _decode(self, row: _Row, result: StepResult) -> None:
+        request, index = row.request, row.index
+        if self._strike("token", row, index):
+            del self._rows[request.row]
+            result.failures.append(RowFailure(request.row, f"fake fault at output index {index}"))
+            return
+        token = row.token_at(index, self.config)
+        row.index += 1
+        self._generated_tokens += 1
+        stopped, full = token in request.stop_token_ids, row.index >= request.max_tokens
+        logprobs = None if request.logprobs is None else row.logprobs_at(index, token, self.config)
+        result.tokens.append(
+            RowToken(request.row, token, logprobs, "stop" if stopped else "length" if full else None)
+        )
+        if stopped or full:
+            del self._rows[request.row]
+
+    def _prefill(self, result: StepResult) -> None:
+        budget = self.config.prefill_chunk
+        for row in [row for row in self._rows.values() if not row.decoding]:
+            if self._strike("prefill", row):
+                del self._rows[row.request.row]
+                result.failures.append(RowFailure(row.request.row, "fake fault in prefill"))
+                continue
+            taken = row.total - row.done if self.config.instant else min(row.total - row.done, budget)
+            if not taken:
+                break
+            budget = max(0, budget - taken)
+            row.done += taken
+            self._prompt_tokens += taken
+            result.prefills.append(RowPrefill(row.request.row, row.done, row.total, 0))
+            while self.config.instant and row.request.row in self._rows:
+                self._decode(row, result)
+
+    def _strike_next(self, step: int) -> None:
+        self._strike("next", index=step)
+        for row in list(self._rows.values()):
+            self._strike("next", row, step)
+
+    def _strike(self, place: FaultPlace, row: _Row | None = None, index: int | None = None) -> bool:
+        """Let the faults of this place happen; says whether the row is to fail."""
+        for number, fault in enumerate(self.config.faults):
+            if fault.place != place or fault.index not in (None, index):
+                continue
+            if place == "next" and (fault.token is None) != (row is None):
+                continue
+            if fault.token is not None and (row is None or fault.token not in row.request.prompt):
+                continue
+            if fault.times is not None and self._strikes[number] >= fault.times:
+                continue
+            self._strikes[number] += 1
+            if fault.action == "fail":
+                return True
+            self._act(fault)
+        return False
+
+    def _act(self, fault: FakeFault) -> None:
+        if fault.action == "exit":
+            os._exit(EXIT_CODE)
+        if fault.action == "block":
+            self.unblock.wait()
+            return
+        raise FakeEngineError(f"fake fault at {fault.place}")
+
+    def _record(self, method: str, rows: Iterable[int]) -> None:
+        self.calls.append(FakeCall(method, threading.get_ident(), tuple(rows)))
+
+
+class _Row:
+    """A request and how far it has come."""
+
+    def __init__(self, request: RowRequest) -> None:
+        self.request = request
+        self.index = len(request.emitted)
+        self.total = len(request.prompt) + self.index
+        self.done = 0
+        digest = hashlib.blake2b(array("Q", request.prompt).tobytes(), digest_size=8)
+        digest.update((request.seed & _MASK).to_bytes(8, "little"))
+        self._key = int.from_bytes(digest.digest(), "little")
+
+    @property
+    def decoding(self) -> bool:
+        return self.done >= self.total
+
+    @property
+    def held(self) -> int:
+        return self.done + self.index - len(self.request.emitted)
+
+    def token_at(self, index: int, config: FakeEngineConfig) -> int:
+        if index == config.eos_index:
+            return 0
+        return 1 + _mix(self._key + index) % (config.vocab_size - 1)
+
+    def logprobs_at(self, index: int, token: int, config: FakeEngineConfig) -> TokenLogprobs:
+        """Halving probabilities for the token and those after it: well-formed, and the same in every life."""
+        top = [(token + place) % config.vocab_size for place in range(self.request.logprobs or 0)]
+        logprob = -0.25 - (_mix(self._key - index) % 100) / 1000
+        return TokenLogprobs(logprob, [(id_, logprob - place * 0.6931) for place, id_ in enumerate(top)])
+
+
+def _mix(number: int) -> int:
+    """64 well-mixed bits of `number` (the finaliser of splitmix64)."""
+    number = (number * 0x9E3779B97F4A7C15) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
