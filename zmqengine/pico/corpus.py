@@ -1,0 +1,125 @@
+"""The corpus that pico learns from: short stories as plain text, and chats of several turns.
+
+Everything comes from a seed. The train and held-out splits share no story, no sum in the same words, no list of words
+to repeat: each such item belongs to one split by a hash of what it says. Only small talk is the same in both.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from zmqengine.pico import chat, words
+from zmqengine.pico.chat import Turn
+from zmqengine.pico.draw import Draw, Split
+from zmqengine.pico.story import Story, tell
+
+ASSISTANT_NAME = "pico"
+_STORY_SHARE = 0.25
+_LONG_CHAT_SHARE = 0.04
+_SYSTEM_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class StoryDocument:
+    """One story as plain text, with no chat around it."""
+
+    story: Story
+
+    @property
+    def text(self) -> str:
+        return self.story.text
+
+
+@dataclass(frozen=True)
+class ChatDocument:
+    """A chat: an optional system prompt ("" for none) and the turns that follow."""
+
+    system: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def text(self) -> str:
+        lines = [self.system, *(f"{turn.user}\n{turn.answer}" for turn in self.turns)]
+        return "\n".join(lines)
+
+    def messages(self, turn_index: int) -> list[dict[str, str]]:
+        """The messages up to and including the user's part of one turn, as a chat template takes them."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns[:turn_index]:
+            messages.append({"role": "user", "content": turn.user})
+            messages.append({"role": "assistant", "content": turn.answer})
+        return [*messages, {"role": "user", "content": self.turns[turn_index].user}]
+
+
+Document = StoryDocument | ChatDocument
+
+
+def documents(split: Split, seed: int) -> Iterator[Document]:
+    """An endless stream of documents of one split; the same seed gives the same stream."""
+    draw = Draw(seed, split)
+    while True:
+        yield StoryDocument(tell(draw)) if draw.chance(_STORY_SHARE) else _chat(draw)
+
+
+def sample(split: Split, seed: int, count: int) -> list[Document]:
+    """The first `count` documents of a stream."""
+    return list(islice(documents(split, seed), count))
+
+
+def _chat(draw: Draw) -> ChatDocument:
+    while True:
+        document = _any_chat(draw)
+        # Small talk alone would be the same text in both splits.
+        if draw.split == "train" or any(turn.key for turn in document.turns):
+            return document
+
+
+def _any_chat(draw: Draw) -> ChatDocument:
+    name, system = ASSISTANT_NAME, ""
+    if draw.chance(_SYSTEM_SHARE):
+        name = draw.one([ASSISTANT_NAME, *words.NAMES])
+        system = draw.one(
+            [
+                f"You are {name}.",
+                f"You are {name}, a helpful assistant.",
+                f"You are a friendly assistant. Your name is {name}.",
+            ]
+        )
+    sections_max = draw.number(6, 14) if draw.chance(_LONG_CHAT_SHARE) else draw.number(1, 3)
+    turns: list[Turn] = []
+    for _ in range(sections_max):
+        turns += _section(draw, name)
+    return ChatDocument(system, tuple(turns))
+
+
+def _section(draw: Draw, assistant_name: str) -> list[Turn]:
+    """A few turns that belong together."""
+    choice = draw.number(0, 99)
+    if choice < 22:
+        return [chat.arithmetic(draw) for _ in range(draw.number(1, 3))]
+    if choice < 32:
+        return [chat.counting(draw)]
+    if choice < 46:
+        return [chat.repeating(draw)]
+    if choice < 52:
+        return _acquaintance(draw)
+    if choice < 60:
+        return [chat.small_talk(draw)]
+    if choice < 64:
+        return [chat.asks_assistant_name(draw, assistant_name)]
+    if choice < 67:
+        return [chat.out_of_scope(draw)]
+    first, story = chat.story_request(draw) if choice < 82 else chat.given_story(draw)
+    questions = (chat.story_question(draw, story) for _ in range(draw.number(1, 4)))
+    # A question asked twice in a row teaches to copy the last answer, not to read the story.
+    return list(dict.fromkeys([first, *questions]))
+
+
+def _acquaintance(draw: Draw) -> list[Turn]:
+    turns = [chat.introduction(draw)]
+    name = turns[0].fact
+    if draw.chance(0.5):
+        turns.append(draw.one((chat.small_talk, chat.arithmetic, chat.counting))(draw))
+    if draw.chance(0.7):
+        turns.append(chat.recall(draw, name))
+    return turns

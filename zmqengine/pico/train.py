@@ -1,0 +1,155 @@
+"""Train pico with MLX: `python -m zmqengine.pico.train --out DIR`.
+
+The same options give the same corpus, the same tokenizer and the same batches; weights then differ only by how the
+machine's BLAS rounds.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx_lm.models import llama
+from tokenizers import Tokenizer
+
+from zmqengine.pico import corpus
+from zmqengine.pico.batches import Batch, batches
+from zmqengine.pico.directory import CONTEXT_TOKENS, model_config, write_model
+from zmqengine.pico.tokens import END, train_tokenizer
+
+_TOKENIZER_DOCUMENTS = 8000
+_HELD_OUT_DOCUMENTS = 300
+_REPORT_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training run does; the defaults are those of the bundled model."""
+
+    steps: int = 3000
+    batch_tokens: int = 3072
+    vocabulary_size: int = 1280
+    width: int = 128
+    layers: int = 5
+    seed: int = 1
+    matrix_rate: float = 0.02
+    other_rate: float = 0.004
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it: losses in nats per learnt token."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    first_loss: float
+    held_out_loss: float
+
+
+def train(plan: Plan, report: Callable[[str], None]) -> Outcome:
+    """Train a new model. `report` is called with a line every 50 steps."""
+    tokenizer = train_tokenizer(
+        (document.text for document in corpus.sample("train", plan.seed, _TOKENIZER_DOCUMENTS)), plan.vocabulary_size
+    )
+    config = model_config(tokenizer.get_vocab_size(), plan.width, plan.layers, tokenizer.token_to_id(END))
+    mx.random.seed(plan.seed)
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    # The default scale of MLX's embeddings makes the first logits, which share these weights, far too sure.
+    model.model.embed_tokens.weight = mx.random.normal(model.model.embed_tokens.weight.shape) * 0.02
+    optimizer = _optimizer(plan)
+    loss_and_gradients = nn.value_and_grad(model, _loss)
+
+    stream = batches(corpus.documents("train", plan.seed + 1), tokenizer, plan.batch_tokens, CONTEXT_TOKENS)
+    started, tokens, first_loss, recent = time.monotonic(), 0, float("nan"), 0.0
+    for step, batch in enumerate(islice(stream, plan.steps), start=1):
+        loss, gradients = loss_and_gradients(model, *_arrays(batch))
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        optimizer.update(model, gradients)
+        mx.eval(loss, model.parameters(), optimizer.state)
+        tokens += batch.inputs.size
+        if step == 1:
+            first_loss = recent = loss.item()
+        recent += 0.05 * (loss.item() - recent)
+        if step % _REPORT_STEPS == 0:
+            rate = tokens / (time.monotonic() - started)
+            report(f"step {step}/{plan.steps}  loss {recent:.3f}  {rate:.0f} tokens/s")
+    held_out = corpus.sample("held_out", plan.seed, _HELD_OUT_DOCUMENTS)
+    held_out_loss = mean_loss(model, tokenizer, held_out)
+    report(f"held-out loss {held_out_loss:.4f} nats per learnt token")
+    return Outcome(model, tokenizer, config, first_loss, held_out_loss)
+
+
+def mean_loss(model: nn.Module, tokenizer: Tokenizer, documents: list[corpus.Document]) -> float:
+    """The mean loss over every learnt token of `documents`, in nats."""
+    total, count = 0.0, 0
+    for batch in batches(documents, tokenizer, 4096, CONTEXT_TOKENS):
+        total += _loss(model, *_arrays(batch)).item() * len(batch.targets)
+        count += len(batch.targets)
+    return total / count
+
+
+def _loss(model: Any, inputs: mx.array, places: mx.array, targets: mx.array) -> mx.array:
+    hidden = model.model(inputs)
+    learnt = hidden.reshape(-1, hidden.shape[-1])[places]
+    logits = model.model.embed_tokens.as_linear(learnt)
+    return nn.losses.cross_entropy(logits, targets, reduction="mean")
+
+
+def _arrays(batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
+    return mx.array(batch.inputs), mx.array(batch.places), mx.array(batch.targets)
+
+
+def _optimizer(plan: Plan) -> optim.Optimizer:
+    """Muon for the matrices inside the layers, Adam for embeddings and norms; warm-up, then a straight fall."""
+    muon = optim.Muon(_schedule(plan.matrix_rate, plan.steps), weight_decay=0.0)
+    adam = optim.AdamW(_schedule(plan.other_rate, plan.steps), betas=[0.9, 0.98], weight_decay=0.0)
+
+    def is_matrix(path: str, weight: mx.array) -> bool:
+        return weight.ndim == 2 and "embed_tokens" not in path
+
+    return optim.MultiOptimizer([muon, adam], [is_matrix])
+
+
+def _schedule(peak: float, steps: int) -> Callable[[mx.array], mx.array]:
+    warm_up = min(50, steps // 10 + 1)
+    fall = optim.linear_schedule(peak, peak * 0.01, max(1, steps - warm_up))
+    return optim.join_schedules([optim.linear_schedule(0.0, peak, warm_up), fall], [warm_up])
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory to write the model to.")
+@click.option("--steps", default=Plan.steps, show_default=True, help="Optimizer steps.")
+@click.option("--batch-tokens", default=Plan.batch_tokens, show_default=True, help="Tokens a step, padding included.")
+@click.option("--vocabulary", default=Plan.vocabulary_size, show_default=True, help="Tokens known at most.")
+@click.option("--width", default=Plan.width, show_default=True, help="Hidden size, a multiple of 32.")
+@click.option("--layers", default=Plan.layers, show_default=True)
+@click.option("--seed", default=Plan.seed, show_default=True)
+@click.option("--matrix-rate", default=Plan.matrix_rate, show_default=True, help="Peak learning rate of Muon.")
+@click.option("--other-rate", default=Plan.other_rate, show_default=True, help="Peak learning rate of Adam.")
+def main(
+    out: Path,
+    steps: int,
+    batch_tokens: int,
+    vocabulary: int,
+    width: int,
+    layers: int,
+    seed: int,
+    matrix_rate: float,
+    other_rate: float,
+) -> None:
+    """Train the bundled model and write it in mlx-lm's format. `python -m zmqengine.pico.evaluate` adds the card."""
+    plan = Plan(steps, batch_tokens, vocabulary, width, layers, seed, matrix_rate, other_rate)
+    outcome = train(plan, report=lambda line: print(line, file=sys.stderr, flush=True))
+    write_model(out, outcome.model, outcome.config, outcome.tokenizer)
+
+
+if __name__ == "__main__":
+    main()

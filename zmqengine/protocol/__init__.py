@@ -1,0 +1,1 @@
+"""The wire: messages, codec and addresses. No sockets and no MLX. SPEC.md is the authority."""

@@ -1,0 +1,106 @@
+"""Messages to frames and back. A decoder never raises anything but an error of `zmqengine.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar, cast, get_args
+
+import msgspec
+
+from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
+from zmqengine.protocol import messages
+from zmqengine.protocol.messages import FRAME_BYTES_MAX, MAGIC, CallId, Message, RequestId
+
+_encoder = msgspec.msgpack.Encoder()
+
+M = TypeVar("M")
+
+
+def encode(message: Message) -> tuple[bytes, bytes]:
+    """The header and body frames of a message."""
+    return MAGIC + message.KIND, _encoder.encode(message)
+
+
+class Addressee(msgspec.Struct, frozen=True):
+    """What can still be read of a refused message, so that the refusal reaches the call it answers."""
+
+    call: CallId = 0
+    request: RequestId | None = None
+
+
+class Decoder(Generic[M]):
+    """Decodes one direction of one socket: only the messages of that union are known."""
+
+    def __init__(self, union: object, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        types = cast("tuple[type[Message], ...]", get_args(union) or (union,))
+        self._decoders = {MAGIC + cls.KIND: msgspec.msgpack.Decoder(cls) for cls in types}
+        self._frame_bytes_max = frame_bytes_max
+
+    def decode(self, frames: Sequence[bytes]) -> M:
+        """The message in `[header, body]`.
+
+        Raises `BadRequest`, `TooLarge` or, for another version's magic, `UnsupportedProtocol`.
+        """
+        if len(frames) != 2:
+            raise BadRequest(f"expected 2 frames (header, body), got {len(frames)}")
+        header, body = frames
+        decoder = self._decoders.get(header)
+        if decoder is None:
+            raise _header_error(header)
+        if len(body) > self._frame_bytes_max:
+            raise TooLarge(f"a body of {len(body)} bytes is over the limit of {self._frame_bytes_max}")
+        try:
+            return cast(M, decoder.decode(body))
+        except msgspec.MsgspecError as error:
+            raise BadRequest(str(error)) from None
+        except (RecursionError, UnicodeDecodeError, OverflowError, MemoryError) as error:
+            raise BadRequest(f"the body cannot be decoded: {type(error).__name__}") from None
+
+
+def read_addressee(body: bytes) -> Addressee:
+    """The call and request of a body that was refused, as far as they can be read."""
+    try:
+        return _addressee.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError, MemoryError):
+        return Addressee()
+
+
+_addressee = msgspec.msgpack.Decoder(Addressee)
+
+
+def _header_error(header: bytes) -> BadRequest | UnsupportedProtocol:
+    if len(header) != 4:
+        return BadRequest(f"the header must be {MAGIC.decode()} and one type byte, got {len(header)} bytes")
+    if header[:2] == MAGIC[:2] and header[:3] != MAGIC:
+        return UnsupportedProtocol(f"this worker speaks {MAGIC.decode()}, not {header[:3]!r}")
+    if header[:3] != MAGIC:
+        return BadRequest(f"wrong magic {header[:3]!r}, expected {MAGIC!r}")
+    return BadRequest(f"unknown message type {header[3:]!r} on this socket")
+
+
+REPLY_BYTES_MAX = 4 * FRAME_BYTES_MAX
+
+
+def command_decoder(frame_bytes_max: int = FRAME_BYTES_MAX) -> Decoder[messages.Command]:
+    """For the worker's cmd socket."""
+    return Decoder(messages.Command, frame_bytes_max=frame_bytes_max)
+
+
+def command_reply_decoder() -> Decoder[messages.CommandReply]:
+    """For a front-end's side of cmd."""
+    return Decoder(messages.CommandReply, frame_bytes_max=REPLY_BYTES_MAX)
+
+
+def output_decoder() -> Decoder[messages.Output]:
+    """For a front-end's side of out, after the topic frame is taken off."""
+    return Decoder(messages.Output, frame_bytes_max=REPLY_BYTES_MAX)
+
+
+def control_decoder(frame_bytes_max: int = 65_536) -> Decoder[messages.ControlRequest]:
+    """For the worker's ctl socket."""
+    return Decoder(messages.ControlRequest, frame_bytes_max=frame_bytes_max)
+
+
+def control_reply_decoder() -> Decoder[messages.ControlReply]:
+    """For a front-end's side of ctl."""
+    return Decoder(messages.ControlReply, frame_bytes_max=REPLY_BYTES_MAX)

@@ -1,0 +1,400 @@
+"""Every message of protocol version 1, field by field as in SPEC.md.
+
+Messages are frozen. Decoding checks types and bounds; what depends on the loaded model (ids against the
+vocabulary, the context length) is checked by the worker. Each message names its type byte in `KIND`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+MAGIC = b"ZE1"
+
+TOKEN_ID_MAX = 2**31 - 1
+REQUEST_ID_CHARS_MAX = 64
+LOGPROBS_MAX = 20
+STOP_TOKEN_IDS_MAX = 128
+LOGIT_BIAS_MAX = 1024
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+"""Default bound of one body from a front-end. Replies of a worker may be four times as long (tokenizers)."""
+
+TokenId = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
+TokenIndex = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
+CallId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Epoch = Annotated[bytes, Meta(min_length=8, max_length=8)]
+SessionSecret = Annotated[bytes, Meta(min_length=16, max_length=64)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+WorkerState = Literal["loading", "warming", "ready", "draining", "failed"]
+RequestState = Literal["queued", "running", "ended"]
+Finish = Literal["stop", "length", "abort", "deadline", "error", "lease", "slow_consumer", "shutdown"]
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    """A body on the wire: a msgpack map with string keys."""
+
+    KIND: ClassVar[bytes] = b""
+
+
+# --- parts -------------------------------------------------------------------------------------------------
+
+
+class SamplingFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the next token is chosen; the default of each field turns it off (see SPEC.md for the order)."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=LOGIT_BIAS_MAX)
+    ] = {}
+
+
+class Limits(Struct, frozen=True):
+    """What the worker accepts. Both sides check."""
+
+    frame_bytes_max: int
+    prompt_tokens_max: int
+    context_tokens_max: int
+    queued_max: int
+    sessions_max: int
+    requests_per_session_max: int
+    logprobs_max: int = LOGPROBS_MAX
+    stop_token_ids_max: int = STOP_TOKEN_IDS_MAX
+    logit_bias_max: int = LOGIT_BIAS_MAX
+
+
+class ModelCard(Struct, frozen=True):
+    """What a front-end may want to know of the model."""
+
+    name: str
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: list[int]
+    tokenizer_hash: str
+    parameter_bytes: int
+
+
+class Progress(Struct, frozen=True):
+    """How far start-up is: a word for a person and, where it can be told, a fraction from 0 to 1."""
+
+    stage: str
+    fraction: float | None = None
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """Natural-log probability of the token, and of the most probable ones, best first: [[id, logprob], ...]."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class End(Struct, frozen=True, omit_defaults=True):
+    """The terminal answer of an accepted request."""
+
+    finish: Finish
+    message: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class TokenRow(Struct, frozen=True, array_like=True):
+    """New tokens of one request; `first_index` is the place of the first one in the request's output."""
+
+    request: str
+    first_index: TokenIndex
+    tokens: list[TokenId]
+    logprobs: list[TokenLogprob] | None = None
+    end: End | None = None
+
+
+class ProgressRow(Struct, frozen=True, array_like=True):
+    """How far the prompt of one request is, in tokens. Never repeated: a lost one is lost."""
+
+    request: str
+    done: int
+    total: int
+    cached: int
+
+
+class WatermarkRow(Struct, frozen=True, array_like=True):
+    """The index after the last token the worker has of a request, and whether the request has ended."""
+
+    request: str
+    next_index: TokenIndex
+    ended: bool
+
+
+# --- commands: front-end to cmd ------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Open a session, or take over the one that has this secret."""
+
+    KIND = b"H"
+    call: CallId
+    protocol: tuple[int, int]
+    client: Annotated[str, Meta(max_length=128)]
+    session_secret: SessionSecret
+
+
+class Insert(Message, frozen=True, forbid_unknown_fields=True):
+    """Generate. Unknown keys are refused by name."""
+
+    KIND = b"I"
+    call: CallId
+    request: RequestId
+    epoch: Epoch
+    prompt: Annotated[list[TokenId], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)]
+    emitted: list[TokenId] = []
+    sampling: SamplingFields = SamplingFields()
+    seed: Seed | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=STOP_TOKEN_IDS_MAX)] = []
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+
+
+class Abort(Message, frozen=True):
+    """Stop a request in whatever phase it is, even before its insert has come."""
+
+    KIND = b"A"
+    call: CallId
+    request: RequestId
+
+
+class Resume(Message, frozen=True):
+    """Send the output of a request again from an index on."""
+
+    KIND = b"U"
+    call: CallId
+    request: RequestId
+    epoch: Epoch
+    from_index: TokenIndex
+
+
+class Ack(Message, frozen=True):
+    """The terminal answers of these requests have arrived; the worker forgets them."""
+
+    KIND = b"K"
+    call: CallId
+    requests: Annotated[list[RequestId], Meta(max_length=4096)]
+
+
+class Bye(Message, frozen=True):
+    """End the session; what it still runs is aborted."""
+
+    KIND = b"B"
+    call: CallId
+
+
+class Ping(Message, frozen=True):
+    """On cmd: renew the lease. On ctl: is the process alive."""
+
+    KIND = b"P"
+    call: CallId
+
+
+# --- replies on cmd ------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The session is open; subscribe to `topic` and wait for `granted` before the first insert."""
+
+    KIND = b"h"
+    call: CallId
+    protocol: int
+    epoch: Epoch
+    session: str
+    topic: str
+    limits: Limits
+    lease_ms: int
+    requests: list[WatermarkRow] = []
+
+
+class Accepted(Message, frozen=True):
+    """The request will get a terminal answer. `next_index` is the index of its next token."""
+
+    KIND = b"i"
+    call: CallId
+    epoch: Epoch
+    request: str
+    next_index: int
+    seed: int
+    state: RequestState
+
+
+class Done(Message, frozen=True):
+    """An abort, ack, bye, ping or drain was carried out."""
+
+    KIND = b"o"
+    call: CallId
+    epoch: Epoch
+
+
+class Replay(Message, frozen=True):
+    """The answer to a resume. With `more` the client resumes again from the index after the last token."""
+
+    KIND = b"u"
+    call: CallId
+    epoch: Epoch
+    row: TokenRow
+    more: bool = False
+
+
+class Rejected(Message, frozen=True):
+    """A command was refused. For an insert this is the terminal answer."""
+
+    KIND = b"e"
+    call: CallId
+    epoch: Epoch
+    code: str
+    message: str
+    request: str | None = None
+    retry_after_ms: int | None = None
+
+
+# --- output: worker to one session's topic -------------------------------------------------------------------
+
+
+class Granted(Message, frozen=True):
+    """The subscription is in force: nothing published from now on is lost to a slow joiner."""
+
+    KIND = b"g"
+    epoch: Epoch
+    session: str
+
+
+class TokenFrame(Message, frozen=True):
+    """What one pass made for one session. `n` counts the session's frames from 0, to make a loss visible."""
+
+    KIND = b"t"
+    epoch: Epoch
+    n: int
+    rows: list[TokenRow] = []
+    progress: list[ProgressRow] = []
+
+
+class Watermark(Message, frozen=True):
+    """About once a second: how far each request of the session is."""
+
+    KIND = b"w"
+    epoch: Epoch
+    n: int
+    rows: list[WatermarkRow] = []
+
+
+class Fatal(Message, frozen=True):
+    """The worker is about to exit."""
+
+    KIND = b"f"
+    epoch: Epoch
+    message: str
+
+
+# --- control: front-end to ctl -------------------------------------------------------------------------------
+
+
+class Describe(Message, frozen=True):
+    """Which worker is this, is it ready, and where are its other sockets."""
+
+    KIND = b"D"
+    call: CallId
+
+
+class Description(Message, frozen=True):
+    """`model` and `limits` are there once the model is loaded. In a tcp address, host `*` is the ctl's host."""
+
+    KIND = b"d"
+    call: CallId
+    protocol: tuple[int, int]
+    version: str
+    name: str
+    pid: int
+    epoch: Epoch
+    state: WorkerState
+    progress: Progress
+    cmd: str
+    out: str
+    model: ModelCard | None = None
+    limits: Limits | None = None
+    message: str = ""
+
+
+class GetStatus(Message, frozen=True):
+    """Numbers for operators."""
+
+    KIND = b"S"
+    call: CallId
+
+
+class Status(Message, frozen=True):
+    """A snapshot of the worker, taken after its last pass."""
+
+    KIND = b"s"
+    call: CallId
+    epoch: Epoch
+    state: WorkerState
+    uptime_s: float
+    pass_age_ms: float
+    numbers: dict[str, int | float]
+    facts: dict[str, str]
+
+
+class GetTokenizer(Message, frozen=True):
+    """What a front-end needs to turn text into ids and back."""
+
+    KIND = b"Z"
+    call: CallId
+
+
+class TokenizerBundle(Message, frozen=True):
+    """`tokenizer_json` is in the format of the `tokenizers` library; `hash` covers every other field."""
+
+    KIND = b"z"
+    call: CallId
+    hash: str
+    tokenizer_json: bytes
+    chat_template: str | None
+    eos_token_ids: list[int]
+    special_tokens: dict[str, str] = {}
+    facts: dict[str, str | bool | int] = {}
+
+
+class GetMetrics(Message, frozen=True):
+    """The numbers of `status` for a Prometheus scraper."""
+
+    KIND = b"M"
+    call: CallId
+
+
+class Metrics(Message, frozen=True):
+    """Prometheus text exposition format, version 0.0.4."""
+
+    KIND = b"m"
+    call: CallId
+    text: str
+
+
+class Drain(Message, frozen=True):
+    """Take no new requests, finish what runs, then exit."""
+
+    KIND = b"Q"
+    call: CallId
+
+
+Command = Hello | Insert | Abort | Resume | Ack | Bye | Ping
+CommandReply = Welcome | Accepted | Done | Replay | Rejected
+Output = Granted | TokenFrame | Watermark | Fatal
+ControlRequest = Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain
+ControlReply = Description | Done | Status | TokenizerBundle | Metrics | Rejected
