@@ -1,0 +1,150 @@
+"""The watchdog, in real processes that hang for real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from zmqengine.worker.watchdog import Watchdog
+
+TIMEOUT_S = 1.0
+START_S = 30.0
+"""What a loaded machine may take to start an interpreter."""
+
+HANGS = {
+    "blocks for ever in C": """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        start()
+        libc.sleep(3600)
+    """,
+    "waits for a lock that nobody gives back": """
+        import threading
+        lock = threading.Lock()
+        lock.acquire()
+        start()
+        lock.acquire()
+    """,
+    "sleeps in C and holds the interpreter lock": """
+        import ctypes
+        libc = ctypes.PyDLL(None)
+        start()
+        libc.sleep(3600)
+    """,
+    "computes in C and holds the interpreter lock": """
+        import re
+        pattern = re.compile(r"(a+)+$")
+        start()
+        pattern.match("a" * 200 + "b")
+    """,
+    "loops in Python": """
+        start()
+        while True:
+            pass
+    """,
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_pass_that_hangs_ends_the_process_with_its_stacks(how: str) -> None:
+    """mlx-lm #1505, #1834: a generation thread that is deadlocked is noticed, however it hangs."""
+    process, started_s = start_watched(HANGS[how])
+    _, stderr = process.communicate(timeout=TIMEOUT_S + START_S)
+    took_s = time.monotonic() - started_s
+    assert process.returncode == 1, stderr
+    assert "Timeout" in stderr
+    assert "in actor_pass" in stderr
+    assert took_s >= TIMEOUT_S * 0.9
+
+
+def test_passes_within_the_bound_go_on() -> None:
+    """A process that beats lives for longer than the bound."""
+    process, _ = start_watched("""
+        import time
+        start()
+        end_s = time.monotonic() + 3 * TIMEOUT_S
+        while time.monotonic() < end_s:
+            watchdog.beat(time.monotonic())
+            time.sleep(0.01)
+        watchdog.close()
+    """)
+    _, stderr = process.communicate(timeout=3 * TIMEOUT_S + START_S)
+    assert process.returncode == 0, stderr
+
+
+def test_a_paused_watchdog_lets_an_idle_worker_wait() -> None:
+    """Waiting for work is no hang, and neither is loading before the first beat."""
+    process, _ = start_watched("""
+        import time
+        start()
+        watchdog.pause()
+        time.sleep(2 * TIMEOUT_S)
+        watchdog.beat(time.monotonic())
+        watchdog.pause()
+        watchdog.pause()
+        watchdog.close()
+    """)
+    _, stderr = process.communicate(timeout=2 * TIMEOUT_S + START_S)
+    assert process.returncode == 0, stderr
+
+
+def test_a_hang_after_a_pause_is_noticed() -> None:
+    """The beat that follows a pause watches at once."""
+    process, _ = start_watched("""
+        import time
+        start()
+        watchdog.pause()
+        watchdog.beat(time.monotonic())
+        while True:
+            pass
+    """)
+    _, stderr = process.communicate(timeout=TIMEOUT_S + START_S)
+    assert process.returncode == 1, stderr
+
+
+def test_a_timeout_of_zero_watches_nothing() -> None:
+    """`--pass-timeout 0` turns the watchdog off."""
+    process, _ = start_watched("watchdog = Watchdog(0)\nwatchdog.beat(0.0)\nprint('here', flush=True)")
+    _, stderr = process.communicate(timeout=START_S)
+    assert process.returncode == 0, stderr
+
+
+def test_beats_rearm_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand passes a second start one thread."""
+    armed: list[float] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda timeout, **_: armed.append(timeout))
+    monkeypatch.setattr("faulthandler.cancel_dump_traceback_later", lambda: None)
+    with Watchdog(60.0) as watchdog:
+        for beat in range(10_000):
+            watchdog.beat(beat / 1000)
+    assert len(armed) == 10
+    assert min(armed) >= 60.0
+
+
+def start_watched(body: str) -> tuple[subprocess.Popen[str], float]:
+    """A process that runs `body` as a pass; returns it, and the time, once the pass has begun."""
+    program = textwrap.dedent(f"""
+        import time
+        from zmqengine.worker.watchdog import Watchdog
+        TIMEOUT_S = {TIMEOUT_S}
+        watchdog = Watchdog(TIMEOUT_S)
+        def start():
+            watchdog.beat(time.monotonic())
+            print("here", flush=True)
+        def actor_pass():
+    """) + textwrap.indent(textwrap.dedent(body), "    ").replace(
+        "    watchdog =", "    global watchdog; watchdog ="
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program + "\nactor_pass()\n"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n", process.communicate()[1]
+    return process, time.monotonic()

@@ -1,0 +1,132 @@
+"""How a process notices that the one above it is gone, and how a worker reports to its supervisor.
+
+A watch has a `fileno()` for a poller, readable when there may be news, and a `check()` that calls `on_gone`
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from zmqengine.protocol.addresses import Endpoints
+
+SUPERVISOR_FD = "ZMQENGINE_SUPERVISOR_FD"
+WORKER_CONFIG = "ZMQENGINE_WORKER_CONFIG"
+
+# What a worker exits with; the supervisor and the service files in deploy/ know them.
+EXIT_OK = 0
+EXIT_FAILED = 1
+"""Starting again may help."""
+EXIT_USAGE = 2
+EXIT_HOPELESS = 78
+"""It would fail again: no such model, a bad option, the address is in use. (EX_CONFIG of sysexits.h.)"""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line from a worker to its supervisor."""
+
+    endpoints: Endpoints | None = None
+    ready: bool = False
+
+
+class SupervisorLink:
+    """The worker's end of the connection to its supervisor; it ends when the supervisor does, in any way."""
+
+    def __init__(self, fd: int, on_gone: Callable[[], None]) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        # What the worker starts must not keep the link open.
+        self._socket.set_inheritable(False)
+        self._on_gone = on_gone
+        self._gone = False
+
+    def fileno(self) -> int:
+        """For a poller; readable when the supervisor is gone."""
+        return self._socket.fileno()
+
+    def check(self) -> bool:
+        """Whether the supervisor is gone; calls `on_gone` the first time. Never blocks."""
+        if self._gone:
+            return True
+        try:
+            self._gone = self._socket.recv(4096) == b""
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            self._gone = True
+        if self._gone:
+            self._on_gone()
+        return self._gone
+
+    def report(self, *, endpoints: Endpoints | None = None, ready: bool = False) -> None:
+        """Tell the supervisor the real addresses, which a restart gets again, or that requests are taken."""
+        line = msgspec.json.encode(Report(endpoints=endpoints, ready=ready)) + b"\n"
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            # The supervisor is gone; check() says so in a moment.
+            return
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+
+
+class ParentProcess:
+    """Watches the process that started this one. `check()` now and then works without a poller."""
+
+    def __init__(self, on_gone: Callable[[], None]) -> None:
+        self._pid = os.getppid()
+        self._on_gone = on_gone
+        self._gone = False
+        self._fd = _exit_fd(self._pid)
+
+    def fileno(self) -> int | None:
+        """For a poller, or None where the system has nothing to wait for."""
+        return self._fd
+
+    def check(self) -> bool:
+        """Whether the parent is gone; calls `on_gone` the first time. Never blocks."""
+        if not self._gone and (os.getppid() != self._pid or self._exit_seen()):
+            self._gone = True
+            self._on_gone()
+        return self._gone
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _exit_seen(self) -> bool:
+        return self._fd is not None and bool(select.select([self._fd], [], [], 0)[0])
+
+
+def watch_supervisor(on_gone: Callable[[], None]) -> SupervisorLink | None:
+    """The link to this worker's supervisor, or None if there is none. `on_gone` runs inside `check()`."""
+    fd = os.environ.pop(SUPERVISOR_FD, None)
+    return None if fd is None else SupervisorLink(int(fd), on_gone)
+
+
+def _exit_fd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends."""
+    try:
+        if sys.platform == "linux":
+            return os.pidfd_open(pid)
+        if sys.platform == "darwin":
+            queue = select.kqueue()
+            event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            queue.control([event], 0)
+            # The descriptor outlives the object.
+            fd = os.dup(queue.fileno())
+            queue.close()
+            return fd
+    except OSError:
+        return None
+    return None
