@@ -1,35 +1,35 @@
 """Every error of zmqengine, with the code it has on the wire.
 
-    ZmqEngineError
-    ├── RequestError          the request is at fault: sending it again as it is will fail again
-    │   ├── BadRequest        bad_request          a field is missing, malformed, unknown or out of range
-    │   ├── TooLarge          too_large            the message is over the worker's frame limit
-    │   ├── ContextExceeded   context_exceeded     prompt + max_tokens do not fit the model's context
-    │   ├── Conflict          conflict             the request id is in use with other contents
-    │   ├── UnknownRequest    unknown_request      the worker holds no such request
-    │   └── NeverFits         never_fits           the request needs more memory than an empty worker has
-    ├── SessionError          the session is at fault: say hello again
-    │   ├── StaleEpoch        stale_epoch          the worker has restarted since
-    │   ├── UnknownSession    unknown_session      this connection has no session
-    │   ├── NotSubscribed     not_subscribed       the session has no granted subscription yet
-    │   ├── Fenced            fenced               another connection has taken the session over
-    │   └── UnsupportedProtocol  unsupported_protocol  no protocol version in common
-    ├── NotAuthorized         not_authorized       the key may not do this
-    ├── Unavailable           nothing is wrong with the request: try again later
-    │   ├── Overloaded        overloaded           the queue is full; retry after `retry_after_ms`
-    │   ├── NotReady          not_ready            the model is still loading
-    │   ├── Draining          draining             the worker takes no new requests
-    │   └── WorkerLost        worker_lost          the worker died or cannot be reached
-    ├── GenerationFailed      the request was accepted and ended early
-    │   ├── RowFailed         error                generating this request failed in the engine
-    │   ├── DeadlineExceeded  deadline             deadline_ms passed before the last token
-    │   ├── LeaseExpired      lease                the front-end was silent for longer than its lease
-    │   ├── SlowConsumer      slow_consumer        the front-end fell behind by more than its budget
-    │   └── ShutDown          shutdown             the worker stopped before the last token
-    ├── Aborted               aborted              the request was aborted before it was inserted
-    ├── AnswerTimeout         timeout              no answer in time; the worker may be busy or gone
-    ├── ConfigError           config               an option or address that cannot work
-    └── ModelLoadError        model_load           the model cannot be loaded
+ZmqEngineError
+├── RequestError          the request is at fault: sending it again as it is will fail again
+│   ├── BadRequest        bad_request          a field is missing, malformed, unknown or out of range
+│   ├── TooLarge          too_large            the message is over the worker's frame limit
+│   ├── ContextExceeded   context_exceeded     prompt + max_tokens do not fit the model's context
+│   ├── Conflict          conflict             the request id is in use with other contents
+│   ├── UnknownRequest    unknown_request      the worker holds no such request
+│   └── NeverFits         never_fits           the request needs more memory than an empty worker has
+├── SessionError          the session is at fault: say hello again
+│   ├── StaleEpoch        stale_epoch          the worker has restarted since
+│   ├── UnknownSession    unknown_session      this connection has no session
+│   ├── NotSubscribed     not_subscribed       the session has no granted subscription yet
+│   ├── Fenced            fenced               another connection has taken the session over
+│   └── UnsupportedProtocol  unsupported_protocol  no protocol version in common
+├── NotAuthorized         not_authorized       the key may not do this
+├── Unavailable           nothing is wrong with the request: try again later
+│   ├── Overloaded        overloaded           the queue is full; retry after `retry_after_ms`
+│   ├── NotReady          not_ready            the model is still loading
+│   ├── Draining          draining             the worker takes no new requests
+│   └── WorkerLost        worker_lost          the worker died or cannot be reached
+├── GenerationFailed      the request was accepted and ended early
+│   ├── RowFailed         error                generating this request failed in the engine
+│   ├── DeadlineExceeded  deadline             deadline_ms passed before the last token
+│   ├── LeaseExpired      lease                the front-end was silent for longer than its lease
+│   ├── SlowConsumer      slow_consumer        the front-end fell behind by more than its budget
+│   └── ShutDown          shutdown             the worker stopped before the last token
+├── Aborted               aborted              the request was aborted before it was inserted
+├── AnswerTimeout         timeout              no answer in time; the worker may be busy or gone
+├── ConfigError           config               an option or address that cannot work
+└── ModelLoadError        model_load           the model cannot be loaded
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A bare name stands for an ipc path under the user's own directory: `default` is
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ IPC_PATH_BYTES_MAX = 103
 
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-_TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]/]+):(?P<port>\d{1,5})\Z")
+_TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]/]+):(?P<port>[0-9]{1,5})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ def base_directory() -> Path:
 
 
 def resolve(address: str | None) -> str:
-    """The full ctl address for what a user typed: nothing (`$ZMQENGINE_ADDRESS`, or `default`), a name, or an address.
+    """The full ctl address for what a user typed: a name, an address, or nothing.
 
+    Nothing stands for `$ZMQENGINE_ADDRESS`, or else for the name `default`.
     Raises `ConfigError` for anything else.
     """
     address = address or os.environ.get("ZMQENGINE_ADDRESS") or DEFAULT_NAME
@@ -94,11 +96,16 @@ def tcp_host_port(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address. A host name other than localhost counts as reachable."""
+    """Whether only this machine can reach the address. Of host names, only localhost counts."""
     if address.startswith("ipc://"):
         return True
     host = tcp_host_port(address)[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def ipc_path(address: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast, get_args
+from typing import Generic, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from zmqengine.protocol.messages import FRAME_BYTES_MAX, MAGIC, CallId, Message,
 _encoder = msgspec.msgpack.Encoder()
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 
 def encode(message: Message) -> tuple[bytes, bytes]:
@@ -21,11 +22,24 @@ def encode(message: Message) -> tuple[bytes, bytes]:
     return MAGIC + message.KIND, _encoder.encode(message)
 
 
-class Addressee(msgspec.Struct, frozen=True):
+# What the decoders of msgspec raise on hostile bytes, beside their own errors.
+_UNREADABLE = (RecursionError, UnicodeDecodeError, OverflowError, MemoryError)
+_REASON_CHARS_MAX = 300
+
+
+class _Call(msgspec.Struct, frozen=True):
+    call: CallId = 0
+
+
+class _Request(msgspec.Struct, frozen=True):
+    request: RequestId | None = None
+
+
+class Addressee(NamedTuple):
     """What can still be read of a refused message, so that the refusal reaches the call it answers."""
 
-    call: CallId = 0
-    request: RequestId | None = None
+    call: int = 0
+    request: str | None = None
 
 
 class Decoder(Generic[M]):
@@ -52,20 +66,35 @@ class Decoder(Generic[M]):
         try:
             return cast(M, decoder.decode(body))
         except msgspec.MsgspecError as error:
-            raise BadRequest(str(error)) from None
-        except (RecursionError, UnicodeDecodeError, OverflowError, MemoryError) as error:
+            raise BadRequest(_printable(str(error))) from None
+        except _UNREADABLE as error:
             raise BadRequest(f"the body cannot be decoded: {type(error).__name__}") from None
 
 
 def read_addressee(body: bytes) -> Addressee:
-    """The call and request of a body that was refused, as far as they can be read."""
+    """The call and request of a body that was refused, each if it can be read.
+
+    One of them may be the fault itself: a refusal without its call would leave the front-end waiting.
+    """
+    call, request = _read(_call, body), _read(_request, body)
+    return Addressee(call.call if call else 0, request.request if request else None)
+
+
+_call = msgspec.msgpack.Decoder(_Call)
+_request = msgspec.msgpack.Decoder(_Request)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T | None:
     try:
-        return _addressee.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError, MemoryError):
-        return Addressee()
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, *_UNREADABLE):
+        return None
 
 
-_addressee = msgspec.msgpack.Decoder(Addressee)
+def _printable(text: str) -> str:
+    """A sentence fit for a log line: it quotes unknown keys, which hold whatever a front-end put there."""
+    text = text if len(text) <= _REASON_CHARS_MAX else text[: _REASON_CHARS_MAX - 3] + "..."
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _header_error(header: bytes) -> BadRequest | UnsupportedProtocol:

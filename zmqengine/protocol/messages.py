@@ -26,6 +26,7 @@ TokenIndex = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 CallId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Epoch = Annotated[bytes, Meta(min_length=8, max_length=8)]
+Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 SessionSecret = Annotated[bytes, Meta(min_length=16, max_length=64)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -91,7 +92,7 @@ class Progress(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """Natural-log probability of the token, and of the most probable ones, best first: [[id, logprob], ...]."""
+    """Natural-log probability of the token, and of the most probable: [[id, logprob], ...], best first."""
 
     logprob: float
     top: list[tuple[int, float]] = []
@@ -133,7 +134,7 @@ class WatermarkRow(Struct, frozen=True, array_like=True):
     ended: bool
 
 
-# --- commands: front-end to cmd ------------------------------------------------------------------------------
+# --- commands: front-end to cmd -----------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
@@ -141,7 +142,7 @@ class Hello(Message, frozen=True):
 
     KIND = b"H"
     call: CallId
-    protocol: tuple[int, int]
+    protocol: tuple[Version, Version]
     client: Annotated[str, Meta(max_length=128)]
     session_secret: SessionSecret
 
@@ -205,7 +206,7 @@ class Ping(Message, frozen=True):
     call: CallId
 
 
-# --- replies on cmd ------------------------------------------------------------------------------------------
+# --- replies on cmd -----------------------------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True):
@@ -264,7 +265,7 @@ class Rejected(Message, frozen=True):
     retry_after_ms: int | None = None
 
 
-# --- output: worker to one session's topic -------------------------------------------------------------------
+# --- output: worker to one session's topic ------------------------------------------------------------------
 
 
 class Granted(Message, frozen=True):
@@ -302,7 +303,7 @@ class Fatal(Message, frozen=True):
     message: str
 
 
-# --- control: front-end to ctl -------------------------------------------------------------------------------
+# --- control: front-end to ctl ------------------------------------------------------------------------------
 
 
 class Describe(Message, frozen=True):
@@ -313,7 +314,7 @@ class Describe(Message, frozen=True):
 
 
 class Description(Message, frozen=True):
-    """`model` and `limits` are there once the model is loaded. In a tcp address, host `*` is the ctl's host."""
+    """`model` and `limits` are there once the model is loaded. A tcp host `*` is the host of ctl."""
 
     KIND = b"d"
     call: CallId

@@ -1,0 +1,254 @@
+"""Each field's bounds, and bytes that no honest front-end sends."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgpack
+import pytest
+
+from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
+from zmqengine.protocol import codec
+from zmqengine.protocol.messages import FRAME_BYTES_MAX, Command, Insert
+
+DECODER: codec.Decoder[Command] = codec.command_decoder()
+INSERT: dict[str, Any] = {"call": 2, "request": "r1", "epoch": b"12345678", "prompt": [5], "max_tokens": 64}
+HELLO: dict[str, Any] = {"call": 1, "protocol": [1, 1], "client": "c", "session_secret": b"0123456789abcdef"}
+RESUME: dict[str, Any] = {"call": 1, "request": "r1", "epoch": b"12345678", "from_index": 0}
+
+# Field, allowed values at its edges, refused values just past them.
+EDGES: list[tuple[bytes, dict[str, Any], str, list[Any], list[Any]]] = [
+    (b"I", INSERT, "call", [0, 2**63 - 1], [-1, 2**63, 2**64 - 1, 1.0, "1", None, True]),
+    (b"I", INSERT, "request", ["a", "x" * 64, "é" * 64], ["", "x" * 65, b"r1", 1, None]),
+    (b"I", INSERT, "epoch", [b"\0" * 8], [b"", b"\0" * 7, b"\0" * 9, "12345678", None]),
+    (
+        b"I",
+        INSERT,
+        "prompt",
+        [[0], [2**31 - 1]],
+        [[], [-1], [2**31], [2**64 - 1], [1.0], ["1"], [None], [[1]], None],
+    ),
+    (b"I", INSERT, "max_tokens", [1, 2**31 - 1], [0, -1, 2**31, 2**63, 1.5, "9", None]),
+    (b"I", INSERT, "emitted", [[], [0]], [[-1], [2**31], [1.0], None, {}]),
+    (b"I", INSERT, "seed", [None, 0, 2**63 - 1], [-1, 2**63, 1.0, "7"]),
+    (b"I", INSERT, "stop_token_ids", [[], [0] * 128], [[0] * 129, [-1], [2**31], [1.0], 4, None]),
+    (b"I", INSERT, "ignore_eos", [True, False], [0, 1, "true", None]),
+    (b"I", INSERT, "logprobs", [None, 0, 20], [-1, 21, 1.0, True, "1"]),
+    (b"I", INSERT, "priority", [-100, 100], [-101, 101, 0.5, None]),
+    (b"I", INSERT, "deadline_ms", [None, 1, 86_400_000], [0, -1, 86_400_001, 1.0]),
+    (b"I", INSERT, "nonsense", [], [0, None]),
+    (
+        b"H",
+        HELLO,
+        "protocol",
+        [[0, 0], [1, 2**31 - 1]],
+        [[-1, 1], [1], [1, 1, 1], [1, 2**31], [1.0, 2.0], 1, None],
+    ),
+    (b"H", HELLO, "client", ["", "x" * 128], ["x" * 129, b"c", None]),
+    (b"H", HELLO, "session_secret", [b"x" * 16, b"x" * 64], [b"x" * 15, b"x" * 65, "x" * 16, None]),
+    (b"U", RESUME, "from_index", [0, 2**31 - 1], [-1, 2**31, 1.0, None]),
+    (b"K", {"call": 1}, "requests", [[], ["r"] * 4096], [["r"] * 4097, [""], ["x" * 65], [1], "r", None]),
+]
+SAMPLING_EDGES: list[tuple[str, list[Any], list[Any]]] = [
+    ("temperature", [0, 0.0, -0.0, 100.0], [-1e-9, 100.1]),
+    ("top_p", [5e-324, 1], [0.0, -0.0, 1.0001]),
+    ("top_k", [0, 2**31 - 1], [-1, 2**31, 2.0]),
+    ("min_p", [0.0, -0.0, 1.0], [-5e-324, 1.1]),
+    ("repetition_penalty", [5e-324, 100.0], [0.0, -0.0, 100.1]),
+    ("presence_penalty", [-2.0, -0.0, 2.0], [-2.1, 2.1]),
+    ("frequency_penalty", [-2.0, 2.0], [-2.1, 2.1]),
+    (
+        "logit_bias",
+        [{}, {0: -100.0, 2**31 - 1: 100}],
+        [{-1: 0.0}, {2**31: 0.0}, {"1": 0.0}, {1: 101.0}, {1.0: 0.0}],
+    ),
+    ("nonsense", [], [0]),
+]
+NOT_NUMBERS = [math.nan, math.inf, -math.inf, 1e308, 2**64 - 1, True, "0", None, [], {}]
+
+
+def decode(kind: bytes, body: object) -> Command:
+    return DECODER.decode([b"ZE1" + kind, body if isinstance(body, bytes) else msgpack.packb(body)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "name", "allowed", "refused"), EDGES, ids=lambda value: str(value)[:20]
+)
+def test_a_field_takes_what_is_on_its_edge_and_refuses_what_is_past_it(
+    kind: bytes, base: dict[str, Any], name: str, allowed: list[Any], refused: list[Any]
+) -> None:
+    """Both edges of every field of every command, and wrong types; the refusal names the field."""
+    for value in allowed:
+        decode(kind, {**base, name: value})
+    for value in refused:
+        with pytest.raises(BadRequest, match=name):
+            decode(kind, {**base, name: value})
+
+
+@pytest.mark.parametrize(("name", "allowed", "refused"), SAMPLING_EDGES, ids=lambda value: str(value)[:20])
+def test_a_sampling_field_takes_its_edges_and_refuses_the_rest(
+    name: str, allowed: list[Any], refused: list[Any]
+) -> None:
+    """vllm-mlx #799: an unknown field is refused by name, and so is a value out of range or not finite."""
+    for value in allowed:
+        decoded = decode(b"I", {**INSERT, "sampling": {name: value}})
+        assert isinstance(decoded, Insert)
+        assert getattr(decoded.sampling, name) == value
+    for value in [*refused, *NOT_NUMBERS]:
+        if value == {} and name == "logit_bias":
+            continue
+        with pytest.raises(BadRequest, match=name):
+            decode(b"I", {**INSERT, "sampling": {name: value}})
+
+
+@pytest.mark.parametrize("bias", [math.nan, math.inf, -math.inf, True, "1", None])
+def test_a_bias_that_is_no_finite_number_is_refused(bias: object) -> None:
+    """The values of logit_bias have bounds too, and at most 1024 of them fit."""
+    with pytest.raises(BadRequest, match="logit_bias"):
+        decode(b"I", {**INSERT, "sampling": {"logit_bias": {3: bias}}})
+    decode(b"I", {**INSERT, "sampling": {"logit_bias": dict.fromkeys(range(1024), 1.0)}})
+    with pytest.raises(BadRequest, match="logit_bias"):
+        decode(b"I", {**INSERT, "sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}})
+
+
+@pytest.mark.parametrize("missing", ["call", "request", "epoch", "prompt", "max_tokens"])
+def test_a_missing_field_is_refused_by_name(missing: str) -> None:
+    """Fields without a default must be there."""
+    with pytest.raises(BadRequest, match=missing):
+        decode(b"I", {name: value for name, value in INSERT.items() if name != missing})
+
+
+PING = msgpack.packb({"call": 1})
+HOSTILE = {
+    "nothing": b"",
+    "truncated everywhere": msgpack.packb(INSERT)[:-1],
+    "something after the end": PING + b"\0",
+    "two bodies": PING + PING,
+    "an array": msgpack.packb([1]),
+    "nil": b"\xc0",
+    "the byte that msgpack never uses": b"\xc1",
+    "an ext as a value": b"\x81\xa4call\xd4\x05a",
+    "a timestamp as a value": b"\x81\xa4call\xd6\xff\0\0\0\0",
+    "an ext as a key": b"\x82\xd4\x05a\x01\xa4call\x01",
+    "a number as a key": b"\x82\x01\x01\xa4call\x01",
+    "a key of bad UTF-8": b"\x82\xa2\xff\xfe\x01\xa4call\x01",
+    "nested arrays": b"\x82\xa4call\x01\xa1x" + b"\x91" * 100_000 + b"\x90",
+    "nested maps": b"\x82\xa4call\x01\xa1x" + b"\x81\xa1a" * 100_000 + b"\x90",
+    "maps nested in keys": b"\x82\xa4call\x01\xa1x" + b"\x81" * 100_000 + b"\x90",
+    "a map of 4 billion": b"\xdf\xff\xff\xff\xff",
+    "an array of 4 billion": b"\xdd\xff\xff\xff\xff",
+    "a key of 4 gigabytes": b"\x81\xdb\xff\xff\xff\xff",
+    "a text of 4 gigabytes": b"\x82\xa4call\x01\xa7request\xdb\xff\xff\xff\xff",
+    "bytes of 4 gigabytes": b"\x82\xa4call\x01\xa5epoch\xc6\xff\xff\xff\xff",
+    "an ignored value of 4 billion": b"\x82\xa4call\x01\xa1x\xdd\xff\xff\xff\xff",
+    "a prompt of 4 billion": b"\x82\xa4call\x01\xa6prompt\xdd\xff\xff\xff\xff",
+    "acks of 4 billion": b"\x82\xa4call\x01\xa8requests\xdd\xff\xff\xff\xff",
+    "a bias of 4 billion": b"\x82\xa4call\x01\xa8sampling\x81\xaalogit_bias\xdf\xff\xff\xff\xff",
+    "a request of bad UTF-8": b"\x82\xa4call\x01\xa7request\xa2\xff\xfe",
+    "a request with a lone surrogate": b"\x82\xa4call\x01\xa7request\xa3\xed\xa0\x80",
+}
+
+
+@pytest.mark.parametrize("kind", [b"H", b"I", b"A", b"U", b"K"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_are_a_bad_request_and_take_no_memory(name: str, kind: bytes) -> None:
+    """Nothing but BadRequest comes out, and a length that lies makes nobody allocate."""
+    with allocating_at_most(bytes_max=2_000_000), pytest.raises(BadRequest):
+        decode(kind, HOSTILE[name])
+    with allocating_at_most(bytes_max=2_000_000):
+        codec.read_addressee(HOSTILE[name])
+
+
+def test_every_truncation_of_a_message_is_a_bad_request() -> None:
+    """There is no cut at which half a message passes for a whole one."""
+    body = msgpack.packb(
+        {**INSERT, "sampling": {"logit_bias": {17: -1.0}}, "seed": 2**40, "stop_token_ids": [1, 2]}
+    )
+    for length in range(len(body)):
+        with pytest.raises(BadRequest):
+            decode(b"I", body[:length])
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    """A duplicate key is decoded as most msgpack libraries do, and cannot get a value past its bounds."""
+    assert decode(b"P", b"\x82\xa4call\x01\xa4call\x02").call == 2
+    with pytest.raises(BadRequest):
+        decode(b"P", b"\x82\xa4call\xff\xa4call\x02")
+
+
+def test_unknown_keys_are_ignored_but_not_in_an_insert() -> None:
+    """A newer front-end may say more, except where something would silently not be done."""
+    assert decode(b"A", {"call": 3, "request": "r", "new": [1, {"x": 2}]}).call == 3
+    with pytest.raises(BadRequest, match="unknown field `new`"):
+        decode(b"I", {**INSERT, "new": 1})
+
+
+def test_a_million_tokens_are_decoded_or_refused_in_bounded_memory() -> None:
+    """A prompt up to the frame's bound costs at most ten times its bytes; one byte more is TooLarge."""
+    body = msgpack.packb({**INSERT, "prompt": [1] * 1_000_000})
+    with allocating_at_most(bytes_max=10 * len(body)):
+        decoded = decode(b"I", body)
+    assert isinstance(decoded, Insert)
+    assert len(decoded.prompt) == 1_000_000
+    long = bytes(FRAME_BYTES_MAX + 1)
+    with allocating_at_most(bytes_max=1_000_000), pytest.raises(TooLarge, match=str(FRAME_BYTES_MAX)):
+        DECODER.decode([b"ZE1I", long])
+    with pytest.raises(BadRequest):
+        DECODER.decode([b"ZE1I", bytes(FRAME_BYTES_MAX)])
+
+
+@pytest.mark.parametrize(
+    ("frames", "error"),
+    [
+        ([], BadRequest),
+        ([b"ZE1P"], BadRequest),
+        ([b"ZE1P", PING, b""], BadRequest),
+        ([b""] * 10_000, BadRequest),
+        ([b"", PING], BadRequest),
+        ([b"ZE1", PING], BadRequest),
+        ([b"ZE1PP", PING], BadRequest),
+        ([b"ZE1\xff", PING], BadRequest),
+        ([b"ZE1D", PING], BadRequest),
+        ([b"ZE1h", PING], BadRequest),
+        ([b"HTTP", PING], BadRequest),
+        ([b"ZE2P", PING], UnsupportedProtocol),
+        ([b"ZE0P", b""], UnsupportedProtocol),
+    ],
+)
+def test_a_wrong_header_or_frame_count_is_refused(frames: list[bytes], error: type[Exception]) -> None:
+    """Another version is told so; a message of another socket is unknown here."""
+    with pytest.raises(error) as caught:
+        DECODER.decode(frames)
+    assert caught.type is error
+
+
+def test_a_refusal_quotes_an_unknown_key_short_and_printable() -> None:
+    """What a front-end wrote cannot forge a log line, nor make the refusal longer than a line."""
+    with pytest.raises(BadRequest) as caught:
+        decode(b"I", {**INSERT, "a\nWARNING \x1b[31m": 1})
+    assert caught.value.message.isprintable()
+    with pytest.raises(BadRequest) as caught:
+        decode(b"I", {**INSERT, "n" * 1_000_000: 1})
+    assert len(caught.value.message) <= 300
+
+
+def test_a_refusal_finds_the_call_although_the_request_is_at_fault() -> None:
+    """The call is read alone when the request cannot be, and the other way round, so nobody waits."""
+    assert codec.read_addressee(msgpack.packb({"call": 5, "request": "x" * 65})) == (5, None)
+    assert codec.read_addressee(msgpack.packb({"call": -5, "request": "r1"})) == (0, "r1")
+    assert codec.read_addressee(msgpack.packb({**INSERT, "prompt": "text"})) == (2, "r1")
+    assert codec.read_addressee(b"\xc1") == (0, None)
+
+
+@contextmanager
+def allocating_at_most(*, bytes_max: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] <= bytes_max
+    finally:
+        tracemalloc.stop()
