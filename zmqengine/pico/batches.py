@@ -28,12 +28,16 @@ class Batch:
 
 
 def batches(
-    stream: Iterable[Document], tokenizer: Tokenizer, tokens_max: int, length_max: int, pool_documents: int = 1024
+    stream: Iterable[Document],
+    tokenizer: Tokenizer,
+    tokens_max: int,
+    length_max: int,
+    pool_documents: int = 1024,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens_max` inputs, padding included, until `stream` ends.
 
-    Each document is one row, cut at `length_max` tokens; rows are sorted by length within a pool, and the batches of
-    a pool come in random, but repeatable, order.
+    Each document is one row, cut at `length_max` tokens; rows are sorted by length within a pool, and the
+    batches of a pool come in random, but repeatable, order.
     """
     shuffle = random.Random(0)
     iterator = iter(stream)

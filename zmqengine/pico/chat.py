@@ -1,21 +1,23 @@
-"""Turns of plain chats: greetings, counting, repeating, small arithmetic, memory, and questions about a story."""
+"""Turns of plain chats: greetings, counting, repeating, small arithmetic, and questions about a story."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from zmqengine.pico import words
 from zmqengine.pico.draw import Draw
-from zmqengine.pico.story import Question, Story, tell
+from zmqengine.pico.story import Question, Story, any_name, tell
 
-DO_NOT_KNOW = "I am a very small model, so I do not know that. I can tell stories, count, add, and repeat words."
+DO_NOT_KNOW = (
+    "I am a very small model, so I do not know that. I can tell stories, count, add, and repeat words."
+)
 
 
 @dataclass(frozen=True)
 class Turn:
     """One user message and its answer.
 
-    `task` names what is asked for, `fact` is what a right answer must hold. An empty `key` marks small talk, which is
-    the same on both sides of the split; every other turn belongs to one side by its key.
+    `task` names what is asked for, `fact` is what a right answer must hold. An empty `key` marks small talk,
+    which is the same on both sides of the split; every other turn belongs to one side by its key.
     """
 
     task: str
@@ -36,7 +38,7 @@ def counting(draw: Draw) -> Turn:
 
 
 def repeating(draw: Draw) -> Turn:
-    """One to six words to say again."""
+    """One to ten words, or a sentence, to say again."""
     return _keyed(draw, _repeating)
 
 
@@ -64,7 +66,7 @@ def story_request(draw: Draw) -> tuple[Turn, Story]:
     """A wish for a story, and the story told."""
     about = draw.number(0, 3)
     kind = draw.one(words.ANIMALS) if about in (1, 3) else None
-    name = draw.one(words.NAMES) if about in (2, 3) else None
+    name = any_name(draw) if about in (2, 3) else None
     story = tell(draw, kind, name)
     article = "an" if kind and kind[0] in "aeiou" else "a"
     subject = {
@@ -74,7 +76,14 @@ def story_request(draw: Draw) -> tuple[Turn, Story]:
         3: f" about {article} {kind} named {name}",
     }[about]
     wish = draw.one(
-        ["Tell me a story", "Tell me a short story", "Please tell me a story", "Write a story", "Can you tell me a story"]
+        [
+            "Tell me a story",
+            "Tell me a short story",
+            "tell me a story",
+            "Please tell me a story",
+            "Write a story",
+            "Can you tell me a story",
+        ]
     )
     mark = "?" if wish.startswith("Can") else draw.one([".", "", "!"])
     return Turn("story", f"{wish}{subject}{mark}", story.text, story.hero.name, story.key), story
@@ -130,12 +139,18 @@ def _arithmetic(draw: Draw) -> Turn:
             f"What is {left} {word} {right}?",
             f"{left} {sign} {right} = ?",
             f"{left} {sign} {right}",
+            f"{left}{sign}{right}",
+            f"{left}{sign}{right}=?",
+            f"what is {left} {sign} {right}",
+            f"What is {left}{sign}{right}?",
             f"How much is {left} {sign} {right}?",
             f"How much is {left} {word} {right}?",
             f"Please tell me {left} {sign} {right}.",
         ]
     )
-    return Turn("arithmetic", user, f"{left} {sign} {right} = {result}.", f"= {result}.", f"arithmetic/{user}")
+    return Turn(
+        "arithmetic", user, f"{left} {sign} {right} = {result}.", f"= {result}.", f"arithmetic/{user}"
+    )
 
 
 def _count_up(draw: Draw) -> Turn:
@@ -164,11 +179,18 @@ def _next_number(draw: Draw) -> Turn:
 
 
 def _repeating(draw: Draw) -> Turn:
-    said = " ".join(draw.several(words.REPEATABLE, draw.number(1, 6)))
+    if draw.chance(0.25):
+        said = draw.one(tell(draw).text.replace('"', "").split(". "))
+    else:
+        said = " ".join(draw.several(words.REPEATABLE, draw.number(1, 10)))
+    if draw.chance(0.15):
+        said = f"{any_name(draw)} {said}"
     user = draw.one(
         [
             f"Repeat after me: {said}",
             f"Please repeat: {said}",
+            f"Repeat: {said}",
+            f"repeat after me: {said}",
             f"Say this again: {said}",
             f'Repeat these words: "{said}"',
         ]
@@ -177,7 +199,7 @@ def _repeating(draw: Draw) -> Turn:
 
 
 def _introduction(draw: Draw) -> Turn:
-    name = draw.one(words.NAMES)
+    name = any_name(draw)
     user = draw.one(
         [
             f"My name is {name}.",

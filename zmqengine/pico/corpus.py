@@ -1,17 +1,17 @@
 """The corpus that pico learns from: short stories as plain text, and chats of several turns.
 
-Everything comes from a seed. The train and held-out splits share no story, no sum in the same words, no list of words
-to repeat: each such item belongs to one split by a hash of what it says. Only small talk is the same in both.
+Everything comes from a seed. The train and held-out splits share no story, no sum in the same words, no list
+of words to repeat: each such item belongs to one split by a hash of what it says. Only small talk is in both.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from zmqengine.pico import chat, words
+from zmqengine.pico import chat
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.draw import Draw, Split
-from zmqengine.pico.story import Story, tell
+from zmqengine.pico.story import Story, any_name, tell
 
 ASSISTANT_NAME = "pico"
 _STORY_SHARE = 0.25
@@ -77,7 +77,7 @@ def _chat(draw: Draw) -> ChatDocument:
 def _any_chat(draw: Draw) -> ChatDocument:
     name, system = ASSISTANT_NAME, ""
     if draw.chance(_SYSTEM_SHARE):
-        name = draw.one([ASSISTANT_NAME, *words.NAMES])
+        name = ASSISTANT_NAME if draw.chance(0.2) else any_name(draw)
         system = draw.one(
             [
                 f"You are {name}.",

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
@@ -15,7 +14,7 @@ CONTEXT_TOKENS = 2048
 
 
 def model_config(vocabulary_size: int, width: int, layers: int, end_token_id: int) -> dict[str, Any]:
-    """The config.json of a llama with tied embeddings and heads of 32, twice as many for queries as for keys."""
+    """The config.json of a llama with tied embeddings and heads of 32, two query heads to a key head."""
     heads = width // 32
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -39,7 +38,7 @@ def model_config(vocabulary_size: int, width: int, layers: int, end_token_id: in
     }
 
 
-def write_model(out: Path, model: nn.Module, config: dict[str, Any], tokenizer: Tokenizer) -> None:
+def write_model(out: Path, model: Any, config: dict[str, Any], tokenizer: Tokenizer) -> None:
     """Write everything but the card into `out`, which is made if it is missing."""
     out.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(model.parameters()))

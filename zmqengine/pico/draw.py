@@ -47,7 +47,7 @@ class Draw:
     def keyed(self, make: Callable[[], Choice], key: Callable[[Choice], str]) -> Choice:
         """The first value of `make()` whose `key` lies in this split.
 
-        Raises AssertionError if `make` can hardly ever give one: then its values have too little variety to be split.
+        Raises AssertionError if `make` can hardly ever give one: its values then vary too little to be split.
         """
         for _ in range(_ATTEMPTS_MAX):
             value = make()

@@ -69,7 +69,10 @@ def _compose(draw: Draw, kind: str | None, name: str | None) -> Story:
     helper = _character(draw, None, None, avoid=hero.name)
     plot = draw.one(_PLOTS)(draw, hero, helper)
     ending, feeling = _ending(draw, hero, helper)
-    text = " ".join([_opening(draw, hero), *plot.sentences, ending])
+    opening, middle = _opening(draw, hero), " ".join(plot.sentences)
+    if opening.startswith("One day"):
+        middle = middle.replace("One day,", "That day,", 1)
+    text = " ".join([opening, middle, ending])
     questions = (
         *plot.questions,
         Question(f"Who helped {hero.name}?", f"{helper.name} helped {hero.name}.", helper.name),
@@ -83,13 +86,20 @@ def _compose(draw: Draw, kind: str | None, name: str | None) -> Story:
 
 def _character(draw: Draw, kind: str | None, name: str | None, avoid: str) -> Character:
     if name is None:
-        name = draw.one([known for known in words.NAMES if known != avoid])
-    boy = name in words.BOYS
+        name = any_name(draw, avoid)
+    boy = name in words.BOYS or (name not in words.GIRLS and draw.chance(0.5))
     person = "boy" if boy else "girl"
     if kind is None:
         kind = person if draw.chance(0.5) else draw.one(words.ANIMALS)
     pronouns = ("he", "his", "him") if boy else ("she", "her", "her")
     return Character(name, kind, draw.one(words.SIZES), *pronouns)
+
+
+def any_name(draw: Draw, avoid: str = "") -> str:
+    """A common name, or now and then a made-up one; never `avoid`."""
+    if draw.chance(0.1):
+        return "".join(draw.several(words.SYLLABLES, draw.number(2, 3))).capitalize()
+    return draw.one([known for known in words.NAMES if known != avoid])
 
 
 def _opening(draw: Draw, hero: Character) -> str:
@@ -98,13 +108,19 @@ def _opening(draw: Draw, hero: Character) -> str:
     return draw.one(
         [
             f"Once upon a time, there was {who} named {hero.name}.",
-            f"Once upon a time, there was {who} named {hero.name}. {hero.name} lived in a {home}.",
-            f"Once upon a time, {who} named {hero.name} lived in a {home}.",
-            f"Once upon a time in a {home}, there lived {who} named {hero.name}.",
-            f"There was once {who} named {hero.name}, who lived in a {home}.",
-            f"{hero.name} was {who} who lived in a {home}.",
-            f"Long ago, {who} named {hero.name} lived in a {home}.",
-            f"In a {home} lived {who} named {hero.name}.",
+            f"Once upon a time there was {who} named {hero.name}. {hero.he.capitalize()} lived {home}.",
+            f"Once upon a time, there was {who} named {hero.name}. {hero.name} lived {home}.",
+            f"Once upon a time, {who} named {hero.name} lived {home}.",
+            f"Once upon a time {home}, there lived {who} named {hero.name}.",
+            f"There was once {who} named {hero.name}, who lived {home}.",
+            f"{hero.name} was {who} who lived {home}.",
+            f"Long ago, {who} named {hero.name} lived {home}.",
+            f"{home.capitalize()} lived {who} named {hero.name}.",
+            f"One day, {who} named {hero.name} went out to play.",
+            f"A {hero.size} {hero.kind} named {hero.name} lived {home}.",
+            f"The {hero.size} {hero.kind} was called {hero.name} and lived {home}.",
+            f"This is the story of {who} named {hero.name}.",
+            f"{hero.name} the {hero.kind} was {hero.size}. {hero.he.capitalize()} lived {home}.",
         ]
     )
 
@@ -195,7 +211,8 @@ def _stuck(draw: Draw, hero: Character, helper: Character) -> Plot:
     sentences = (
         draw.one(
             [
-                f"One day, {hero.name} was playing with a {color} {toy}. The wind blew, and the {toy} got stuck {place}.",
+                f"One day, {hero.name} was playing with a {color} {toy}. "
+                f"The wind blew, and the {toy} got stuck {place}.",
                 f"One windy day, {hero.his} {color} {toy} flew up and got stuck {place}.",
             ]
         ),
@@ -286,7 +303,9 @@ def _planting(draw: Draw, hero: Character, helper: Character) -> Plot:
     questions = (
         Question(f"What did {hero.name} want to grow?", f"{hero.name} wanted to grow {plant}.", plant),
         Question("What color was the bucket?", f"The bucket was {container}.", container),
-        Question(f"What did {helper.name} have?", f"{helper.name} had a {container} bucket.", f"{container} bucket"),
+        Question(
+            f"What did {helper.name} have?", f"{helper.name} had a {container} bucket.", f"{container} bucket"
+        ),
     )
     return Plot("planting", plant, sentences, questions)
 

@@ -1,4 +1,4 @@
-"""Pico's tokenizer: byte-level BPE, so that any text round-trips, with one token a role and one for the end."""
+"""Pico's tokenizer: byte-level BPE, so that any text round-trips, with a token for each role and the end."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """A tokenizer learnt from `texts`, with at most `vocabulary_size` tokens; every digit is a token of its own."""
+    """A tokenizer learnt from `texts`, at most `vocabulary_size` tokens; every digit is its own token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -45,11 +45,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[bool]]:
     """The token ids of a document and, for each, whether the model should learn to predict it.
 
-    What the model must say is learnt (stories, answers and the ends of both), what it is told is not. The text is
-    exactly what the chat template renders.
+    What the model must say is learnt (stories, answers and the ends of both), what it is told is not. The
+    text is exactly what the chat template renders.
     """
     if isinstance(document, StoryDocument):
-        ids = [*_ids(tokenizer, document.text), tokenizer.token_to_id(END)]
+        ids = _ids(tokenizer, document.text + END)
         return ids, [True] * len(ids)
     pieces = [(f"{SYSTEM}{document.system}{END}", False)] if document.system else []
     for turn in document.turns:

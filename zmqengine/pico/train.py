@@ -1,13 +1,15 @@
 """Train pico with MLX: `python -m zmqengine.pico.train --out DIR`.
 
-The same options give the same corpus, the same tokenizer and the same batches; weights then differ only by how the
-machine's BLAS rounds.
+The same options give the same corpus, the same tokenizer and the same batches; weights then differ only by
+how the machine's BLAS rounds.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import click
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from tokenizers import Tokenizer
 
@@ -33,8 +36,8 @@ _REPORT_STEPS = 50
 class Plan:
     """What a training run does; the defaults are those of the bundled model."""
 
-    steps: int = 3000
-    batch_tokens: int = 3072
+    steps: int = 2800
+    batch_tokens: int = 2048
     vocabulary_size: int = 1280
     width: int = 128
     layers: int = 5
@@ -47,7 +50,8 @@ class Plan:
 class Outcome:
     """What came of it: losses in nats per learnt token."""
 
-    model: nn.Module
+    plan: Plan
+    model: Any
     tokenizer: Tokenizer
     config: dict[str, Any]
     first_loss: float
@@ -57,21 +61,22 @@ class Outcome:
 def train(plan: Plan, report: Callable[[str], None]) -> Outcome:
     """Train a new model. `report` is called with a line every 50 steps."""
     tokenizer = train_tokenizer(
-        (document.text for document in corpus.sample("train", plan.seed, _TOKENIZER_DOCUMENTS)), plan.vocabulary_size
+        (document.text for document in corpus.sample("train", plan.seed, _TOKENIZER_DOCUMENTS)),
+        plan.vocabulary_size,
     )
-    config = model_config(tokenizer.get_vocab_size(), plan.width, plan.layers, tokenizer.token_to_id(END))
+    (end_token_id,) = tokenizer.encode(END).ids
+    config = model_config(tokenizer.get_vocab_size(), plan.width, plan.layers, end_token_id)
     mx.random.seed(plan.seed)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
-    # The default scale of MLX's embeddings makes the first logits, which share these weights, far too sure.
-    model.model.embed_tokens.weight = mx.random.normal(model.model.embed_tokens.weight.shape) * 0.02
+    model = llama.Model(llama.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]
+    _initialise(model)
     optimizer = _optimizer(plan)
-    loss_and_gradients = nn.value_and_grad(model, _loss)
+    loss_and_gradients = nn.value_and_grad(model, _loss)  # type: ignore[attr-defined]
 
     stream = batches(corpus.documents("train", plan.seed + 1), tokenizer, plan.batch_tokens, CONTEXT_TOKENS)
     started, tokens, first_loss, recent = time.monotonic(), 0, float("nan"), 0.0
     for step, batch in enumerate(islice(stream, plan.steps), start=1):
         loss, gradients = loss_and_gradients(model, *_arrays(batch))
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
         optimizer.update(model, gradients)
         mx.eval(loss, model.parameters(), optimizer.state)
         tokens += batch.inputs.size
@@ -84,14 +89,39 @@ def train(plan: Plan, report: Callable[[str], None]) -> Outcome:
     held_out = corpus.sample("held_out", plan.seed, _HELD_OUT_DOCUMENTS)
     held_out_loss = mean_loss(model, tokenizer, held_out)
     report(f"held-out loss {held_out_loss:.4f} nats per learnt token")
-    return Outcome(model, tokenizer, config, first_loss, held_out_loss)
+    return Outcome(plan, model, tokenizer, config, first_loss, held_out_loss)
 
 
-def mean_loss(model: nn.Module, tokenizer: Tokenizer, documents: list[corpus.Document]) -> float:
+def _initialise(model: Any) -> None:
+    """Start from layers that change nothing, so that tokens are seen as they are and copying is learnt soon."""
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight *= 0
+        layer.mlp.down_proj.weight *= 0
+    # Logits share the embeddings: MLX's own scale would make the first guesses far too sure.
+    model.model.embed_tokens.weight = mx.random.normal(model.model.embed_tokens.weight.shape) * 0.05
+
+
+def write(out: Path, outcome: Outcome) -> None:
+    """Write the model into `out` in mlx-lm's format, with a `training.json` that says how it was made."""
+    write_model(out, outcome.model, outcome.config, outcome.tokenizer)
+    weights: dict[str, Any] = dict(tree_flatten(outcome.model.parameters()))
+    record = {
+        "command": _command(outcome.plan),
+        "plan": asdict(outcome.plan),
+        "parameters": sum(weight.size for weight in weights.values()),
+        "first_loss": outcome.first_loss,
+        "held_out_loss": outcome.held_out_loss,
+        "mlx": version("mlx"),
+    }
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def mean_loss(model: Any, tokenizer: Tokenizer, documents: list[corpus.Document]) -> float:
     """The mean loss over every learnt token of `documents`, in nats."""
     total, count = 0.0, 0
     for batch in batches(documents, tokenizer, 4096, CONTEXT_TOKENS):
-        total += _loss(model, *_arrays(batch)).item() * len(batch.targets)
+        loss: Any = _loss(model, *_arrays(batch)).item()
+        total += loss * len(batch.targets)
         count += len(batch.targets)
     return total / count
 
@@ -108,7 +138,7 @@ def _arrays(batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _optimizer(plan: Plan) -> optim.Optimizer:
-    """Muon for the matrices inside the layers, Adam for embeddings and norms; warm-up, then a straight fall."""
+    """Muon for the matrices in the layers, Adam for embeddings and norms; warm-up, then a straight fall."""
     muon = optim.Muon(_schedule(plan.matrix_rate, plan.steps), weight_decay=0.0)
     adam = optim.AdamW(_schedule(plan.other_rate, plan.steps), betas=[0.9, 0.98], weight_decay=0.0)
 
@@ -124,15 +154,32 @@ def _schedule(peak: float, steps: int) -> Callable[[mx.array], mx.array]:
     return optim.join_schedules([optim.linear_schedule(0.0, peak, warm_up), fall], [warm_up])
 
 
+def _command(plan: Plan) -> str:
+    """The command that repeats a run: every option that is not the default."""
+    names = {"vocabulary_size": "vocabulary"}
+    options = [
+        f" --{names.get(field.name, field.name).replace('_', '-')} {value}"
+        for field in fields(plan)
+        if (value := getattr(plan, field.name)) != field.default
+    ]
+    return "python -m zmqengine.pico.train --out DIR" + "".join(options)
+
+
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory to write the model to.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Directory to write the model to."
+)
 @click.option("--steps", default=Plan.steps, show_default=True, help="Optimizer steps.")
-@click.option("--batch-tokens", default=Plan.batch_tokens, show_default=True, help="Tokens a step, padding included.")
+@click.option(
+    "--batch-tokens", default=Plan.batch_tokens, show_default=True, help="Tokens a step, padding included."
+)
 @click.option("--vocabulary", default=Plan.vocabulary_size, show_default=True, help="Tokens known at most.")
 @click.option("--width", default=Plan.width, show_default=True, help="Hidden size, a multiple of 32.")
 @click.option("--layers", default=Plan.layers, show_default=True)
 @click.option("--seed", default=Plan.seed, show_default=True)
-@click.option("--matrix-rate", default=Plan.matrix_rate, show_default=True, help="Peak learning rate of Muon.")
+@click.option(
+    "--matrix-rate", default=Plan.matrix_rate, show_default=True, help="Peak learning rate of Muon."
+)
 @click.option("--other-rate", default=Plan.other_rate, show_default=True, help="Peak learning rate of Adam.")
 def main(
     out: Path,
@@ -145,10 +192,10 @@ def main(
     matrix_rate: float,
     other_rate: float,
 ) -> None:
-    """Train the bundled model and write it in mlx-lm's format. `python -m zmqengine.pico.evaluate` adds the card."""
+    """Train a model like the bundled one. `python -m zmqengine.pico.evaluate DIR --card` adds its card."""
     plan = Plan(steps, batch_tokens, vocabulary, width, layers, seed, matrix_rate, other_rate)
     outcome = train(plan, report=lambda line: print(line, file=sys.stderr, flush=True))
-    write_model(out, outcome.model, outcome.config, outcome.tokenizer)
+    write(out, outcome)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,32 @@
 """The words that stories and chats are made of."""
 
-BOYS = (
-    "Tom Ben Max Leo Sam Finn Jack Noah Oscar Hugo Adam Felix Peter Omar Ravi Luca Karl Ivan Nils Theo".split()
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+BOYS = _words(
+    """
+    Tom Ben Max Leo Sam Finn Jack Noah Oscar Hugo Adam Felix Peter Omar Ravi Luca Karl Ivan Nils Theo
+    """
 )
-GIRLS = (
-    "Mia Lily Anna Emma Rosa Nora Clara Ella Zoe Ruby Ada Ivy Sara Lena Maya Eva Julia Alma Nina Olive".split()
+GIRLS = _words(
+    """
+    Mia Lily Anna Emma Rosa Nora Clara Ella Zoe Ruby Ada Ivy Sara Lena Maya Eva Julia Alma Nina Olive
+    """
 )
 NAMES = BOYS + GIRLS
 
-ANIMALS = "fox rabbit bear mouse cat dog duck frog owl hedgehog squirrel pig goat turtle horse bird".split()
-COLORS = "red blue green yellow brown white black pink gray golden".split()
-SIZES = "little small young brave kind happy clever gentle curious quiet".split()
+ANIMALS = _words("fox rabbit bear mouse cat dog duck frog owl hedgehog squirrel pig goat turtle horse bird")
+COLORS = _words("red blue green yellow brown white black pink gray golden")
+SIZES = _words("little small young brave kind happy clever gentle curious quiet")
+TOYS = _words(
+    """
+    ball kite boat drum doll train hat scarf cup basket bell book lamp key ring box coat flute spoon
+    wagon
+    """
+)
 
-TOYS = "ball kite boat drum doll train hat scarf cup basket bell book lamp key ring box coat flute spoon wagon".split()
 HIDING_PLACES = [
     "under the bed",
     "behind the door",
@@ -29,18 +43,40 @@ HIGH_PLACES = ["in a tall tree", "on the roof", "on a high shelf", "on a high wa
 REACHING_TOOLS = ["a ladder", "a long stick", "a rope", "a tall chair", "a big net"]
 MENDING_TOOLS = ["some glue", "a piece of string", "a needle and thread", "a small hammer", "some tape"]
 FOODS = ["a cake", "a pie", "some soup", "some bread", "a salad", "some jam"]
-MISSING_FOODS = ["an egg", "some milk", "an apple", "some salt", "some honey", "some flour", "a carrot", "some butter"]
+MISSING_FOODS = [
+    "an egg",
+    "some milk",
+    "an apple",
+    "some salt",
+    "some honey",
+    "some flour",
+    "a carrot",
+    "some butter",
+]
 PLANTS = ["a rose", "a bean", "a pumpkin", "a sunflower", "a tomato", "a tulip"]
 SCARY_PLACES = ["the dark cave", "the old mill", "the deep forest", "the cold cellar", "the dark barn"]
 COURAGE_GIFTS = ["a bright lamp", "a warm cloak", "a little candle", "a lucky stone", "a silver whistle"]
 FAR_PLACES = ["the green island", "the red hill", "the little market", "the white castle", "the far shore"]
 VEHICLES = ["a boat", "a cart", "a raft", "a wagon", "a sled"]
-HOMES = ["village", "town", "forest", "valley", "house by the sea", "farm", "house on a hill", "garden"]
-
-# What a user may ask to have repeated: plain words, all of which the stories use too.
-REPEATABLE = [
-    *ANIMALS,
-    *COLORS,
-    *TOYS,
-    *"tree river house garden apple milk honey stone rope boat moon sun rain snow wind star hand day night".split(),
+HOMES = [
+    "in a village",
+    "in a small town",
+    "in a forest",
+    "in a green valley",
+    "in a house by the sea",
+    "on a farm",
+    "in a house on a hill",
+    "near a lake",
 ]
+
+_OTHER_WORDS = _words(
+    """
+    tree river house garden apple milk honey stone rope moon sun rain snow wind star hand day night
+    """
+)
+
+# Made-up names are built of these, so that the model learns to copy a name that it has never seen.
+SYLLABLES = _words("ba ko mi zu ra ne lo ti fa du pe shi wo ga hu be mo ku li sa te no vi ja")
+
+# What a user may ask to have repeated: plain words, most of which the stories use too.
+REPEATABLE = [*ANIMALS, *COLORS, *TOYS, *_OTHER_WORDS]
