@@ -162,8 +162,10 @@ class WorkerConfig:
 
 
 def option_name(field: str) -> str:
-    """What the option for this field is called on the command line."""
-    return "--" + field.removesuffix("_bytes" if field == "memory_limit_bytes" else "").replace("_", "-")
+    """What the option for this field is called on the command line. Times without a unit are seconds."""
+    if field == "memory_limit_bytes":
+        return "--memory-limit"
+    return "--" + field.removesuffix("_s").replace("_", "-")
 
 
 _DAY_S = 86_400.0

@@ -1,0 +1,44 @@
+"""What a person reads when something fails: one line, with what to do next."""
+
+from __future__ import annotations
+
+from zmqengine import errors
+from zmqengine.errors import ZmqEngineError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_ADVICE: tuple[tuple[type[ZmqEngineError], str], ...] = (
+    (errors.ConfigError, ""),
+    (errors.ModelLoadError, "check --model: pico, a directory or a hub id"),
+    (errors.WorkerLost, "start a worker with `zmqengine worker`, or say which with --worker"),
+    (errors.AnswerTimeout, "see what the worker does with `zmqengine status`"),
+    (errors.ContextExceeded, "shorten the prompt or lower --max-tokens"),
+    (errors.NeverFits, "lower --max-tokens or give the worker a higher --memory-limit"),
+    (errors.NotAuthorized, "give a key that the worker knows"),
+    (errors.UnsupportedProtocol, "update the older of the two"),
+    (errors.Draining, "use another worker, or start it again"),
+    (errors.NotReady, "try again when `zmqengine status` says ready"),
+    (errors.Overloaded, "try again later"),
+    (errors.Fenced, "start again"),
+    (errors.SlowConsumer, "read faster, or ask for less"),
+    (errors.ShutDown, "start the worker, then try again"),
+    (errors.DeadlineExceeded, "give it more time, or ask for fewer tokens"),
+    (errors.RowFailed, "the worker's log says why"),
+    (errors.RequestError, "change the request"),
+)
+
+
+def one_line(error: ZmqEngineError) -> str:
+    """What happened and, unless the message says it, what to do."""
+    message = error.message.strip().rstrip(".")
+    advice = next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")
+    if error.retry_after_ms:
+        advice = f"try again in {max(1, round(error.retry_after_ms / 1000))} s"
+    return f"{message}; {advice}" if advice else message
+
+
+def exit_code_of(error: ZmqEngineError) -> int:
+    """2 for an option that cannot work, 1 for everything else."""
+    return EXIT_USAGE if isinstance(error, errors.ConfigError) else EXIT_FAILED

@@ -1,0 +1,107 @@
+"""`zmqengine`: finds the command, and turns every failure into one line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from zmqengine import __version__
+from zmqengine.cli.advice import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, one_line
+from zmqengine.errors import ZmqEngineError
+
+COMMANDS = {
+    "worker": "Run a worker: load a model and share it.",
+    "generate": "Continue a text.",
+    "chat": "Talk with the model.",
+    "status": "Show what a worker is doing.",
+    "drain": "Let a worker finish what runs, then end it.",
+    "demo": "See two programs share one worker.",
+    "http": "Serve the OpenAI API in front of workers.",
+    "bench": "Measure workers and other servers.",
+    "keygen": "Make the keys for workers on a network.",
+}
+
+
+class Commands(click.Group):
+    """Commands by name. A module is imported when its command is called, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Those that are installed, the common ones first."""
+        return [name for name in COMMANDS if importlib.util.find_spec(f"zmqengine.cli.{name}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"zmqengine.cli.{cmd_name}")
+        command = getattr(module, cmd_name, None)
+        assert isinstance(command, click.Command), f"zmqengine.cli.{cmd_name} has no command {cmd_name!r}"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of `--help`, made without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+
+@click.group(
+    cls=Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "ZMQENGINE",
+        "max_content_width": 100,
+    },
+    epilog="First time here? Try: zmqengine demo",
+)
+@click.version_option(__version__, prog_name="zmqengine")
+def zmqengine() -> None:
+    """Share one GPU between many programs: an MLX inference worker that speaks ZeroMQ."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. `ZMQENGINE_DEBUG=1` shows tracebacks."""
+    try:
+        code = zmqengine.main(args=arguments, prog_name="zmqengine", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # Whoever read our output has enough. What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(err=True)
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        return _fail(_usage_line(error), EXIT_USAGE if isinstance(error, click.UsageError) else EXIT_FAILED)
+    except ZmqEngineError as error:
+        return _fail(one_line(error), exit_code_of(error))
+    except ImportError as error:
+        return _fail(f"{error}: install what is missing, as README.md says", EXIT_FAILED)
+    except Exception as error:  # noqa: BLE001 - the border to a person: a line, not a traceback
+        return _fail(
+            f"unexpected {type(error).__name__}: {error} (ZMQENGINE_DEBUG=1 shows where)", EXIT_FAILED
+        )
+
+
+def _usage_line(error: click.ClickException) -> str:
+    line = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        line = f"{line.rstrip('.')}: see {error.ctx.command_path} --help"
+    return line
+
+
+def _fail(line: str, code: int) -> int:
+    if os.environ.get("ZMQENGINE_DEBUG"):
+        traceback.print_exc()
+    click.echo("zmqengine: " + " ".join(line.split()), err=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
