@@ -70,9 +70,14 @@ def _option(name: str, kind: Any, default: Any) -> click.Option:
         choices = click.Choice(typing.get_args(kind))
         return click.Option([flag, name], default=default, type=choices, help=text, show_default=True)
     type_ = next(plain for plain in (int, float, str) if plain in (kind, *typing.get_args(kind)))
-    shows, metavar = default is not None, "SECONDS" if name.endswith("_s") else None
     return click.Option(
-        [flag, name], default=default, type=type_, help=text, hidden=hidden, show_default=shows
+        [flag, name],
+        default=default,
+        type=type_,
+        metavar="SECONDS" if name.endswith("_s") else None,
+        help=text,
+        hidden=hidden,
+        show_default=default is not None,
     )
 
 
