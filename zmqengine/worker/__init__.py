@@ -1,0 +1,1 @@
+"""The worker: one process, one model, one actor loop."""

@@ -1,0 +1,11 @@
+"""`python -m zmqengine.worker`: one worker process, as its supervisor starts it."""
+
+import os
+import sys
+
+from zmqengine.config import WorkerConfig
+from zmqengine.worker.main import serve
+from zmqengine.worker.parent import WORKER_CONFIG
+
+if __name__ == "__main__":
+    sys.exit(serve(WorkerConfig.from_json(os.environ.pop(WORKER_CONFIG, "{}"))))

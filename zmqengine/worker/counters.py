@@ -1,0 +1,32 @@
+"""What the actor counts since it started. Names end up in `status` and in the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only ever go up."""
+
+    passes: int = 0
+    commands: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    resumes: int = 0
+    tokens: int = 0
+    engine_failures: int = 0
+    refused_subscriptions: int = 0
+    slow_passes: int = 0
+    admission_wait_passes_max: int = 0
+    """Most passes that a request waited from its arrival to its first prefill, rows and memory being free."""
+    ended: dict[str, int] = field(default_factory=dict)
+
+    def count_end(self, finish: str) -> None:
+        """One more request that ended this way."""
+        self.ended[finish] = self.ended.get(finish, 0) + 1
+
+    def numbers(self) -> dict[str, int]:
+        """By name, as `status` shows them."""
+        flat = {name: getattr(self, name) for name in self.__slots__ if name != "ended"}
+        return flat | {f"ended_{finish}": count for finish, count in self.ended.items()}

@@ -1,0 +1,174 @@
+"""One worker process from start to end: bind, answer, load, warm up, serve, drain."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from zmqengine.config import WorkerConfig
+from zmqengine.errors import ConfigError, ModelLoadError
+from zmqengine.protocol.messages import Limits, ModelCard, Progress
+from zmqengine.worker import logs
+from zmqengine.worker.actor import Actor, EngineBroken
+from zmqengine.worker.board import Board
+from zmqengine.worker.control import ControlThread
+from zmqengine.worker.opening import Opened, open_engine, warm_up
+from zmqengine.worker.parent import EXIT_FAILED, EXIT_HOPELESS, EXIT_OK, SupervisorLink, watch_supervisor
+from zmqengine.worker.sockets import Sockets
+from zmqengine.worker.wakeup import Wakeup
+from zmqengine.worker.watchdog import Watchdog
+
+log = logging.getLogger("zmqengine.worker")
+
+FLUSH_MS = 2_000
+ACTIVATION_SHARE = 0.1
+"""Of the memory limit, kept free for what a step needs beside weights and caches."""
+
+
+class _StoppedEarly(BaseException):
+    """A stop signal came before the worker was ready. Not an Exception: nothing may swallow it."""
+
+
+def serve(config: WorkerConfig) -> int:
+    """Run a worker on this process's main thread until it is drained; returns the exit code of `parent`."""
+    logs.set_up(config.log_level, config.log_format)
+    wakeup = Wakeup()
+    board = Board(epoch=os.urandom(8), wakeup=wakeup)
+    try:
+        with _stop_signals(board):
+            return _Worker(config, board).run()
+    except (ConfigError, ModelLoadError) as error:
+        print(f"zmqengine worker: {error}", file=sys.stderr)
+        return EXIT_HOPELESS
+    except _StoppedEarly:
+        return EXIT_OK
+
+
+class _Worker:
+    def __init__(self, config: WorkerConfig, board: Board) -> None:
+        self._config = config
+        self._board = board
+        self._supervisor: SupervisorLink | None = watch_supervisor(board.ask_to_drain)
+
+    def run(self) -> int:
+        sockets = Sockets(self._config.endpoints, frame_bytes_max=self._config.frame_bytes_max)
+        control = ControlThread(sockets.ctl, self._board, name=self._config.name, endpoints=sockets.endpoints)
+        if self._supervisor is not None:
+            self._supervisor.report(endpoints=sockets.endpoints)
+            control.watch(self._supervisor)
+        log.info("listening", extra={"address": sockets.endpoints.ctl, "epoch": self._board.epoch.hex()})
+        control.start()
+        try:
+            return self._load_and_serve(sockets)
+        except BaseException as error:
+            self._board.message = str(error)
+            self._board.state = "failed"
+            raise
+        finally:
+            control.stop()
+            sockets.close(linger_ms=FLUSH_MS)
+
+    def _load_and_serve(self, sockets: Sockets) -> int:
+        opened = open_engine(self._config, self._report_progress)
+        try:
+            self._board.state = "warming"
+            self._report_progress("warming up", None)
+            warm_up(opened.engine)
+            actor = self._build_actor(opened, sockets)
+            return self._serve(actor)
+        finally:
+            opened.engine.close()
+
+    def _build_actor(self, opened: Opened, sockets: Sockets) -> Actor:
+        info = opened.engine.info
+        limits = Limits(
+            frame_bytes_max=self._config.frame_bytes_max,
+            prompt_tokens_max=info.context_tokens - 1,
+            context_tokens_max=info.context_tokens,
+            queued_max=self._config.queue_max,
+            sessions_max=self._config.sessions_max,
+            requests_per_session_max=self._config.requests_per_session_max,
+        )
+        self._board.limits = limits
+        self._board.tokenizer = opened.tokenizer
+        self._board.facts = {**opened.facts, "model": self._config.model}
+        self._board.model = ModelCard(
+            name=info.name,
+            vocab_size=info.vocab_size,
+            context_tokens=info.context_tokens,
+            eos_token_ids=sorted(info.eos_token_ids),
+            tokenizer_hash=opened.tokenizer.hash,
+            parameter_bytes=info.parameter_bytes,
+        )
+        return Actor(
+            self._config,
+            opened.engine,
+            sockets.cmd,
+            sockets.out,
+            self._board,
+            limits,
+            kv_bytes_max=kv_budget(opened.memory_limit_bytes, info.parameter_bytes),
+            watchdog=Watchdog(self._config.pass_timeout_s),
+        )
+
+    def _serve(self, actor: Actor) -> int:
+        self._board.progress = Progress("ready", 1.0)
+        self._board.state = "ready"
+        if self._supervisor is not None:
+            self._supervisor.report(ready=True)
+        log.info("ready", extra={**self._board.facts})
+        try:
+            actor.run()
+        except EngineBroken as error:
+            log.critical("giving up: %s", error)
+            actor.fail_all(str(error))
+            return EXIT_FAILED
+        finally:
+            actor.close()
+        log.info("drained")
+        return EXIT_OK
+
+    def _report_progress(self, stage: str, fraction: float | None) -> None:
+        self._board.progress = Progress(stage, fraction)
+        log.info("progress", extra={"stage": stage, "fraction": fraction})
+
+
+def kv_budget(memory_limit_bytes: int, parameter_bytes: int) -> int:
+    """Bytes for KV caches: what the limit leaves beside the weights and a share for activations.
+
+    Raises `ConfigError` when nothing is left.
+    """
+    budget = int(memory_limit_bytes * (1 - ACTIVATION_SHARE)) - parameter_bytes
+    if budget <= 0:
+        raise ConfigError(
+            f"the weights take {parameter_bytes} bytes, which leaves nothing of a memory limit of "
+            f"{memory_limit_bytes}: raise --memory-limit or take a smaller model"
+        )
+    return budget
+
+
+@contextlib.contextmanager
+def _stop_signals(board: Board) -> Iterator[None]:
+    """SIGTERM and SIGINT drain; before the worker is ready they end it at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        board.ask_to_drain()
+        if board.state in ("loading", "warming"):
+            raise _StoppedEarly
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    earlier = {number: signal.signal(number, stop) for number in numbers}
+    # Rings even when another thread receives the signal, so that an idle actor drains at once.
+    earlier_fd = signal.set_wakeup_fd(board.wakeup.signal_fd, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier_fd)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        board.wakeup.close()

@@ -1,0 +1,48 @@
+"""The numbers of a worker for people and for Prometheus."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from zmqengine.protocol.messages import Status
+from zmqengine.worker.board import Board
+
+
+def status(board: Board, call: int) -> Status:
+    """A snapshot: what the actor wrote after its last pass, and the age of the present one."""
+    now_s = time.monotonic()
+    times = board.pass_times.numbers() if board.pass_times is not None else {}
+    return Status(
+        call=call,
+        epoch=board.epoch,
+        state=board.state,
+        uptime_s=now_s - board.started_s,
+        pass_age_ms=(now_s - board.pass_started_s) * 1000,
+        numbers={**board.numbers, **times},
+        facts=board.facts,
+    )
+
+
+def prometheus(board: Board) -> str:
+    """Prometheus text exposition format 0.0.4."""
+    snapshot = status(board, 0)
+    values = {**snapshot.numbers, "uptime_s": snapshot.uptime_s, "pass_age_ms": snapshot.pass_age_ms}
+    lines = []
+    for name, value in sorted(values.items()):
+        metric = "zmqengine_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        lines += [f"# TYPE {metric} {_kind(name)}", f"{metric} {value:.10g}"]
+    lines += ["# TYPE zmqengine_state gauge", f'zmqengine_state{{state="{snapshot.state}"}} 1']
+    return "\n".join(lines) + "\n"
+
+
+_COUNTERS = frozenset(
+    {
+        "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
+        "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
+    }
+)  # fmt: skip
+
+
+def _kind(name: str) -> str:
+    return "counter" if name in _COUNTERS or name.startswith("ended_") else "gauge"

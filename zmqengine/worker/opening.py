@@ -1,0 +1,108 @@
+"""Gets an engine and its tokenizer ready, reporting how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zmqengine.config import WorkerConfig
+from zmqengine.engine.interface import Engine, RowRequest
+from zmqengine.errors import ConfigError
+from zmqengine.protocol.messages import TokenizerBundle
+
+Report = Callable[[str, "float | None"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine with what its front-ends need to know. `memory_limit_bytes` is what the engine may hold in all."""
+
+    engine: Engine
+    tokenizer: TokenizerBundle
+    memory_limit_bytes: int
+    facts: dict[str, str]
+
+
+def open_engine(config: WorkerConfig, report: Report) -> Opened:
+    """Build the engine of `config` on this thread. Raises `ConfigError` or `ModelLoadError`."""
+    if config.engine.startswith("fake:"):
+        return _open_fake(config)
+    return _open_mlx(config, report)
+
+
+def warm_up(engine: Engine) -> None:
+    """Take one short row through prefill and decode; it is gone afterwards, also when a step raises."""
+    probe = RowRequest(row=-1, prompt=[0] * min(8, engine.info.context_tokens - 2), max_tokens=2)
+    try:
+        for _, message in engine.insert([probe]):
+            raise RuntimeError(f"the warm-up request was refused: {message}")
+        made = 0
+        while made < 2:
+            result = engine.next()
+            if result.failures:
+                raise RuntimeError(f"the warm-up request failed: {result.failures[0].message}")
+            made += len(result.tokens)
+    finally:
+        engine.remove([-1])
+
+
+def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
+    # Loaded here and not above: the fake engine must run where no MLX is installed.
+    from zmqengine.engine.opening import open_mlx_engine
+
+    opened = open_mlx_engine(
+        config.model,
+        rows_max=config.rows_max,
+        prefill_chunk=config.prefill_chunk,
+        prompt_cache_bytes=config.prompt_cache_bytes,
+        memory_limit_bytes=config.memory_limit_bytes,
+        report=report,
+    )
+    bundle = opened.tokenizer
+    return Opened(
+        engine=opened.engine,
+        tokenizer=TokenizerBundle(
+            call=0,
+            hash=bundle.hash,
+            tokenizer_json=bundle.tokenizer_json,
+            chat_template=bundle.chat_template,
+            eos_token_ids=list(bundle.eos_token_ids),
+            special_tokens=dict(bundle.special_tokens),
+            facts=dict(bundle.facts),
+        ),
+        memory_limit_bytes=opened.memory_limit_bytes,
+        facts=opened.facts,
+    )
+
+
+def _open_fake(config: WorkerConfig) -> Opened:
+    import msgspec
+
+    from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
+    from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, END, fake_tokenizer_json
+
+    try:
+        engine = FakeEngine(FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}"))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
+    tokenizer_json = fake_tokenizer_json(engine.info.vocab_size)
+    return Opened(
+        engine=engine,
+        tokenizer=TokenizerBundle(
+            call=0,
+            hash=hashlib.sha256(tokenizer_json + CHAT_TEMPLATE.encode()).hexdigest(),
+            tokenizer_json=tokenizer_json,
+            chat_template=CHAT_TEMPLATE,
+            eos_token_ids=sorted(engine.info.eos_token_ids),
+            special_tokens={"eos_token": END},
+        ),
+        memory_limit_bytes=config.memory_limit_bytes or physical_memory_bytes(),
+        facts={"engine": "fake"},
+    )
+
+
+def physical_memory_bytes() -> int:
+    """What this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

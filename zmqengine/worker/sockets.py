@@ -1,0 +1,151 @@
+"""Binds the three sockets, and makes sure that nobody else has them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from zmqengine.errors import ConfigError
+from zmqengine.protocol.addresses import Endpoints, ipc_path, tcp_host_port
+from zmqengine.worker.publisher import configure_output
+
+HEARTBEAT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 20_000
+OUT_FRAMES_MAX = 1_000
+"""Frames that wait in libzmq for one slow reader before it counts as lagging."""
+
+
+class Sockets:
+    """ctl, cmd and out of one worker. `endpoints` are the real addresses, with the ports the system chose.
+
+    Raises `ConfigError` when an address is in use or cannot be bound. `secure` is called on each socket
+    before it is bound (keys).
+    """
+
+    def __init__(
+        self,
+        wanted: Endpoints,
+        *,
+        frame_bytes_max: int,
+        context: zmq.Context[Any] | None = None,
+        secure: Callable[[zmq.Socket[bytes]], None] | None = None,
+    ) -> None:
+        self.context: zmq.Context[Any] = context or zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._lock = _DirectoryLock(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
+        self._secure = secure
+        self._message_bytes_max = 4 * frame_bytes_max
+        try:
+            self.ctl, ctl = self._bind(zmq.ROUTER, wanted.ctl)
+            self.cmd, cmd = self._bind(zmq.ROUTER, wanted.cmd)
+            self.out, out = self._bind(zmq.XPUB, wanted.out)
+        except BaseException:
+            self.close(linger_ms=0)
+            raise
+        self.endpoints = Endpoints(ctl, cmd, out)
+
+    def close(self, *, linger_ms: int) -> None:
+        """Close what is open, wait up to `linger_ms` for unsent frames, remove socket files. Idempotent."""
+        for socket in self._sockets:
+            socket.close(linger_ms)
+        self._sockets.clear()
+        self.context.term()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _bind(self, kind: int, address: str) -> tuple[zmq.Socket[bytes], str]:
+        socket: zmq.Socket[bytes] = self.context.socket(kind)
+        self._sockets.append(socket)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._message_bytes_max)
+        socket.setsockopt(zmq.BACKLOG, 1024)
+        if kind == zmq.XPUB:
+            configure_output(socket)
+            socket.setsockopt(zmq.SNDHWM, OUT_FRAMES_MAX)
+        else:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if address.startswith("tcp://"):
+            socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+            # A front-end that vanishes without a word is noticed.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if self._secure is not None:
+            self._secure(socket)
+        try:
+            # A socket file must never exist with wider rights, not even for a moment.
+            earlier_umask = os.umask(0o177)
+            try:
+                socket.bind(address)
+            finally:
+                os.umask(earlier_umask)
+        except zmq.ZMQError as error:
+            raise ConfigError(_bind_error(address, error)) from None
+        return socket, _real_address(socket, address)
+
+
+class _DirectoryLock:
+    """Holds the directory of one named worker: a second bind of a live ipc path would steal it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        try:
+            _make_private(directory.parent)
+            _make_private(directory)
+            self._fd = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise ConfigError(
+                f"a worker is already running at {directory}; give this one another --name"
+            ) from None
+        self._remove_sockets()
+
+    def release(self) -> None:
+        """Remove the socket files and let the next worker in."""
+        self._remove_sockets()
+        # Unlinked while still held: whoever opens the path after this makes and locks a new file.
+        with contextlib.suppress(OSError):
+            (self._directory / "lock").unlink()
+        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+
+    def _remove_sockets(self) -> None:
+        for name in ("ctl", "cmd", "out"):
+            with contextlib.suppress(FileNotFoundError):
+                (self._directory / name).unlink()
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory only its owner can enter; refuse one that somebody else owns."""
+    if directory.exists():
+        if directory.stat().st_uid not in (os.getuid(), 0):
+            raise PermissionError(errno.EPERM, f"{directory} belongs to another user")
+        return
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _real_address(socket: zmq.Socket[bytes], wanted: str) -> str:
+    if not wanted.startswith("tcp://"):
+        return wanted
+    host, _ = tcp_host_port(wanted)
+    real: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+    return f"tcp://{host}:{real.rstrip(bytes(1)).decode().rsplit(':', 1)[1]}"
+
+
+def _bind_error(address: str, error: zmq.ZMQError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{address} is in use; choose another port, or 0 for any free one"
+    if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+        return f"{address}: this machine has no such address"
+    return f"cannot bind {address}: {error.strerror}"

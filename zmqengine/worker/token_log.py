@@ -1,0 +1,57 @@
+"""The output of one request, kept until the front-end has acknowledged it. It is the replay log of the stream."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from zmqengine.engine.interface import TokenLogprobs
+from zmqengine.protocol.messages import TokenLogprob
+
+_TOKEN_BYTES = 4
+_LOGPROB_BYTES = 120
+_TOP_BYTES = 130
+
+
+class TokenLog:
+    """Tokens by output index, with a cursor at the first one not published yet.
+
+    `emitted` are output tokens of an earlier epoch: they have indices, but are never published.
+    """
+
+    __slots__ = ("_emitted", "_logprobs", "nbytes", "sent", "tokens")
+
+    def __init__(self, emitted: Sequence[int], *, with_logprobs: bool) -> None:
+        self.tokens = array("i", emitted)
+        self._emitted = len(emitted)
+        self._logprobs: list[TokenLogprobs | None] | None = [] if with_logprobs else None
+        self.sent = self._emitted
+        self.nbytes = _TOKEN_BYTES * self._emitted
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def append(self, token: int, logprobs: TokenLogprobs | None) -> int:
+        """Add the next token; returns by how many bytes the log grew (an estimate)."""
+        self.tokens.append(token)
+        grown = _TOKEN_BYTES
+        if self._logprobs is not None:
+            self._logprobs.append(logprobs)
+            grown += _LOGPROB_BYTES + (_TOP_BYTES * len(logprobs.top) if logprobs else 0)
+        self.nbytes += grown
+        return grown
+
+    def slice(self, start: int, stop: int) -> tuple[list[int], list[TokenLogprob] | None]:
+        """Tokens of [start, stop) and their log-probabilities, as they go on the wire."""
+        tokens = self.tokens[start:stop].tolist()
+        if self._logprobs is None:
+            return tokens, None
+        known = self._logprobs[max(0, start - self._emitted) : max(0, stop - self._emitted)]
+        missing = len(tokens) - len(known)
+        wire = [_no_logprob] * missing
+        wire += [TokenLogprob(entry.logprob, entry.top) if entry else _no_logprob for entry in known]
+        return tokens, wire
+
+
+# The tokens of an earlier epoch have no log-probabilities any more.
+_no_logprob = TokenLogprob(0.0, [])

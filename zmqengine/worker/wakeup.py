@@ -1,0 +1,41 @@
+"""Wakes the actor out of its poll, from a signal handler or from the control thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class Wakeup:
+    """A pipe whose read end the actor polls. `ring()` never blocks and is safe in a signal handler."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def fileno(self) -> int:
+        """What to poll for reading."""
+        return self._reader
+
+    @property
+    def signal_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: a signal rings even if another thread receives it."""
+        return self._writer
+
+    def ring(self) -> None:
+        """Wake the actor, now or at its next poll."""
+        # A full pipe means that it will wake anyway; a closed one that it is gone.
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._writer, b"!")
+
+    def clear(self) -> None:
+        """Take all rings that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reader, 4096):
+                pass
+
+    def close(self) -> None:
+        """Free the pipe."""
+        os.close(self._reader)
+        os.close(self._writer)
