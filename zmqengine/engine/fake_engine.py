@@ -27,12 +27,12 @@ from zmqengine.engine.interface import (
     StepResult,
     TokenLogprobs,
 )
+from zmqengine.engine.random_bits import mix, seed_key
 
 FaultPlace = Literal["insert", "next", "prefill", "token", "remove", "reset", "trim", "stats", "close"]
 FaultAction = Literal["fail", "raise", "block", "exit"]
 
 EXIT_CODE = 86
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class FakeEngineError(Exception):
@@ -299,8 +299,7 @@ class _Row:
         self.total = len(request.prompt) + self.index
         self.done = 0
         digest = hashlib.blake2b(array("Q", request.prompt).tobytes(), digest_size=8)
-        digest.update((request.seed & _MASK).to_bytes(8, "little"))
-        self._key = int.from_bytes(digest.digest(), "little")
+        self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
 
     @property
     def decoding(self) -> bool:
@@ -313,18 +312,10 @@ class _Row:
     def token_at(self, index: int, config: FakeEngineConfig) -> int:
         if index == config.eos_index:
             return 0
-        return 1 + _mix(self._key + index) % (config.vocab_size - 1)
+        return 1 + mix(self._key + index) % (config.vocab_size - 1)
 
     def logprobs_at(self, index: int, token: int, config: FakeEngineConfig) -> TokenLogprobs:
         """Halving probabilities for the token and those after it: well-formed, and the same in every life."""
         top = [(token + place) % config.vocab_size for place in range(self.request.logprobs or 0)]
-        logprob = -0.25 - (_mix(self._key - index) % 100) / 1000
+        logprob = -0.25 - (mix(self._key - index) % 100) / 1000
         return TokenLogprobs(logprob, [(id_, logprob - place * 0.6931) for place, id_ in enumerate(top)])
-
-
-def _mix(number: int) -> int:
-    """64 well-mixed bits of `number` (the finaliser of splitmix64)."""
-    number = (number * 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)

@@ -1,0 +1,176 @@
+"""The rows that decode: one model call a step makes one token for each of them.
+
+The call of a step is started before the tokens of the step before are looked at, so the device computes while
+the caller hands those tokens on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.engine import caches as kv
+from zmqengine.engine.interface import EngineFinish, RowFailure, RowToken, StepResult, TokenLogprobs
+from zmqengine.engine.penalties import Penalties
+from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.sampling import DrawPlan, LogprobArrays, choose, measure, plan_draw
+
+
+@dataclass
+class _Flight:
+    """A step on its way: the tokens that it makes for `rows`, in order."""
+
+    rows: list[Row]
+    tokens: mx.array
+    chosen_logits: mx.array
+    measured: list[Row]
+    logprobs: LogprobArrays | None
+
+
+class DecodeBatch:
+    """Rows in decode and their merged caches. `on_leave` is given each row that leaves, with its caches."""
+
+    def __init__(
+        self, model: Any, vocab_size: int, on_leave: Callable[[Row, Callable[[], Caches]], None]
+    ) -> None:
+        self.rows: list[Row] = []
+        self.caches: Caches = []
+        self.steps = 0
+        self._model = model
+        self._vocab_size = vocab_size
+        self._on_leave = on_leave
+        self._flight: _Flight | None = None
+        self._changed = True
+        self._plan: DrawPlan | None = None
+        self._penalties = Penalties(vocab_size)
+        self._measured: list[Row] = []
+        self._measured_index: mx.array | None = None
+
+    def join(self, rows: Sequence[Row], caches: Caches) -> None:
+        """Add rows whose caches hold all of the prompt but its last token."""
+        self.caches = kv.extend(self.caches, caches)
+        self.rows.extend(rows)
+        self._changed = True
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Drop rows; those that are not here are ignored."""
+        leaving = {id(row) for row in rows}
+        places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
+        if len(places) == len(self.rows):
+            return
+        for place, row in enumerate(self.rows):
+            if id(row) in leaving:
+                self._on_leave(row, lambda place=place: kv.extract(self.caches, place))
+        self.caches = kv.keep_rows(self.caches, places)
+        self.rows = [self.rows[place] for place in places]
+        self._changed = True
+
+    def next(self, result: StepResult) -> None:
+        """Start the next step and report the tokens of the one before."""
+        landed = self._flight
+        # A row whose last token is on its way needs no further step.
+        self.leave([row for row in self.rows if row.sampled >= row.max_tokens])
+        self._flight = self._launch(landed) if self.rows else None
+        if landed is not None:
+            self._land(landed, result)
+
+    def _launch(self, landed: _Flight | None) -> _Flight:
+        inputs = self._inputs(landed)
+        if self._changed:
+            self._follow_change()
+        logits = self._model(inputs[:, None], cache=self.caches)[:, -1, :]
+        if self._penalties.index is not None:
+            logits = self._penalties.apply(logits)
+        tokens = choose(logits, self._plan)
+        if self._penalties.index is not None:
+            self._penalties.count(tokens)
+        chosen_logits = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+        logprobs = None
+        if self._measured:
+            some = self._measured_index
+            logprobs = measure(
+                logits if some is None else logits[some],
+                tokens if some is None else tokens[some],
+                max(row.logprobs or 0 for row in self._measured),
+            )
+        for row in self.rows:
+            row.held += 1
+            row.sampled += 1
+            row.launched = True
+        self.steps += 1
+        flight = _Flight(list(self.rows), tokens, chosen_logits, self._measured, logprobs)
+        mx.async_eval(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
+        return flight
+
+    def _inputs(self, landed: _Flight | None) -> mx.array:
+        """The last token of each row: on its way for rows that have been through a step, else of the prompt."""
+        parts = []
+        if landed is not None:
+            here = {id(row) for row in self.rows}
+            places = [place for place, row in enumerate(landed.rows) if id(row) in here]
+            if len(places) == len(landed.rows):
+                parts.append(landed.tokens)
+            elif places:
+                parts.append(landed.tokens[mx.array(places)])
+        fresh = [row.tokens[-1] for row in self.rows if not row.launched]
+        if fresh:
+            parts.append(mx.array(fresh, dtype=mx.uint32))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _follow_change(self) -> None:
+        self._plan = plan_draw(self.rows, self._vocab_size)
+        self._penalties.set_rows(self.rows)
+        places = [place for place, row in enumerate(self.rows) if row.logprobs is not None]
+        self._measured = [self.rows[place] for place in places]
+        self._measured_index = None if len(places) == len(self.rows) else mx.array(places)
+        self._changed = False
+
+    def _land(self, landed: _Flight, result: StepResult) -> None:
+        tokens: list[int] = landed.tokens.tolist()  # type: ignore[assignment]
+        chosen_logits: list[float] = landed.chosen_logits.tolist()  # type: ignore[assignment]
+        logprobs = _by_row(landed)
+        left = []
+        for row, token, logit in zip(landed.rows, tokens, chosen_logits, strict=True):
+            if row.gone:
+                continue
+            if not math.isfinite(logit):
+                row.gone = True
+                row.held = 0  # Nobody may go on from these caches.
+                left.append(row)
+                result.failures.append(RowFailure(row.id, "the model's output for this row is not a number"))
+                continue
+            row.tokens.append(token)
+            finish = _finish(row, token)
+            result.tokens.append(RowToken(row.id, token, logprobs.get(row.id), finish))
+            if finish is not None:
+                left.append(row)
+        if left:
+            self.leave(left)
+
+
+def _finish(row: Row, token: int) -> EngineFinish | None:
+    if token in row.stop:
+        return "stop"
+    if len(row.tokens) - row.prompt_tokens >= row.max_tokens:
+        return "length"
+    return None
+
+
+def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:
+    if landed.logprobs is None:
+        return {}
+    chosen = landed.logprobs.chosen.tolist()
+    top_tokens = top_logprobs = [[]] * len(landed.measured)
+    if landed.logprobs.top_tokens is not None and landed.logprobs.top_logprobs is not None:
+        top_tokens = landed.logprobs.top_tokens.tolist()
+        top_logprobs = landed.logprobs.top_logprobs.tolist()
+    return {
+        row.id: TokenLogprobs(
+            chosen[place], list(zip(top_tokens[place], top_logprobs[place], strict=True))[: row.logprobs]
+        )
+        for place, row in enumerate(landed.measured)
+    }

@@ -1,0 +1,179 @@
+"""The engine on MLX: rows of one batch, stepped on the thread that built it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from zmqengine.engine import caches as kv
+from zmqengine.engine.decode import DecodeBatch
+from zmqengine.engine.interface import EngineStats, ModelInfo, RowFailure, RowRequest, StepResult
+from zmqengine.engine.memory import measure_caches, unwire_memory, wire_memory
+from zmqengine.engine.prefill import Prefill
+from zmqengine.engine.prefix_cache import PrefixCache
+from zmqengine.engine.row import Caches, Row
+
+PREFILL_CHUNK = 512
+PREFILL_CHUNK_IDLE = 2048
+PROMPT_CACHE_BYTES = 1 << 30
+_CLEAR_STEPS = 512
+
+
+class MlxEngine:
+    """An `Engine` on a model that mlx-lm has loaded.
+
+    While rows decode, a step reads at most `prefill_chunk` tokens of prompts, padding included; while none does,
+    at most `prefill_chunk_idle`. Prompts and what followed them are kept in at most `prompt_cache_bytes`, for
+    requests that begin with the same tokens. Everything runs on the default stream of the default device.
+
+    A model whose caches do not merge runs one row at a time: then `rows_max` is 1.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        *,
+        rows_max: int = 32,
+        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
+        prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk_idle = max(prefill_chunk, prefill_chunk_idle)
+        self._wired_limit = wire_memory()
+        self._closed = False
+        try:
+            probe = self._probe()
+        except BaseException:
+            self.close()
+            raise
+        self._shape = measure_caches(probe)
+        self._mergeable = kv.can_merge(probe)
+        self.rows_max = rows_max if self._mergeable else 1
+        self._prefix_cache = PrefixCache(prompt_cache_bytes if self._mergeable else 0)
+        self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
+        self._start_batch()
+
+    def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
+        """Add rows; their prefill starts in the next `next()`. Returns those that could not be added."""
+        failures = []
+        for request in requests:
+            try:
+                if request.row in self._rows:
+                    raise ValueError("this row is already in the engine")
+                if len(self._rows) >= self.rows_max:
+                    raise ValueError(f"all {self.rows_max} rows are taken")
+                row = Row(request, self.info.vocab_size)
+            except Exception as error:  # noqa: BLE001 - one bad row must not lose the others
+                failures.append(RowFailure(request.row, f"{type(error).__name__}: {error}"))
+            else:
+                self._rows[row.id] = row
+                self._prefill.add([row])
+        return failures
+
+    def next(self) -> StepResult:
+        """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
+        result = StepResult()
+        self._decode.next(result)
+        for token in result.tokens:
+            if token.finish is not None:
+                del self._rows[token.row]
+        for failure in result.failures:
+            del self._rows[failure.row]
+        chunk = self._prefill_chunk if self._decode.rows else self._prefill_chunk_idle
+        for ready in self._prefill.next(chunk, result):
+            self._decode.join(ready.rows, ready.caches)
+        self._generated_tokens += len(result.tokens)
+        self._steps += 1
+        if self._steps % _CLEAR_STEPS == 0:
+            mx.clear_cache()
+        return result
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Drop rows in any phase. Unknown and repeated ids are no error."""
+        leaving = [row for row in (self._rows.pop(id_, None) for id_ in rows) if row is not None]
+        for row in leaving:
+            row.gone = True
+        self._prefill.leave(leaving)
+        self._decode.leave(leaving)
+
+    def reset(self) -> None:
+        """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
+        self._prefix_cache.clear()
+        self._prompt_tokens += self._prefill.prompt_tokens
+        self._cached_tokens += self._prefill.cached_tokens
+        self._start_batch()
+        mx.clear_cache()
+
+    def project_bytes(self, prompt_tokens: int, max_tokens: int) -> int:
+        """Bytes of KV cache that a request of this size holds at its end."""
+        return self._shape.project(prompt_tokens + max_tokens)
+
+    def trim_prompt_cache(self, bytes_max: int) -> int:
+        """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed."""
+        return self._prefix_cache.trim(bytes_max)
+
+    def stats(self) -> EngineStats:
+        """Counters and bytes."""
+        kv_bytes = kv.byte_count(self._decode.caches)
+        kv_bytes += sum(kv.byte_count(row.caches) for row in self._prefill.rows if row.caches is not None)
+        return EngineStats(
+            rows_decoding=len(self._rows) - len(self._prefill.rows),
+            rows_prefilling=len(self._prefill.rows),
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens + self._prefill.prompt_tokens,
+            cached_tokens=self._cached_tokens + self._prefill.cached_tokens,
+            generated_tokens=self._generated_tokens,
+            kv_bytes=kv_bytes,
+            prompt_cache_bytes=self._prefix_cache.bytes,
+            prompt_cache_entries=len(self._prefix_cache),
+            active_bytes=mx.get_active_memory(),
+            cache_bytes=mx.get_cache_memory(),
+            peak_bytes=mx.get_peak_memory(),
+        )
+
+    def close(self) -> None:
+        """Free the batch and restore the wired limit. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if hasattr(self, "_decode"):
+            self._prefix_cache.clear()
+            self._start_batch()
+        unwire_memory(self._wired_limit)
+        mx.clear_cache()
+
+    def _start_batch(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._decode = DecodeBatch(self._model, self.info.vocab_size, self._remember)
+        self._prefill = Prefill(
+            self._model,
+            self._prefix_cache,
+            mergeable=self._mergeable,
+            paddable=not self._shape.constant_bytes,
+        )
+
+    def _remember(self, row: Row, extract: Callable[[], Caches]) -> None:
+        """Keep the caches of a row that leaves the batch, for requests that go on from its tokens."""
+        tokens = row.tokens[: row.held]
+        if self._mergeable and len(tokens) == row.held and self._prefix_cache.wants(tokens):
+            self._prefix_cache.store(tokens, extract())
+
+    def _probe(self) -> Caches:
+        """The caches of one row after one token."""
+        caches = kv.new_caches(self._model)
+        mx.eval(self._model(mx.array([[0]], dtype=mx.uint32), cache=caches))
+        mx.eval(kv.arrays(caches))
+        return caches
+
+
+def parameter_bytes(model: Any) -> int:
+    """Bytes of all parameters of a model."""
+    leaves: list[tuple[str, Any]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))

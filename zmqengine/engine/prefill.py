@@ -1,0 +1,179 @@
+"""Reading prompts in bounded chunks, so that no step of the engine is long."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from zmqengine.engine import caches as kv
+from zmqengine.engine.interface import RowPrefill, StepResult
+from zmqengine.engine.prefix_cache import PrefixCache
+from zmqengine.engine.row import Caches, Row
+
+# A chunk shorter than this is not worth a model call of its own.
+_SLICE_TOKENS_MIN = 16
+# Chunks that may be on their way at once: the one that computes and the one to come after it.
+_CHUNKS_MAX = 2
+
+
+class Chunk(NamedTuple):
+    """What one step reads: `together` are places of rows that end their prompt in one padded call, `slices` are
+    (place, tokens) of rows that get a call of their own."""
+
+    together: list[int]
+    slices: list[tuple[int, int]]
+
+
+class Ready(NamedTuple):
+    """Rows that have read their prompt but its last token, and their merged caches."""
+
+    rows: list[Row]
+    caches: Caches
+
+
+class Prefill:
+    """Rows whose prompt is being read."""
+
+    def __init__(self, model: Any, prefix_cache: PrefixCache, *, mergeable: bool, paddable: bool) -> None:
+        self.rows: list[Row] = []
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._model = model
+        self._prefix_cache = prefix_cache
+        self._mergeable = mergeable
+        self._paddable = paddable
+        self._markers: deque[mx.array] = deque()
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take rows in; their first chunk is read in the next `next`."""
+        self.rows.extend(rows)
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Drop rows; what they have read is kept for others."""
+        leaving = {id(row) for row in rows}
+        for row in self.rows:
+            if id(row) in leaving and row.caches is not None:
+                self._remember(row)
+        self.rows = [row for row in self.rows if id(row) not in leaving]
+
+    def next(self, tokens_max: int, result: StepResult) -> list[Ready]:
+        """Read at most `tokens_max` tokens of prompt, padding included; returns the rows that are through."""
+        if not self.rows:
+            return []
+        for row in self.rows:
+            if row.caches is None:
+                self._start(row)
+        if len(self._markers) >= _CHUNKS_MAX:
+            mx.eval(self._markers.popleft())
+        chunk = plan_chunk([row.remaining for row in self.rows], tokens_max)
+        ready = []
+        for place, tokens in chunk.slices:
+            row = self.rows[place]
+            self._read_slice(row, tokens)
+            if not row.remaining:
+                ready.append(self._finish([row]))
+        for group in self._groups([self.rows[place] for place in chunk.together]):
+            ready.append(self._read_together(group) if group[0].remaining else self._finish(group))
+        touched = [self.rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
+        for row in touched:
+            done = row.held if row.remaining else row.read_tokens
+            result.prefills.append(RowPrefill(row.id, done, row.read_tokens, row.cached))
+        through = {id(row) for group in ready for row in group.rows}
+        self.rows = [row for row in self.rows if id(row) not in through]
+        return ready
+
+    def _groups(self, rows: list[Row]) -> list[list[Row]]:
+        """Rows that can share a call. Those with nothing to read are a group of their own."""
+        if not self._mergeable:
+            return [[row] for row in rows]
+        by_length: dict[int, list[Row]] = {}
+        for row in rows:
+            # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
+            by_length.setdefault(min(row.remaining, 1) if self._paddable else row.remaining, []).append(row)
+        return list(by_length.values())
+
+    def _start(self, row: Row) -> None:
+        found = self._prefix_cache.fetch(row.tokens)
+        if found is None:
+            row.caches = kv.new_caches(self._model)
+        else:
+            row.held, row.caches = found
+            row.cached = row.held
+            self.cached_tokens += row.held
+
+    def _read_slice(self, row: Row, count: int) -> None:
+        assert row.caches is not None
+        tokens = mx.array([row.tokens[row.held : row.held + count]], dtype=mx.uint32)
+        self._model(tokens, cache=row.caches)
+        row.held += count
+        self._launch(row.caches, count)
+
+    def _read_together(self, rows: list[Row]) -> Ready:
+        unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
+        ready = self._finish(rows)
+        lengths = [len(tokens) for tokens in unread]
+        longest = max(lengths)
+        padding = [longest - length for length in lengths]
+        if any(padding):
+            for cache in ready.caches:
+                cache.prepare(lengths=lengths, right_padding=padding)
+        tokens = mx.array([t + [0] * p for t, p in zip(unread, padding, strict=True)], dtype=mx.uint32)
+        self._model(tokens, cache=ready.caches)
+        if any(padding):
+            for cache in ready.caches:
+                cache.finalize()
+        for row, length in zip(rows, lengths, strict=True):
+            row.held += length
+        self._launch(ready.caches, sum(lengths))
+        return ready
+
+    def _finish(self, rows: list[Row]) -> Ready:
+        caches = [row.caches for row in rows if row.caches is not None]
+        if len(rows) == 1:
+            # Merging copies, so what the row holds now stays good for others.
+            self._remember(rows[0])
+        for row in rows:
+            row.caches = None
+        return Ready(rows, kv.merge(caches) if self._mergeable else caches[0])
+
+    def _launch(self, caches: Caches, count: int) -> None:
+        self.prompt_tokens += count
+        arrays = kv.arrays(caches)
+        # One number of the last array: to wait for it is to wait for the chunk, and it pins no memory.
+        marker = arrays[-1].reshape(-1)[:1] + 0
+        mx.async_eval(marker, arrays)
+        self._markers.append(marker)
+
+    def _remember(self, row: Row) -> None:
+        tokens = row.tokens[: row.held]
+        if self._mergeable and row.caches is not None and self._prefix_cache.wants(tokens):
+            self._prefix_cache.store(tokens, row.caches)
+
+
+def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:
+    """Which rows read how much of `remaining` (in order of arrival) in one step of at most `tokens_max` tokens.
+
+    Short prompts go first, several in one call, so a long one never holds them up. The oldest row is sure of a
+    quarter of every chunk, so short ones never hold it up for ever. Something is read if anything is left.
+    """
+    order = sorted(range(len(remaining)), key=remaining.__getitem__)
+    slices: list[tuple[int, int]] = []
+    room = tokens_max
+    if remaining[0] > tokens_max and order[0] != 0:
+        slices.append((0, max(1, tokens_max // 4)))
+        room -= slices[0][1]
+        order.remove(0)
+    together: list[int] = []
+    for place in order:
+        if (len(together) + 1) * remaining[place] > room:
+            break
+        together.append(place)
+    if together:
+        room -= len(together) * remaining[together[-1]]
+    rest = order[len(together) :]
+    if rest and (room >= _SLICE_TOKENS_MIN or not (together or slices)):
+        slices.append((rest[0], min(room, remaining[rest[0]])))
+    return Chunk(together, slices)

@@ -1,0 +1,114 @@
+"""Caches of prompts seen before, so that a shared beginning is not computed twice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine import caches as kv
+from zmqengine.engine.row import Caches
+
+# A shorter shared beginning is not worth a copy. Entries are found by their first tokens, this many.
+PREFIX_TOKENS_MIN = 16
+
+
+@dataclass(eq=False)
+class _Entry:
+    tokens: np.ndarray
+    caches: Caches
+    bytes: int
+
+
+class PrefixCache:
+    """Caches by the tokens they hold; the least recently used go first when they are over `bytes_max`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._families: dict[bytes, dict[int, _Entry]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def fetch(self, tokens: Sequence[int]) -> tuple[int, Caches] | None:
+        """A copy of the caches that hold the longest beginning of `tokens`, and how long it is.
+
+        It is always shorter than `tokens`: a row needs one token to start from.
+        """
+        wanted = np.asarray(tokens, np.uint32)
+        family = self._families.get(_family(wanted), {}) if len(wanted) > PREFIX_TOKENS_MIN else {}
+        shared = {number: _shared(entry.tokens, wanted[:-1]) for number, entry in family.items()}
+        for number in sorted(shared, key=shared.__getitem__, reverse=True):
+            entry = family[number]
+            taken = kv.take_prefix(entry.caches, len(entry.tokens), shared[number])
+            if taken is not None:
+                self._entries.move_to_end(number)
+                return shared[number], taken
+        return None
+
+    def wants(self, tokens: Sequence[int]) -> bool:
+        """Whether caches that hold `tokens` would tell anything new."""
+        if self.bytes_max <= 0 or len(tokens) < PREFIX_TOKENS_MIN:
+            return False
+        ours = np.asarray(tokens, np.uint32)
+        family = self._families.get(_family(ours), {})
+        return not any(_covers(entry, ours) for entry in family.values())
+
+    def store(self, tokens: Sequence[int], caches: Caches) -> None:
+        """Keep `caches`, which hold `tokens` and belong to nobody else. Their evaluation starts here."""
+        entry = _Entry(np.asarray(tokens, np.uint32), caches, kv.byte_count(caches))
+        if entry.bytes > self.bytes_max:
+            return
+        mx.async_eval(kv.arrays(caches))
+        family = self._families.get(_family(entry.tokens), {})
+        for number in [number for number, other in family.items() if _covers(entry, other.tokens)]:
+            self._drop(number)
+        self._count += 1
+        self._entries[self._count] = entry
+        self._families.setdefault(_family(entry.tokens), {})[self._count] = entry
+        self.bytes += entry.bytes
+        self.trim(self.bytes_max)
+
+    def trim(self, bytes_max: int) -> int:
+        """Drop least recently used entries until `bytes_max` is kept; returns the bytes dropped."""
+        before = self.bytes
+        while self._entries and self.bytes > bytes_max:
+            self._drop(next(iter(self._entries)))
+        return before - self.bytes
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._entries.clear()
+        self._families.clear()
+        self.bytes = 0
+
+    def _drop(self, number: int) -> None:
+        entry = self._entries.pop(number)
+        self.bytes -= entry.bytes
+        key = _family(entry.tokens)
+        del self._families[key][number]
+        if not self._families[key]:
+            del self._families[key]
+
+
+def _family(tokens: np.ndarray) -> bytes:
+    return tokens[:PREFIX_TOKENS_MIN].tobytes()
+
+
+def _covers(entry: _Entry, tokens: np.ndarray) -> bool:
+    """Whether `entry` can serve whatever caches of `tokens` could."""
+    shared = _shared(entry.tokens, tokens)
+    return shared == len(tokens) and (shared == len(entry.tokens) or kv.can_trim(entry.caches))
+
+
+def _shared(first: np.ndarray, second: np.ndarray) -> int:
+    """How many tokens at the beginning are the same."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

@@ -1,0 +1,84 @@
+"""A live row: a request and how far the engine has come with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.random_bits import seed_key
+
+# Caches of one row, a cache object of mlx-lm for each layer.
+Caches = list[Any]
+
+
+class Row:
+    """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
+
+    `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` was
+    removed or failed: nothing about it is reported any more.
+    """
+
+    __slots__ = (
+        "cached",
+        "caches",
+        "gone",
+        "held",
+        "id",
+        "key",
+        "launched",
+        "logprobs",
+        "max_tokens",
+        "prompt_tokens",
+        "read_tokens",
+        "sampled",
+        "sampling",
+        "stop",
+        "tokens",
+    )
+
+    def __init__(self, request: RowRequest, vocab_size: int) -> None:
+        self.id = request.row
+        self.tokens = [*request.prompt, *request.emitted]
+        self.prompt_tokens = len(request.prompt)
+        self.read_tokens = len(self.tokens)
+        self.sampled = len(request.emitted)
+        self.max_tokens = request.max_tokens
+        self.stop = frozenset(request.stop_token_ids)
+        self.sampling = request.sampling
+        self.key = seed_key(request.seed)
+        self.logprobs = request.logprobs
+        self.held = 0
+        self.cached = 0
+        self.caches: Caches | None = None
+        self.launched = False
+        self.gone = False
+        self._check(vocab_size)
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens still to be prefilled. The last one is the input of the first decode step."""
+        return self.read_tokens - 1 - self.held
+
+    def _check(self, vocab_size: int) -> None:
+        # The worker has checked all this. An id out of range would be an unchecked read or write in MLX, so a
+        # mistake there must end in a failed row and not in a dead process.
+        if not self.prompt_tokens:
+            raise ValueError("the prompt is empty")
+        if min(self.tokens) < 0 or max(self.tokens) >= vocab_size:
+            raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size}")
+        bias = self.sampling.logit_bias
+        if bias and (min(bias) < 0 or max(bias) >= vocab_size):
+            raise ValueError(f"a logit_bias token is outside the vocabulary of {vocab_size}")
+        if self.max_tokens <= self.sampled:
+            raise ValueError("max_tokens leaves nothing to generate")
+        numbers = (
+            self.sampling.temperature,
+            self.sampling.top_p,
+            self.sampling.min_p,
+            self.sampling.repetition_penalty,
+            self.sampling.presence_penalty,
+            self.sampling.frequency_penalty,
+        )
+        if not all(map(math.isfinite, numbers)) or self.sampling.temperature < 0:
+            raise ValueError("a sampling parameter is out of range")
