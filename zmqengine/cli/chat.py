@@ -1,0 +1,134 @@
+"""`zmqengine chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zmqengine.cli.advice import one_line
+from zmqengine.cli.answer import write_answer
+from zmqengine.cli.connection import ready_client
+from zmqengine.cli.options import generation_options, given, worker_option
+from zmqengine.errors import ContextExceeded, ZmqEngineError
+from zmqengine_client import Client
+
+HELP = """/reset  start a new conversation
+/help   show this
+Ctrl-C stops the answer, Ctrl-D leaves."""
+_HISTORY_LINES = 1000
+
+
+@click.command()
+@worker_option
+@click.option("--system", help="Instructions that stand before the conversation.")
+@click.option("-n", "--max-tokens", type=int, help="Stop an answer after so many.  [default: what fits]")
+@generation_options
+@click.option("--stats", is_flag=True, help="Figures after each answer, on standard error.")
+def chat(
+    address: str | None, system: str | None, stats: bool, max_tokens: int | None, **options: Any
+) -> None:
+    """Talk with the model. /help inside shows what else there is."""
+    with ready_client(address, name="chat") as client, _history():
+        conversation = Conversation(client, system, given(options) | {"max_tokens": max_tokens})
+        if sys.stdin.isatty():
+            click.echo("/help shows the commands, Ctrl-D leaves.", err=True)
+        for line in _lines():
+            _handle(conversation, line, stats)
+
+
+class Conversation:
+    """The messages so far, and how to get the next one."""
+
+    def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
+        self._client = client
+        self._system = system
+        self._options = options
+        self.messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the instructions."""
+        self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+
+    def say(self, text: str) -> str:
+        """Write the model's answer to `text`; returns its figures. An answer that was stopped counts as given.
+
+        If there is no answer the conversation is as before.
+        """
+        question = {"role": "user", "content": text}
+        answer = write_answer(self._client.chat([*self.messages, question], **self._options))
+        click.echo(" [stopped]" if answer.interrupted else "")
+        self.messages += [question, {"role": "assistant", "content": answer.text}]
+        return answer.summary
+
+
+def _handle(conversation: Conversation, line: str, stats: bool) -> None:
+    command = line.strip()
+    if command == "/reset":
+        conversation.reset()
+        click.echo("a new conversation", err=True)
+    elif command == "/help":
+        click.echo(HELP, err=True)
+    elif command.startswith("/"):
+        click.echo(f"{command.split()[0]} is no command: /help shows them", err=True)
+    elif command:
+        _answer(conversation, line, stats)
+
+
+def _answer(conversation: Conversation, line: str, stats: bool) -> None:
+    try:
+        summary = conversation.say(line)
+    except ContextExceeded as error:
+        click.echo(f"zmqengine: {error.message}; /reset starts a new conversation", err=True)
+    except ZmqEngineError as error:
+        click.echo(f"zmqengine: {one_line(error)}", err=True)
+    except KeyboardInterrupt:
+        click.echo(" [left unfinished]")
+    else:
+        if stats:
+            click.echo(f"[{summary}]", err=True)
+
+
+def _lines() -> Iterator[str]:
+    """What the person types, until the end of input."""
+    prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    while True:
+        try:
+            yield input(prompt)
+        except KeyboardInterrupt:
+            click.echo("\nCtrl-D leaves", err=True)
+        except EOFError:
+            if prompt:
+                click.echo()
+            return
+
+
+@contextlib.contextmanager
+def _history() -> Iterator[None]:
+    """Line editing and a history that outlives the program, where the system has them."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "zmqengine" / "chat"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(_HISTORY_LINES)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # What people tell a model is nobody else's.
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

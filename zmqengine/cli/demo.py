@@ -1,0 +1,169 @@
+"""`zmqengine demo`: one worker, two programs, at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import click
+
+from zmqengine.cli.columns import Columns, side_by_side
+from zmqengine.cli.connection import ready_client
+from zmqengine.errors import WorkerLost, ZmqEngineError
+
+PROMPTS = ("Once upon a time", "One day")
+_DRAW_EVERY_S = 1 / 30
+_CRASH_AFTER_CHUNKS = 40
+_END_WITHIN_S = 20.0
+
+
+@click.command()
+@click.option("--model", default="pico", show_default=True, help="pico, a directory or a hub id.")
+@click.option("-n", "--max-tokens", type=int, default=200, show_default=True, help="For each of the two.")
+@click.option("--seed", type=int, default=7, show_default=True)
+@click.option("--crash", is_flag=True, help="Kill the worker while it streams, to see that nothing is lost.")
+def demo(model: str, max_tokens: int, seed: int, crash: bool) -> None:
+    """Start a worker and two front-end processes that stream from it at once, side by side."""
+    name = f"demo-{os.getpid()}"
+    with _worker(name, model) as worker_pid:
+        click.echo(f"worker: process {worker_pid}, model {model}", err=True)
+        with _front_ends(name, max_tokens, seed) as front_ends:
+            _stream(front_ends, worker_pid if crash else None)
+    _report(front_ends)
+
+
+@dataclass(slots=True)
+class _FrontEnd:
+    process: subprocess.Popen[str]
+    prompt: str
+    text: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def column(self) -> str:
+        return f"front-end, process {self.process.pid}\n\n{self.prompt}{self.text}"
+
+    def start(self) -> None:
+        """Let it begin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def read(self) -> bool:
+        """Take its next line; False at its end."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            return False
+        said = json.loads(line)
+        self.text += said.get("text", "")
+        if "tokens" in said:
+            self.figures = said
+        return True
+
+
+@contextlib.contextmanager
+def _worker(name: str, model: str) -> Iterator[int]:
+    """A worker of that name while the block runs; the process id of its engine."""
+    command = [sys.executable, "-m", "zmqengine.cli.main", "worker", "--name", name, "--model", model]
+    command += ["--die-with-parent", "--log-level", "error"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
+        try:
+            with ready_client(name, name="demo") as client:
+                yield client.describe().pid
+        except ZmqEngineError as error:
+            if process.poll() is None:
+                raise
+            raise WorkerLost(f"the worker ended: {_last_line(log) or error}") from error
+        finally:
+            _end(process)
+
+
+@contextlib.contextmanager
+def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEnd]]:
+    """Two processes that are connected and wait for the word."""
+    front_ends: list[_FrontEnd] = []
+    try:
+        for prompt in PROMPTS:
+            arguments = [name, prompt, str(seed), str(max_tokens)]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "zmqengine.cli.demo_front_end", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            front_ends.append(_FrontEnd(process, prompt))
+        for front_end in front_ends:
+            if not front_end.read():
+                raise WorkerLost("a front-end could not connect; it says why above")
+        yield front_ends
+    finally:
+        for front_end in front_ends:
+            _end(front_end.process)
+
+
+def _stream(front_ends: list[_FrontEnd], crash_pid: int | None) -> None:
+    """Read both until both have ended, drawing what they say if there is a terminal."""
+    columns = Columns() if sys.stdout.isatty() else None
+    drawn_s, chunks = 0.0, 0
+    with selectors.DefaultSelector() as selector:
+        for front_end in front_ends:
+            assert front_end.process.stdout is not None
+            selector.register(front_end.process.stdout, selectors.EVENT_READ, front_end)
+            front_end.start()
+        while selector.get_map():
+            for key, _ in selector.select():
+                chunks += 1
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+            if crash_pid is not None and chunks >= _CRASH_AFTER_CHUNKS:
+                os.kill(crash_pid, signal.SIGKILL)
+                crash_pid = None
+            if columns and time.monotonic() - drawn_s > _DRAW_EVERY_S:
+                columns.draw([front_end.column for front_end in front_ends])
+                drawn_s = time.monotonic()
+    texts = [front_end.column for front_end in front_ends]
+    if columns:
+        columns.draw(texts)
+    else:
+        click.echo("\n".join(side_by_side(texts, 100)))
+
+
+def _report(front_ends: list[_FrontEnd]) -> None:
+    click.echo()
+    for front_end in front_ends:
+        figures = front_end.figures
+        if not figures:
+            raise WorkerLost(f"front-end {front_end.process.pid} ended early; it says why above")
+        resumed = f", survived {figures['resumed']} crash of the worker" if figures["resumed"] else ""
+        click.echo(
+            f"front-end {front_end.process.pid}: {figures['tokens']} tokens, "
+            f"{figures['tokens_per_s']:.0f} tokens/s, first token after {figures['first_ms']:.0f} ms{resumed}"
+        )
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_line(log: IO[str]) -> str:
+    log.seek(0)
+    lines = log.read().split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")

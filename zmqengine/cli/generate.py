@@ -1,0 +1,51 @@
+"""`zmqengine generate`: text in, text out."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from zmqengine.cli.advice import EXIT_INTERRUPTED
+from zmqengine.cli.answer import Answer, write_answer
+from zmqengine.cli.connection import ready_client
+from zmqengine.cli.options import generation_options, given, worker_option
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@worker_option
+@click.option("-n", "--max-tokens", type=int, default=256, show_default=True, help="Stop after so many.")
+@click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
+@generation_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
+@click.option("--stats/--no-stats", default=None, help="Figures on standard error.  [default: on a terminal]")
+def generate(
+    prompt: str | None, address: str | None, as_json: bool, stats: bool | None, **options: Any
+) -> int:
+    """Continue PROMPT; without one, or with -, what comes on standard input."""
+    text = _prompt(prompt)
+    with ready_client(address, name="generate") as client:
+        stream = client.generate(text, **given(options))
+        if as_json:
+            stream.text()
+            click.echo(msgspec.json.encode(stream.result).decode())
+            return 0
+        answer = write_answer(stream)
+    _end_line(answer, sys.stderr.isatty() if stats is None else stats)
+    return EXIT_INTERRUPTED if answer.interrupted else 0
+
+
+def _prompt(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("no PROMPT given", click.get_current_context())
+    return sys.stdin.read() if prompt in (None, "-") else str(prompt)
+
+
+def _end_line(answer: Answer, stats: bool) -> None:
+    if sys.stdout.isatty() and not answer.text.endswith("\n"):
+        click.echo()
+    if stats:
+        click.echo(f"[{answer.summary}]", err=True)
