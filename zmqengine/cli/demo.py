@@ -44,10 +44,13 @@ def demo(model: str, max_tokens: int, seed: int, crash: bool) -> None:
 
 @dataclass(slots=True)
 class _FrontEnd:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     prompt: str
+    ready: bool = False
     text: str = ""
+    chunks: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
+    unread: bytes = b""
 
     @property
     def column(self) -> str:
@@ -56,20 +59,26 @@ class _FrontEnd:
     def start(self) -> None:
         """Let it begin."""
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
 
     def read(self) -> bool:
-        """Take its next line; False at its end."""
+        """Take what it has said, waiting for the first of it; False at its end."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            return False
-        said = json.loads(line)
-        self.text += said.get("text", "")
+        # Not readline: what it would keep in its buffer, the selector does not see.
+        received = os.read(self.process.stdout.fileno(), 65_536)
+        *lines, self.unread = (self.unread + received).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        return bool(received)
+
+    def _take(self, said: dict[str, Any]) -> None:
+        self.ready = self.ready or "ready" in said
+        if "text" in said:
+            self.text += said["text"]
+            self.chunks += 1
         if "tokens" in said:
             self.figures = said
-        return True
 
 
 @contextlib.contextmanager
@@ -101,12 +110,12 @@ def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEn
                 [sys.executable, "-m", "zmqengine.cli.demo_front_end", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
             )
             front_ends.append(_FrontEnd(process, prompt))
         for front_end in front_ends:
-            if not front_end.read():
-                raise WorkerLost("a front-end could not connect; it says why above")
+            while not front_end.ready:
+                if not front_end.read():
+                    raise WorkerLost("a front-end could not connect; it says why above")
         yield front_ends
     finally:
         for front_end in front_ends:
@@ -116,7 +125,7 @@ def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEn
 def _stream(front_ends: list[_FrontEnd], crash_pid: int | None) -> None:
     """Read both until both have ended, drawing what they say if there is a terminal."""
     columns = Columns() if sys.stdout.isatty() else None
-    drawn_s, chunks = 0.0, 0
+    drawn_s = 0.0
     with selectors.DefaultSelector() as selector:
         for front_end in front_ends:
             assert front_end.process.stdout is not None
@@ -124,10 +133,9 @@ def _stream(front_ends: list[_FrontEnd], crash_pid: int | None) -> None:
             front_end.start()
         while selector.get_map():
             for key, _ in selector.select():
-                chunks += 1
                 if not key.data.read():
                     selector.unregister(key.fileobj)
-            if crash_pid is not None and chunks >= _CRASH_AFTER_CHUNKS:
+            if crash_pid is not None and sum(one.chunks for one in front_ends) >= _CRASH_AFTER_CHUNKS:
                 os.kill(crash_pid, signal.SIGKILL)
                 crash_pid = None
             if columns and time.monotonic() - drawn_s > _DRAW_EVERY_S:

@@ -36,8 +36,8 @@ def _plain(message: Description | Status) -> Any:
 
 def _lines(description: Description, now: Status) -> list[str]:
     progress = description.progress
-    state = now.state
-    if state in ("loading", "warming"):
+    state: str = now.state
+    if now.state in ("loading", "warming"):
         done = "" if progress.fraction is None else f" {progress.fraction:.0%}"
         state = f"{state}: {progress.stage}{done}"
     rows = [
