@@ -244,12 +244,12 @@ class Actor:
     def _keep_time(self, now_s: float) -> None:
         for request in self.scheduler.expired(now_s):
             self._end(request, "deadline", "deadline_ms passed before the last token")
+        self._keep_draining(now_s)
         if now_s < self._housekeeping_s and self._has_work:
             return
         self._housekeeping_s = now_s + HOUSEKEEPING_S
         for session in list(self.sessions):
             self._keep_session(session, now_s)
-        self._keep_draining(now_s)
         self._keep_memory(now_s)
 
     def _keep_session(self, session: Session, now_s: float) -> None:

@@ -1,0 +1,261 @@
+"""A worker under the test's own hand: the real actor and real sockets, a fake engine, a fake clock, passes by call."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from zmqengine.config import WorkerConfig
+from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.interface import RowRequest
+from zmqengine.protocol import codec, messages
+from zmqengine.protocol.addresses import Endpoints
+from zmqengine.protocol.messages import (
+    Abort,
+    Accepted,
+    End,
+    Granted,
+    Hello,
+    Insert,
+    Limits,
+    Message,
+    Rejected,
+    TokenFrame,
+    Watermark,
+    Welcome,
+)
+from zmqengine.worker.actor import Actor, PassReport
+from zmqengine.worker.board import Board
+from zmqengine.worker.sockets import Sockets
+from zmqengine.worker.wakeup import Wakeup
+
+ARRIVAL_MS_MAX = 20_000
+"""Far more than loopback needs: running into it is a hang."""
+
+
+class FakeClock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Harness:
+    """One actor on a fake engine. `close()` at the end."""
+
+    def __init__(
+        self,
+        directory: Path,
+        engine: FakeEngineConfig | FakeEngine | None = None,
+        *,
+        kv_bytes_max: int = 1 << 40,
+        **options: Any,
+    ) -> None:
+        self.engine = engine if isinstance(engine, FakeEngine) else FakeEngine(engine)
+        self.config = WorkerConfig(bind=f"ipc://{directory}/ctl", engine="fake:", **options)
+        self.sockets = Sockets(
+            Endpoints(*(f"ipc://{directory}/{name}" for name in ("ctl", "cmd", "out"))),
+            frame_bytes_max=self.config.frame_bytes_max,
+        )
+        self.clock = FakeClock()
+        self.board = Board(epoch=os.urandom(8), wakeup=Wakeup())
+        info = self.engine.info
+        self.actor = Actor(
+            self.config,
+            self.engine,
+            self.sockets.cmd,
+            self.sockets.out,
+            self.board,
+            Limits(
+                frame_bytes_max=self.config.frame_bytes_max,
+                prompt_tokens_max=info.context_tokens - 1,
+                context_tokens_max=info.context_tokens,
+                queued_max=self.config.queue_max,
+                sessions_max=self.config.sessions_max,
+                requests_per_session_max=self.config.requests_per_session_max,
+            ),
+            kv_bytes_max=kv_bytes_max,
+            clock=self.clock,
+        )
+        self.front_ends: list[FrontEnd] = []
+
+    def front_end(self, *, live: bool = True, **options: Any) -> FrontEnd:
+        """A front-end of raw sockets; `live` says hello, subscribes and waits for the grant."""
+        front_end = FrontEnd(self, **options)
+        self.front_ends.append(front_end)
+        if live:
+            front_end.say_hello()
+            front_end.subscribe()
+        return front_end
+
+    def pass_(self) -> PassReport:
+        """One pass that waits for nothing."""
+        return self.actor.run_pass()
+
+    def pass_with_command(self) -> PassReport:
+        """One pass, after something has arrived on cmd."""
+        assert self.sockets.cmd.poll(ARRIVAL_MS_MAX), "no command arrived"
+        report = self.pass_()
+        assert report.commands > 0
+        return report
+
+    def passes(self, count: int) -> list[PassReport]:
+        """So many passes."""
+        return [self.pass_() for _ in range(count)]
+
+    def run_until(self, done: Callable[[], object], *, passes_max: int = 5000, wait_ms: int = 20) -> int:
+        """Passes until `done()`; returns how many. Fails when it does not come about."""
+        for count in itertools.count():
+            if done():
+                return count
+            assert count < passes_max, "what was waited for did not come about"
+            self.actor.run_pass(wait_ms=0 if self.actor.scheduler.running else wait_ms)
+        raise AssertionError
+
+    def close(self) -> None:
+        for front_end in self.front_ends:
+            front_end.close()
+        self.actor.close()
+        self.sockets.close(linger_ms=0)
+        self.board.wakeup.close()
+
+
+class FrontEnd:
+    """Speaks the protocol by hand, so that it can also break it."""
+
+    def __init__(self, harness: Harness, *, secret: bytes | None = None, receive_frames_max: int = 0) -> None:
+        self.harness = harness
+        self.secret = secret or os.urandom(16)
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.cmd = self._socket(zmq.DEALER)
+        self.cmd.connect(harness.sockets.endpoints.cmd)
+        self.out = self._socket(zmq.SUB)
+        self.out.setsockopt(zmq.RCVHWM, receive_frames_max)
+        self.welcome: Welcome | None = None
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, list[End]] = {}
+        self.replies: list[Message] = []
+        self.outputs: list[Message] = []
+        self._calls = itertools.count(1)
+        self._reply_decoder = codec.command_reply_decoder()
+        self._output_decoder = codec.output_decoder()
+
+    def _socket(self, kind: int) -> Any:
+        socket = self.context.socket(kind)
+        socket.linger = 0
+        return socket
+
+    @property
+    def epoch(self) -> bytes:
+        return self.harness.board.epoch
+
+    def say_hello(self) -> Welcome:
+        reply = self.call(Hello(next(self._calls), (1, 1), "test", self.secret))
+        assert isinstance(reply, Welcome), reply
+        self.welcome = reply
+        return reply
+
+    def subscribe(self, topic: str | None = None) -> None:
+        """Subscribe to the session's topic and wait until it is granted."""
+        assert self.welcome is not None
+        self.out.subscribe(topic or self.welcome.topic)
+        self.out.connect(self.harness.sockets.endpoints.out)
+        self.harness.run_until(lambda: self.read() or any(isinstance(o, Granted) for o in self.outputs))
+
+    def send(self, message: Message) -> None:
+        self.cmd.send_multipart(codec.encode(message))
+
+    def send_raw(self, *frames: bytes) -> None:
+        self.cmd.send_multipart(list(frames))
+
+    def call(self, message: Message) -> Message:
+        """Send a command, run passes until its reply is there, return it."""
+        self.send(message)
+        return self.next_reply()
+
+    def next_reply(self) -> Message:
+        before = len(self.replies)
+        self.harness.run_until(lambda: self.read() or len(self.replies) > before)
+        return self.replies[before]
+
+    def insert(self, request: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> Message:
+        return self.call(self.insert_message(request, prompt, **fields))
+
+    def insert_message(self, request: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> Insert:
+        fields = {"call": next(self._calls), "epoch": self.epoch, "max_tokens": 8, "seed": 1, **fields}
+        return Insert(request=request, prompt=list(prompt), **fields)
+
+    def accepted(self, request: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> Accepted:
+        reply = self.insert(request, prompt, **fields)
+        assert isinstance(reply, Accepted), reply
+        return reply
+
+    def rejected(self, request: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> Rejected:
+        reply = self.insert(request, prompt, **fields)
+        assert isinstance(reply, Rejected), reply
+        return reply
+
+    def abort(self, request: str) -> Message:
+        return self.call(Abort(next(self._calls), request))
+
+    def next_call(self) -> int:
+        return next(self._calls)
+
+    def read(self) -> None:
+        """Take everything that has arrived."""
+        while self.cmd.poll(0):
+            self.replies.append(self._reply_decoder.decode(self.cmd.recv_multipart()))
+        while self.out.poll(0):
+            topic, *frames = self.out.recv_multipart()
+            output = self._output_decoder.decode(frames)
+            self.outputs.append(output)
+            if isinstance(output, TokenFrame):
+                self._take(output)
+
+    def _take(self, frame: TokenFrame) -> None:
+        for row in frame.rows:
+            have = self.tokens.setdefault(row.request, [])
+            assert row.first_index == len(have), f"gap or repetition in {row.request}"
+            have.extend(row.tokens)
+            if row.end is not None:
+                self.ends.setdefault(row.request, []).append(row.end)
+
+    def wait_for_end(self, *requests: str) -> list[End]:
+        """Run passes until these have ended; each has exactly one terminal answer."""
+        self.harness.run_until(lambda: self.read() or all(request in self.ends for request in requests))
+        for request in requests:
+            assert len(self.ends[request]) == 1
+        return [self.ends[request][0] for request in requests]
+
+    def watermarks(self) -> list[Watermark]:
+        self.read()
+        return [output for output in self.outputs if isinstance(output, Watermark)]
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+def row_of(insert: Insert, *, eos: frozenset[int] = frozenset({0})) -> RowRequest:
+    """What the fake engine's `expected_tokens` wants to know of an insert."""
+    return RowRequest(
+        row=0,
+        prompt=insert.prompt,
+        max_tokens=insert.max_tokens,
+        emitted=insert.emitted,
+        seed=insert.seed or 0,
+        stop_token_ids=frozenset(insert.stop_token_ids) | eos,
+    )
+
+
+__all__ = ["FakeClock", "FrontEnd", "Harness", "messages", "row_of"]

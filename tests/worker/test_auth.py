@@ -1,0 +1,231 @@
+"""CURVE and ZAP with real sockets, without a worker behind them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from zmqengine.errors import ConfigError
+from zmqengine.worker.auth import ZAP_ADDRESS, ZapHandler, apply_server
+from zmqengine.worker.keys import KeyPair, load_key_pair, write_key_pair
+
+WAIT_MS = 10_000
+
+
+class Door:
+    """A ROUTER and an XPUB behind a ZAP handler that a thread serves."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.authorized = tmp_path / "authorized"
+        self.operators = tmp_path / "operators"
+        self.authorized.mkdir()
+        self.operators.mkdir()
+        self.server = load_key_pair(write_key_pair(tmp_path, "worker").secret)
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.zap = ZapHandler(self.context, self.authorized, self.operators)
+        self.router = self._guarded(zmq.ROUTER)
+        self.publisher = self._guarded(zmq.XPUB)
+        self._stop_reader, self._stop_writer = (self.context.socket(zmq.PAIR) for _ in range(2))
+        self._stop_reader.bind("inproc://stop")
+        self._stop_writer.connect("inproc://stop")
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def client(self, keys: KeyPair, kind: int = zmq.DEALER) -> zmq.Socket[bytes]:
+        """A socket connected with these keys to the ROUTER, or for SUB to the XPUB."""
+        socket = self.context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self.server.public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        target = self.publisher if kind == zmq.SUB else self.router
+        socket.connect(target.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))
+        return socket
+
+    def close(self) -> None:
+        self._stop_writer.send(b"")
+        self._thread.join(WAIT_MS / 1000)
+        assert not self._thread.is_alive()
+        self.zap.close()
+        self.context.destroy(0)
+
+    def _guarded(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        apply_server(socket, self.server)
+        socket.bind("tcp://127.0.0.1:*")
+        return socket
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._stop_reader, zmq.POLLIN)
+        poller.register(self.zap.fileno(), zmq.POLLIN)
+        while self._stop_reader not in (ready := dict(poller.poll())):
+            if self.zap.fileno() in ready:
+                self.zap.check()
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    opened = Door(tmp_path)
+    yield opened
+    opened.close()
+
+
+def outcome(socket: zmq.Socket[bytes]) -> int:
+    """The first event of the handshake that settles whether the connection stands."""
+    settled = (
+        zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
+        | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    )  # fmt: skip
+    monitor = socket.get_monitor_socket(settled)
+    try:
+        assert monitor.poll(WAIT_MS)
+        return int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+    finally:
+        socket.disable_monitor()
+
+
+def new_keys(tmp_path: Path, name: str) -> KeyPair:
+    return load_key_pair(write_key_pair(tmp_path, name).secret)
+
+
+def test_a_known_key_enters_and_its_frames_carry_it(door: Door) -> None:
+    """`User-Id` is the key itself, on commands and on subscriptions, so that a session can be bound to it."""
+    keys = new_keys(door.authorized, "alice")
+    door.client(keys).send(b"hello")
+    route, body = door.router.recv_multipart(copy=False)
+    assert body.bytes == b"hello"
+    assert body.get("User-Id") == route.get("User-Id") == keys.public.decode()
+    subscriber = door.client(keys, zmq.SUB)
+    subscriber.setsockopt(zmq.SUBSCRIBE, b"topic")
+    subscription = door.publisher.recv(copy=False)
+    assert subscription.bytes == b"\x01topic"
+    assert subscription.get("User-Id") == keys.public.decode()
+
+
+def test_a_stranger_is_refused_and_nothing_of_theirs_arrives(door: Door, tmp_path: Path) -> None:
+    """A correct CURVE handshake with a key that is in no file ends in a refusal, on every socket."""
+    stranger = new_keys(tmp_path, "stranger")
+    dealer = door.client(stranger)
+    dealer.send(b"let me in", zmq.DONTWAIT)
+    assert outcome(dealer) == zmq.Event.HANDSHAKE_FAILED_AUTH
+    assert outcome(door.client(stranger, zmq.SUB)) == zmq.Event.HANDSHAKE_FAILED_AUTH
+    friend = door.client(new_keys(door.authorized, "alice"))
+    friend.send(b"hello")
+    assert door.router.recv_multipart()[1] == b"hello"
+    assert not door.router.poll(0)
+
+
+def test_without_curve_nobody_gets_through_the_handshake(door: Door) -> None:
+    """A plain socket reaches the port and no further."""
+    plain = door.context.socket(zmq.DEALER)
+    plain.setsockopt(zmq.LINGER, 0)
+    plain.connect(door.router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))
+    plain.send(b"hello", zmq.DONTWAIT)
+    assert outcome(plain) in (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+    assert not door.router.poll(0)
+
+
+def test_a_worker_with_another_key_is_not_trusted(door: Door, tmp_path: Path) -> None:
+    """A front-end that expects one worker does not talk to another at its address."""
+    keys = new_keys(door.authorized, "alice")
+    door.server = new_keys(tmp_path, "impostor")
+    client = door.client(keys)
+    client.send(b"secret prompt", zmq.DONTWAIT)
+    assert not door.router.poll(300)
+
+
+def test_a_key_added_or_removed_counts_from_the_next_connection(door: Door) -> None:
+    """No restart is needed to let somebody in, or to keep them out."""
+    alice = new_keys(door.authorized, "alice")
+    assert outcome(door.client(alice)) == zmq.Event.HANDSHAKE_SUCCEEDED
+    (door.authorized / "alice.key").unlink()
+    assert outcome(door.client(alice)) == zmq.Event.HANDSHAKE_FAILED_AUTH
+    bob = new_keys(door.authorized, "bob")
+    assert outcome(door.client(bob)) == zmq.Event.HANDSHAKE_SUCCEEDED
+
+
+def test_an_operator_may_connect_and_is_told_apart(door: Door, tmp_path: Path) -> None:
+    """The directory of operators lets in too, and only its keys are operators."""
+    operator, alice = new_keys(door.operators, "operator"), new_keys(door.authorized, "alice")
+    assert outcome(door.client(operator)) == zmq.Event.HANDSHAKE_SUCCEEDED
+    assert door.zap.is_operator(operator.public.decode())
+    assert not door.zap.is_operator(alice.public.decode())
+    assert not door.zap.is_operator("")
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        alone = ZapHandler(context, door.authorized)
+        assert not alone.is_operator(alice.public.decode())
+        alone.close()
+    finally:
+        context.destroy(0)
+
+
+def test_a_file_that_is_no_key_keeps_nobody_else_out(door: Door) -> None:
+    """Rubbish in the directory is left out, and so is a secret file put there by mistake."""
+    (door.authorized / "notes.key").write_text("not a key")
+    (door.authorized / "README").write_text("keys of the team")
+    assert outcome(door.client(new_keys(door.authorized, "alice"))) == zmq.Event.HANDSHAKE_SUCCEEDED
+
+
+def test_a_directory_that_vanishes_lets_nobody_in(door: Door) -> None:
+    """It fails closed, and opens again when the directory is back."""
+    alice = new_keys(door.authorized, "alice")
+    door.authorized.rename(door.authorized.with_name("away"))
+    assert outcome(door.client(alice)) == zmq.Event.HANDSHAKE_FAILED_AUTH
+    door.authorized.with_name("away").rename(door.authorized)
+    assert outcome(door.client(alice)) == zmq.Event.HANDSHAKE_SUCCEEDED
+
+
+def test_without_a_handler_nobody_gets_in(door: Door) -> None:
+    """The sockets ask for the handler's word: one that is gone is not a yes."""
+    alice = new_keys(door.authorized, "alice")
+    door._stop_writer.send(b"")
+    door._thread.join(WAIT_MS / 1000)
+    door.zap.close()
+    assert outcome(door.client(alice)) != zmq.Event.HANDSHAKE_SUCCEEDED
+    door.zap = ZapHandler(door.context, door.authorized)
+    door._thread = threading.Thread(target=door._serve)
+    door._thread.start()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        [],
+        [b""],
+        [b"2.0", b"1", b"zmqengine", b"127.0.0.1", b"", b"CURVE", b"x" * 32],
+        [b"1.0", b"1", b"other", b"127.0.0.1", b"", b"CURVE", b"x" * 32],
+        [b"1.0", b"1", b"zmqengine", b"127.0.0.1", b"", b"NULL"],
+        [b"1.0", b"1", b"zmqengine", b"127.0.0.1", b"", b"PLAIN", b"user", b"password"],
+        [b"1.0", b"1", b"zmqengine", b"127.0.0.1", b"", b"CURVE", b"x" * 31],
+        [b"1.0", b"1", b"zmqengine", b"127.0.0.1", b"", b"CURVE", b"x" * 32],
+    ],
+)
+def test_a_question_that_is_not_about_a_known_key_is_answered_no(door: Door, question: list[bytes]) -> None:
+    """Whatever is asked in process, the handler answers, and never with 200."""
+    asker = door.context.socket(zmq.REQ)
+    asker.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+    asker.connect(ZAP_ADDRESS)
+    asker.send_multipart(question or [b""])
+    answer = asker.recv_multipart()
+    assert len(answer) == 6
+    assert answer[0] == b"1.0"
+    assert answer[2] in (b"400", b"500")
+
+
+def test_a_missing_directory_stops_the_worker_at_once(tmp_path: Path) -> None:
+    """A mistyped --authorized-keys is said at the start, not when the first front-end fails."""
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        with pytest.raises(ConfigError, match="cannot read the keys"):
+            ZapHandler(context, tmp_path / "missing")
+    finally:
+        context.destroy(0)
