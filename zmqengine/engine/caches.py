@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
+from zmqengine.engine.mlx_lm_border import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 from zmqengine.engine.row import Caches
 
 
@@ -68,8 +68,13 @@ def take_prefix(caches: Caches, held: int, wanted: int) -> Caches | None:
 
 def arrays(caches: Iterable[Any]) -> list[mx.array]:
     """Every array of these caches, to be evaluated."""
-    leaves = tree_flatten([cache.state for cache in caches])
+    leaves: list[tuple[str, Any]] = tree_flatten([cache.state for cache in caches])  # type: ignore[assignment]
     return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
+
+
+def start(*values: Any) -> None:
+    """Begin to compute arrays, or trees of them, without waiting."""
+    mx.async_eval(*values)  # type: ignore[no-untyped-call]
 
 
 def byte_count(caches: Iterable[Any]) -> int:

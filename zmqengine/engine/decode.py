@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -64,7 +65,7 @@ class DecodeBatch:
             return
         for place, row in enumerate(self.rows):
             if id(row) in leaving:
-                self._on_leave(row, lambda place=place: kv.extract(self.caches, place))
+                self._on_leave(row, partial(kv.extract, self.caches, place))
         self.caches = kv.keep_rows(self.caches, places)
         self.rows = [self.rows[place] for place in places]
         self._changed = True
@@ -103,7 +104,7 @@ class DecodeBatch:
             row.launched = True
         self.steps += 1
         flight = _Flight(list(self.rows), tokens, chosen_logits, self._measured, logprobs)
-        mx.async_eval(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
+        kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
         return flight
 
     def _inputs(self, landed: _Flight | None) -> mx.array:
@@ -163,14 +164,15 @@ def _finish(row: Row, token: int) -> EngineFinish | None:
 def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:
     if landed.logprobs is None:
         return {}
-    chosen = landed.logprobs.chosen.tolist()
-    top_tokens = top_logprobs = [[]] * len(landed.measured)
+    chosen: Any = landed.logprobs.chosen.tolist()
+    top: Any = [[] for _ in landed.measured]
     if landed.logprobs.top_tokens is not None and landed.logprobs.top_logprobs is not None:
-        top_tokens = landed.logprobs.top_tokens.tolist()
-        top_logprobs = landed.logprobs.top_logprobs.tolist()
+        tokens: Any = landed.logprobs.top_tokens.tolist()
+        top = [
+            list(zip(*best, strict=True))
+            for best in zip(tokens, cast(Any, landed.logprobs.top_logprobs.tolist()), strict=True)
+        ]
     return {
-        row.id: TokenLogprobs(
-            chosen[place], list(zip(top_tokens[place], top_logprobs[place], strict=True))[: row.logprobs]
-        )
+        row.id: TokenLogprobs(chosen[place], top[place][: row.logprobs])
         for place, row in enumerate(landed.measured)
     }

@@ -144,7 +144,7 @@ class Prefill:
         arrays = kv.arrays(caches)
         # One number of the last array: to wait for it is to wait for the chunk, and it pins no memory.
         marker = arrays[-1].reshape(-1)[:1] + 0
-        mx.async_eval(marker, arrays)
+        kv.start(marker, arrays)
         self._markers.append(marker)
 
     def _remember(self, row: Row) -> None:

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import caches as kv
@@ -65,7 +64,7 @@ class PrefixCache:
         entry = _Entry(np.asarray(tokens, np.uint32), caches, kv.byte_count(caches))
         if entry.bytes > self.bytes_max:
             return
-        mx.async_eval(kv.arrays(caches))
+        kv.start(kv.arrays(caches))
         family = self._families.get(_family(entry.tokens), {})
         for number in [number for number, other in family.items() if _covers(entry, other.tokens)]:
             self._drop(number)

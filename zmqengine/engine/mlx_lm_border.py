@@ -1,0 +1,34 @@
+"""All that we use of mlx-lm, written for its release 0.32.2. Nothing else imports it."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+
+def _keep_limit(*_: Any) -> None:
+    """Leave the limit as it is."""
+
+
+# Importing mlx-lm lowers the limit on open files to 2048, the hard one too, for good. A worker with many sessions
+# needs more.
+_set_limit = resource.setrlimit
+resource.setrlimit = _keep_limit
+try:
+    from mlx_lm import __version__ as mlx_lm_version
+    from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+    from mlx_lm.utils import _download as fetch_model
+    from mlx_lm.utils import load_config, load_model, load_tokenizer
+finally:
+    resource.setrlimit = _set_limit
+
+__all__ = [
+    "can_trim_prompt_cache",
+    "fetch_model",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "make_prompt_cache",
+    "mlx_lm_version",
+    "trim_prompt_cache",
+]

@@ -1,0 +1,82 @@
+"""From a model's name to an engine: the one call that a worker makes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from zmqengine.engine.blas import load_tuned_blas
+
+# Before anything imports MLX, or it binds to the BLAS that its wheel carries.
+_BLAS = load_tuned_blas()
+
+import mlx.core as mx  # noqa: E402
+
+from zmqengine.engine.loader import Report, load  # noqa: E402
+from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
+from zmqengine.engine.mlx_lm_border import mlx_lm_version  # noqa: E402
+from zmqengine.engine.tokenizer_bundle import TokenizerBundle  # noqa: E402
+from zmqengine.pico import model_path  # noqa: E402
+
+# Of a CPU's memory, what is left to the system and to other programs.
+_CPU_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """A loaded engine. `memory_limit_bytes` is what MLX was told to stay within; `facts` are for people."""
+
+    engine: MlxEngine
+    tokenizer: TokenizerBundle
+    memory_limit_bytes: int
+    facts: dict[str, str]
+
+
+def open_mlx_engine(
+    model: str,
+    *,
+    rows_max: int = 32,
+    prefill_chunk: int = 512,
+    prompt_cache_bytes: int = 512 << 20,
+    memory_limit_bytes: int | None = None,
+    report: Report = lambda stage, fraction: None,
+) -> OpenedEngine:
+    """Load `model` (`pico`, a directory or a hub id) and build its engine on this thread.
+
+    Only this thread may use the engine. Raises ModelLoadError.
+    """
+    limit = memory_limit_bytes or recommended_bytes()
+    mx.set_memory_limit(limit)
+    loaded = load(str(model_path()), report, name=model) if model == "pico" else load(model, report)
+    engine = MlxEngine(
+        loaded.model,
+        loaded.info,
+        rows_max=rows_max,
+        prefill_chunk=prefill_chunk,
+        prompt_cache_bytes=prompt_cache_bytes,
+    )
+    facts = {
+        "engine": "mlx",
+        "model_path": str(loaded.directory),
+        "device": device_name(),
+        "mlx": version("mlx"),
+        "mlx_lm": mlx_lm_version,
+        "blas": _BLAS,
+    }
+    return OpenedEngine(engine, loaded.tokenizer, limit, facts)
+
+
+def recommended_bytes() -> int:
+    """What MLX may hold on this machine: what Metal recommends, else most of the device's or system's memory."""
+    facts = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if int(facts.get(key, 0)) > 0:
+            return int(facts[key])
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE)
+
+
+def device_name() -> str:
+    """The device that computes, for people."""
+    kind = "cpu" if mx.default_device().type == mx.DeviceType.cpu else "gpu"
+    return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"

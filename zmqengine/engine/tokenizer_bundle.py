@@ -1,0 +1,96 @@
+"""What a front-end needs to turn text into ids and back, without MLX and without the model's directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zmqengine.errors import ModelLoadError
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerBundle:
+    """`tokenizer_json` is the tokenizer as it was set up, in the format of the `tokenizers` library.
+
+    `special_tokens` are the strings that a chat template may use by name. `facts` are:
+
+    - `clean_up_tokenization_spaces`: decoding removes the space before punctuation;
+    - `think_start`, `think_end`: the texts around reasoning, if the model reasons;
+    - `tool_call_start`, `tool_call_end`, `tool_parser`: the texts around a tool call and mlx-lm's name for its
+      form, if the model calls tools; `tool_call_end` may be empty: the call ends with the output;
+    - `thinking_keyword`: the template's variable that turns reasoning on or off;
+    - `chat_template_NAME`: further templates by name;
+    - `chat_template_type`: mlx-lm's name of a template that is a program; `chat_template` is None then.
+
+    `hash` covers every other field.
+    """
+
+    tokenizer_json: bytes
+    chat_template: str | None
+    eos_token_ids: tuple[int, ...]
+    special_tokens: dict[str, str]
+    facts: dict[str, str | bool | int]
+    hash: str = ""
+
+
+def make_bundle(tokenizer: Any) -> TokenizerBundle:
+    """The bundle of a tokenizer loaded by mlx-lm. Raises ModelLoadError if it has no `tokenizers` form."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        kind = type(getattr(tokenizer, "_tokenizer", tokenizer)).__name__
+        raise ModelLoadError(f"the tokenizer ({kind}) has no fast form: the model needs a tokenizer.json")
+    default, others = _templates(tokenizer.chat_template)
+    facts: dict[str, str | bool | int] = {
+        "clean_up_tokenization_spaces": bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)),
+        **others,
+        **_hints(tokenizer),
+    }
+    if tokenizer._chat_template is not None:
+        default = None
+        facts["chat_template_type"] = tokenizer._chat_template.__module__.rpartition(".")[2]
+    bundle = TokenizerBundle(
+        tokenizer_json=backend.to_str().encode(),
+        chat_template=default,
+        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        special_tokens=_special_tokens(tokenizer),
+        facts=facts,
+    )
+    return TokenizerBundle(**{**asdict(bundle), "hash": bundle_hash(bundle)})
+
+
+def bundle_hash(bundle: TokenizerBundle) -> str:
+    """SHA-256, in hexadecimal, over every field but the hash itself."""
+    rest = [bundle.chat_template, sorted(bundle.eos_token_ids), bundle.special_tokens, bundle.facts]
+    digest = hashlib.sha256(bundle.tokenizer_json)
+    digest.update(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+    return digest.hexdigest()
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, str]:
+    values = {name: getattr(tokenizer, name, None) for name in _SPECIAL_TOKENS}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _templates(template: Any) -> tuple[str | None, dict[str, str]]:
+    """The default template, and others as facts."""
+    if not isinstance(template, dict):
+        return template, {}
+    others = {f"chat_template_{name}": text for name, text in template.items() if name != "default"}
+    return template.get("default"), others
+
+
+def _hints(tokenizer: Any) -> dict[str, str]:
+    hints: dict[str, str] = {}
+    if tokenizer.has_thinking:
+        hints["think_start"] = tokenizer.think_start
+        hints["think_end"] = tokenizer.think_end
+        hints["thinking_keyword"] = tokenizer._thinking_kwarg
+    if tokenizer.has_tool_calling:
+        hints["tool_call_start"] = tokenizer.tool_call_start
+        hints["tool_call_end"] = tokenizer.tool_call_end or ""
+        hints["tool_parser"] = str(tokenizer.init_kwargs.get("tool_parser_type", ""))
+    return hints
