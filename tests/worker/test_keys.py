@@ -87,5 +87,5 @@ def test_what_is_no_key_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
         load_key_pair(tmp_path / "missing")
     for contents in (b"", b"public-key = short", b"public-key = " + b"'" * 40, b"\xff\xfe\x00" * 100):
         (tmp_path / "other.key").write_bytes(contents)
-        with pytest.raises(ConfigError, match="other.key"):
+        with pytest.raises(ConfigError, match=r"other\.key"):
             load_public_key(tmp_path / "other.key")
