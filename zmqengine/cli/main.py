@@ -75,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (KeyboardInterrupt, click.Abort):
-        click.echo(err=True)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
         return _fail(_usage_line(error), EXIT_USAGE if isinstance(error, click.UsageError) else EXIT_FAILED)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.options import worker_option
 from zmqengine.protocol.messages import Description, Status
 from zmqengine_client import Client
@@ -16,8 +17,9 @@ from zmqengine_client import Client
 @click.command()
 @worker_option
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
+@click.option("--ready", is_flag=True, help="Exit code 1 unless the model is loaded and requests are taken.")
 @click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, metavar="SECONDS")
-def status(address: str | None, as_json: bool, timeout_s: float) -> None:
+def status(address: str | None, as_json: bool, ready: bool, timeout_s: float) -> int:
     """Show state, model and load of a worker. Exit code 1 if none answers."""
     with Client(address, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
         description, now = client.describe(), client.status()
@@ -26,6 +28,7 @@ def status(address: str | None, as_json: bool, timeout_s: float) -> None:
         click.echo(json.dumps(whole, indent=2))
     else:
         click.echo("\n".join(_lines(description, now)))
+    return EXIT_FAILED if ready and now.state != "ready" else 0
 
 
 def _plain(message: Description | Status) -> Any:

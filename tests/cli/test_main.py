@@ -1,0 +1,137 @@
+"""The command line before any command runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from zmqengine import errors
+from zmqengine.cli import main as command_line
+from zmqengine.cli.advice import one_line
+from zmqengine.cli.main import COMMANDS, Commands, main
+from zmqengine.errors import ZmqEngineError
+
+HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "zmqengine.worker.actor")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["status", "--help"], ["chat", "--help"], ["worker", "--help"]]
+)
+def test_a_light_command_imports_nothing_heavy(arguments: list[str]) -> None:
+    """`zmqengine status` must not wait for MLX, nor need it."""
+    program = f"""
+import sys
+from zmqengine.cli.main import main
+code = main({arguments!r})
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.splitlines()[-1] == "[]"
+
+
+def test_help_lists_every_command_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list is made without importing one."""
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("worker", "generate", "chat", "status", "drain", "demo"):
+        assert f"  {name} " in shown
+        assert COMMANDS[name] in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["wurst"], "No such command 'wurst': see zmqengine --help"),
+        (["worker", "--wurst"], "No such option"),
+        (["worker", "--rows-max", "many"], "Invalid value for '--rows-max'"),
+        (["worker", "--memory-limit", "much"], "'much' is no size: write 512M or 2G"),
+        (["worker", "--rows-max", "0"], "--rows-max is 0: it must be from 1 to 4096"),
+        (["worker", "--bind", "tcp://0.0.0.0:1"], "make keys with `zmqengine keygen`"),
+        (["status", "--worker", "a b"], "'a b' is no worker address"),
+    ],
+)
+def test_bad_usage_is_one_line_and_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong, and where to look."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("zmqengine: ")
+    assert len(err.splitlines()) == 1
+
+
+class Failing(Commands):
+    """A group whose every command fails."""
+
+    error: BaseException = RuntimeError("two\nlines")
+
+    def invoke(self, ctx: object) -> object:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (RuntimeError("two\nlines"), 1, "unexpected RuntimeError: two lines (ZMQENGINE_DEBUG=1 shows where)"),
+        (errors.ModelLoadError("no such model"), 1, "no such model; check --model"),
+        (errors.ConfigError("change this"), 2, "change this"),
+        (errors.WorkerLost("no worker at x."), 1, "no worker at x; start a worker with `zmqengine worker`"),
+        (errors.Overloaded("full", retry_after_ms=2100), 1, "full; try again in 2 s"),
+        (ImportError("No module named 'x'"), 1, "install what is missing"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_a_failure_is_one_line_without_a_traceback(
+    error: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever is raised, a person reads what happened and what to do."""
+    monkeypatch.setattr(Failing, "error", error)
+    monkeypatch.setattr(command_line, "zmqengine", Failing("zmqengine"))
+    monkeypatch.delenv("ZMQENGINE_DEBUG", raising=False)
+    assert main(["status"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_the_traceback_is_there_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZMQENGINE_DEBUG=1."""
+    monkeypatch.setattr(command_line, "zmqengine", Failing("zmqengine"))
+    monkeypatch.setenv("ZMQENGINE_DEBUG", "1")
+    assert main(["status"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", sorted(set(errors.BY_CODE.values()), key=lambda kind: kind.__name__))
+def test_every_error_becomes_one_line(kind: type[ZmqEngineError]) -> None:
+    """No error of ours is left without words."""
+    line = one_line(kind("it went wrong."))
+    assert line.startswith("it went wrong")
+    assert "\n" not in line
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    """`zmqengine --help | head -0` shows no traceback."""
+    program = "import sys; from zmqengine.cli.main import main; sys.exit(main(['worker', '--help']))"
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    assert run.stderr is not None
+    run.stdout.close()
+    assert run.stderr.read() == ""
+    assert run.wait() == 1

@@ -1,0 +1,116 @@
+"""`zmqengine worker` and its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from zmqengine.cli.byte_size import ByteSize, shown
+from zmqengine.cli.main import main
+from zmqengine.cli.worker import HELP, HIDDEN, INTERNAL, worker
+from zmqengine.config import WorkerConfig
+from zmqengine.worker.parent import EXIT_HOPELESS
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
+    """The configurations that supervisors were started with; none really starts."""
+    configs: list[WorkerConfig] = []
+
+    def supervise(config: WorkerConfig) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr("zmqengine.worker.supervisor.supervise", supervise)
+    return configs
+
+
+def test_every_field_of_the_configuration_is_an_option() -> None:
+    """None is forgotten, and each that people see is explained."""
+    fields = {field.name for field in dataclasses.fields(WorkerConfig)}
+    assert {option.name for option in worker.params} == fields - INTERNAL
+    assert fields - INTERNAL - HIDDEN == HELP.keys()
+
+
+def test_without_options_the_worker_is_the_default_one(supervised: list[WorkerConfig]) -> None:
+    """The command line has no defaults of its own."""
+    assert main(["worker"]) == 0
+    assert supervised == [WorkerConfig()]
+
+
+def test_options_arrive(supervised: list[WorkerConfig]) -> None:
+    """Sizes, seconds, choices and flags."""
+    arguments = "--name one --memory-limit 1.5G --prompt-cache-bytes 0 --pass-timeout 2.5 --log-format json"
+    assert main(["worker", *arguments.split(), "--die-with-parent"]) == 0
+    assert supervised == [
+        WorkerConfig(
+            name="one",
+            memory_limit_bytes=3 << 29,
+            prompt_cache_bytes=0,
+            pass_timeout_s=2.5,
+            log_format="json",
+            die_with_parent=True,
+        )
+    ]
+
+
+def test_options_come_from_the_environment(
+    supervised: list[WorkerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As containers and service files give them."""
+    monkeypatch.setenv("ZMQENGINE_WORKER_QUEUE_MAX", "64")
+    monkeypatch.setenv("ZMQENGINE_WORKER_MEMORY_LIMIT_BYTES", "2G")
+    monkeypatch.setenv("ZMQENGINE_WORKER_SUPERVISE", "1")
+    assert main(["worker"]) == 0
+    assert supervised == [WorkerConfig(queue_max=64, memory_limit_bytes=2 << 30)]
+
+
+def test_a_worker_that_cannot_start_is_failure_to_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code that is meant for service managers does not leak out of the supervisor."""
+    monkeypatch.setattr("zmqengine.worker.supervisor.supervise", lambda config: EXIT_HOPELESS)
+    assert main(["worker"]) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--no-supervise"]])
+def test_a_model_that_is_not_there_is_one_line_and_not_zero(more: list[str], short_directory: str) -> None:
+    """smg #1427 review: construction failure ends start-up with a code that is not zero, and is never SERVING."""
+    command = [
+        sys.executable,
+        "-m",
+        "zmqengine.cli.main",
+        "worker",
+        "--model",
+        "/nowhere/at/all",
+        "--log-level",
+        "error",
+    ]
+    run = subprocess.run([*command, *more], capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == (EXIT_HOPELESS if more else 1), run.stderr
+    assert "/nowhere/at/all" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert run.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("512M", 512 << 20),
+        ("2g", 2 << 30),
+        ("1.5GiB", 3 << 29),
+        ("64 KB", 64 << 10),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    """Units of 1024."""
+    assert ByteSize().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 64 << 10, 16 << 20, 512 << 20, 3 << 29])
+def test_sizes_are_shown_as_they_are_read(size: int) -> None:
+    """The defaults in --help can be typed back."""
+    assert ByteSize().convert(shown(size), None, None) == size
