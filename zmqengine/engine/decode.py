@@ -148,6 +148,7 @@ class DecodeBatch:
             finish = _finish(row, token)
             result.tokens.append(RowToken(row.id, token, logprobs.get(row.id), finish))
             if finish is not None:
+                row.gone = True
                 left.append(row)
         if left:
             self.leave(left)

@@ -15,8 +15,8 @@ Caches = list[Any]
 class Row:
     """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
 
-    `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` was
-    removed or failed: nothing about it is reported any more.
+    `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
+    ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
     """
 
     __slots__ = (

@@ -1,0 +1,72 @@
+"""Runs engines in tests, and says what plain mlx-lm would have made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+
+from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.interface import ModelInfo, RowFailure, RowPrefill, RowToken
+from zmqengine.engine.mlx_engine import MlxEngine, parameter_bytes
+
+STEPS_MAX = 2000
+
+
+class Run:
+    """What came out of an engine."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[RowToken]] = {}
+        self.prefills: list[RowPrefill] = []
+        self.failures: list[RowFailure] = []
+
+    def ids(self, row: int) -> list[int]:
+        return [token.token for token in self.tokens.get(row, [])]
+
+    def finish(self, row: int) -> str | None:
+        return self.tokens[row][-1].finish
+
+    def cached(self, row: int) -> int:
+        return [prefill.cached for prefill in self.prefills if prefill.row == row][-1]
+
+
+def make_engine(model: Any, **options: Any) -> MlxEngine:
+    """An engine on a model of tests.support.models."""
+    info = ModelInfo("test", VOCAB_SIZE, 2048, frozenset(), parameter_bytes(model))
+    return MlxEngine(model, info, **options)
+
+
+def step(engine: Any, run: Run) -> None:
+    """One `next()`, added to `run`."""
+    result = engine.next()
+    for token in result.tokens:
+        run.tokens.setdefault(token.row, []).append(token)
+    run.prefills += result.prefills
+    run.failures += result.failures
+
+
+def finish(engine: Any, run: Run | None = None) -> Run:
+    """Step until no row is left."""
+    run = run or Run()
+    for _ in range(STEPS_MAX):
+        stats = engine.stats()
+        if not stats.rows_decoding and not stats.rows_prefilling:
+            return run
+        step(engine, run)
+    raise AssertionError(f"rows are left after {STEPS_MAX} steps")
+
+
+def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """What mlx-lm's own generator makes of `prompt`."""
+    steps = generate_step(mx.array(list(prompt)), model, max_tokens=count)
+    return [int(token) for _, (token, _) in zip(range(count), steps, strict=False)]
+
+
+def logits_after(model: Any, tokens: Sequence[int]) -> Any:
+    """The model's logits after `tokens`, as a numpy array in float32."""
+    import numpy as np
+
+    return np.array(model(mx.array([list(tokens)]))[0, -1].astype(mx.float32))
