@@ -221,7 +221,7 @@ class Actor:
     def _handle_frames(self, frames: list[Any], now_s: float) -> None:
         route, user = _bytes_and_user(frames[0])
         if self._with_users:
-            user = str(frames[-1].get("User-Id"))
+            user = _user(frames[-1])
         parts = [_bytes_and_user(frame)[0] for frame in frames[1:]] if self._with_users else frames[1:]
         try:
             command: Command = self._decoder.decode(parts)

@@ -13,8 +13,9 @@ from typing import Any, cast
 import zmq
 from zmq.utils import z85
 
+from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError
-from zmqengine.worker.keys import KeyPair, load_public_key
+from zmqengine.worker.keys import KeyPair, load_key_pair, load_public_key
 
 log = logging.getLogger("zmqengine.auth")
 
@@ -23,13 +24,56 @@ ZAP_VERSION = b"1.0"
 ZAP_DOMAIN = b"zmqengine"
 
 
+def open_guard(config: WorkerConfig, context: zmq.Context[Any]) -> Guard | None:
+    """The guard that the options ask for, before any socket of the context is bound; None without keys.
+
+    Raises `ConfigError` when a key file or directory cannot be used.
+    """
+    if config.server_key is None or config.authorized_keys is None:
+        return None
+    keys = load_key_pair(config.server_key)
+    return Guard(keys, ZapHandler(context, config.authorized_keys, config.operator_keys))
+
+
+class Guard:
+    """Keeps strangers off a worker's sockets: the worker's own keys, and who else's may enter.
+
+    It is served by one thread: `fileno` for its poller, `check` when that is readable.
+    """
+
+    def __init__(self, keys: KeyPair, zap: ZapHandler) -> None:
+        self._keys = keys
+        self._zap = zap
+
+    def secure(self, socket: zmq.Socket[bytes]) -> None:
+        """Let only CURVE connections with a known key onto this socket. Before it is bound."""
+        apply_server(socket, self._keys)
+
+    def fileno(self) -> int:
+        """Readable when somebody may be at the door."""
+        return self._zap.fileno()
+
+    def check(self) -> None:
+        """Let in, or turn away, everybody who waits."""
+        self._zap.check()
+
+    def is_operator(self, user: str) -> bool:
+        """Whether this `User-Id` may drain the worker."""
+        return self._zap.is_operator(user)
+
+    def close(self) -> None:
+        """From now on nobody new gets in. Idempotent; before the context is terminated."""
+        self._zap.close()
+
+
 def apply_server(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
     """Let only CURVE connections that the ZAP handler allows onto this socket. Before it is bound."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-    # With a domain a connection needs the handler's word; without one, no handler means that all may enter.
     socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    # Without this, libzmq lets everybody in while no handler is bound.
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 class ZapHandler:

@@ -92,7 +92,7 @@ class CommandHandler:
                 return self._hello(command, route, user, now_s)
             if isinstance(command, Insert) and command.epoch != self._epoch:
                 raise StaleEpoch("the worker has restarted; say hello and insert again with `emitted`")
-            session = self._sessions.of_route(route)
+            session = self._sessions.of_route(route, user)
             self._sessions.renew(session, now_s)
             return self._handle_in_session(command, session, now_s)
         except ZmqEngineError as error:

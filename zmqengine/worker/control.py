@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -30,6 +29,7 @@ from zmqengine.protocol.messages import (
     Ping,
     Rejected,
 )
+from zmqengine.worker.auth import Guard
 from zmqengine.worker.board import Board
 from zmqengine.worker.metrics import prometheus, status
 
@@ -51,7 +51,7 @@ class Watched(Protocol):
 class ControlThread:
     """Serves ctl until stopped. The socket is handed over for good: it is only used on this thread.
 
-    `is_operator` says whether a connection's key may drain the worker.
+    With a `guard` it also serves the key check, and only an operator's key may drain the worker.
     """
 
     def __init__(
@@ -61,18 +61,16 @@ class ControlThread:
         *,
         name: str,
         endpoints: Endpoints,
-        is_operator: Callable[[str], bool] = lambda user: True,
-        with_users: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         self._ctl = ctl
         self._board = board
         self._name = name
         self._endpoints = endpoints
-        self._is_operator = is_operator
-        self._with_users = with_users
+        self._guard = guard
         self._decoder = control_decoder()
         self._stop_reader, self._stop_writer = os.pipe()
-        self._watched: list[Watched] = []
+        self._watched: list[Watched] = [] if guard is None else [guard]
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def watch(self, watched: Watched) -> None:
@@ -112,7 +110,7 @@ class ControlThread:
     def _answer(self) -> None:
         frames: list[Any] = self._ctl.recv_multipart(copy=False)
         route, parts = frames[0].bytes, [frame.bytes for frame in frames[1:]]
-        reply = self._reply(parts, _user(frames[-1]) if self._with_users else "")
+        reply = self._reply(parts, _user(frames[-1]) if self._guard is not None else "")
         try:
             self._ctl.send_multipart([route, *encode(reply)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
@@ -141,7 +139,7 @@ class ControlThread:
                     raise NotReady("the model is still loading")
                 return msgspec.structs.replace(board.tokenizer, call=request.call)
             case Drain():
-                if not self._is_operator(user):
+                if self._guard is not None and not self._guard.is_operator(user):
                     raise NotAuthorized("draining needs an operator's key")
                 # Asked twice is not asked to hurry: a client repeats what got no answer.
                 if board.drain_requests == 0:

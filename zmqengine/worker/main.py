@@ -9,12 +9,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
+
+import zmq
 
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.protocol.messages import Limits, ModelCard, Progress
 from zmqengine.worker import logs
 from zmqengine.worker.actor import Actor, EngineBroken
+from zmqengine.worker.auth import open_guard
 from zmqengine.worker.board import Board
 from zmqengine.worker.control import ControlThread
 from zmqengine.worker.opening import Opened, open_engine, warm_up
@@ -56,8 +60,17 @@ class _Worker:
         self._supervisor: SupervisorLink | None = watch_supervisor(board.ask_to_drain)
 
     def run(self) -> int:
-        sockets = Sockets(self._config.endpoints, frame_bytes_max=self._config.frame_bytes_max)
-        control = ControlThread(sockets.ctl, self._board, name=self._config.name, endpoints=sockets.endpoints)
+        context: zmq.Context[Any] = zmq.Context()
+        guard = open_guard(self._config, context)
+        sockets = Sockets(
+            self._config.endpoints,
+            frame_bytes_max=self._config.frame_bytes_max,
+            context=context,
+            guard=guard,
+        )
+        control = ControlThread(
+            sockets.ctl, self._board, name=self._config.name, endpoints=sockets.endpoints, guard=guard
+        )
         if self._supervisor is not None:
             self._supervisor.report(endpoints=sockets.endpoints)
             control.watch(self._supervisor)

@@ -151,9 +151,14 @@ class SessionTable:
         self.renew(session, now_s)
         return session
 
-    def of_route(self, route: bytes) -> Session:
-        """The session of a connection. Raises `UnknownSession` or `Fenced`."""
+    def of_route(self, route: bytes, user: str) -> Session:
+        """The session of a connection with this key. Raises `UnknownSession` or `Fenced`.
+
+        A connection chooses its own routing id: once the first one is gone, another key may come with the same.
+        """
         session = self._by_route.get(route)
+        if session is not None and session.user != user:
+            session = None
         if session is None:
             if route in self._fenced:
                 raise Fenced("another connection has taken this session over")

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import zmq
 
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints, ipc_path, tcp_host_port
+from zmqengine.worker.auth import Guard
 from zmqengine.worker.publisher import configure_output
 
 HEARTBEAT_MS = 5_000
@@ -25,8 +25,8 @@ OUT_FRAMES_MAX = 1_000
 class Sockets:
     """ctl, cmd and out of one worker. `endpoints` are the real addresses, with the ports the system chose.
 
-    Raises `ConfigError` when an address is in use or cannot be bound. `secure` is called on each socket
-    before it is bound (keys).
+    Raises `ConfigError` when an address is in use or cannot be bound. With a `guard` only those with a known
+    key get in. The context and the guard are closed with the sockets.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class Sockets:
         *,
         frame_bytes_max: int,
         context: zmq.Context[Any] | None = None,
-        secure: Callable[[zmq.Socket[bytes]], None] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.context: zmq.Context[Any] = context or zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._lock = _DirectoryLock(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
-        self._secure = secure
+        self._guard = guard
         self._message_bytes_max = 4 * frame_bytes_max
         try:
             self.ctl, ctl = self._bind(zmq.ROUTER, wanted.ctl)
@@ -56,6 +56,8 @@ class Sockets:
         for socket in self._sockets:
             socket.close(linger_ms)
         self._sockets.clear()
+        if self._guard is not None:
+            self._guard.close()
         self.context.term()
         if self._lock is not None:
             self._lock.release()
@@ -76,8 +78,8 @@ class Sockets:
             # A front-end that vanishes without a word is noticed.
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        if self._secure is not None:
-            self._secure(socket)
+        if self._guard is not None:
+            self._guard.secure(socket)
         try:
             # A socket file must never exist with wider rights, not even for a moment.
             earlier_umask = os.umask(0o177)
