@@ -14,7 +14,7 @@ import click
 from zmqengine.cli.advice import one_line
 from zmqengine.cli.answer import write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import generation_options, given, worker_option
+from zmqengine.cli.options import Target, generation_options, given, worker_options
 from zmqengine.errors import ContextExceeded, ZmqEngineError
 from zmqengine_client import Client
 
@@ -25,16 +25,14 @@ _HISTORY_LINES = 1000
 
 
 @click.command()
-@worker_option
+@worker_options
 @click.option("--system", help="Instructions that stand before the conversation.")
 @click.option("-n", "--max-tokens", type=int, help="Stop an answer after so many.  [default: what fits]")
 @generation_options
 @click.option("--stats", is_flag=True, help="Figures after each answer, on standard error.")
-def chat(
-    address: str | None, system: str | None, stats: bool, max_tokens: int | None, **options: Any
-) -> None:
+def chat(target: Target, system: str | None, stats: bool, max_tokens: int | None, **options: Any) -> None:
     """Talk with the model. /help inside shows what else there is."""
-    with ready_client(address, name="chat") as client, _history():
+    with ready_client(target, name="chat") as client, _history():
         conversation = Conversation(client, system, given(options) | {"max_tokens": max_tokens})
         if sys.stdin.isatty():
             click.echo("/help shows the commands, Ctrl-D leaves.", err=True)

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
+from zmqengine.cli.options import Target
 from zmqengine.cli.progress_line import ProgressLine, bar
-from zmqengine.errors import ZmqEngineError
+from zmqengine.errors import ConfigError, ZmqEngineError
 from zmqengine_client import Client, ClientEvent
+from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, CurveKeys, load_keys
+
+
+def connect(target: Target, *, name: str, **more: Any) -> Client:
+    """A client that is not connected yet: the first call waits for the worker."""
+    return Client(target.address, name=name, keys=_keys(target), **more)
 
 
 @contextlib.contextmanager
-def ready_client(address: str | None, *, name: str) -> Iterator[Client]:
+def ready_client(target: Target, *, name: str) -> Iterator[Client]:
     """A client of a worker that has its model loaded."""
-    with Client(address, name=name, on_event=_tell) as client:
+    with connect(target, name=name, on_event=_tell) as client:
         with ProgressLine(lambda: _loading(client)):
             client.wait_ready()
         yield client
+
+
+def _keys(target: Target) -> CurveKeys | None:
+    if target.client_key is None and target.server_key is None:
+        return None
+    client_key = target.client_key or os.environ.get(CLIENT_KEY_VARIABLE)
+    server_key = target.server_key or os.environ.get(SERVER_KEY_VARIABLE)
+    if client_key is None or server_key is None:
+        raise ConfigError("--client-key and --server-key belong together: give both")
+    return load_keys(client_key, server_key)
 
 
 def _tell(event: ClientEvent) -> None:

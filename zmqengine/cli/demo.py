@@ -19,6 +19,7 @@ import click
 
 from zmqengine.cli.columns import Columns, side_by_side
 from zmqengine.cli.connection import ready_client
+from zmqengine.cli.options import Target
 from zmqengine.errors import WorkerLost, ZmqEngineError
 
 PROMPTS = ("Once upon a time", "One day")
@@ -89,7 +90,7 @@ def _worker(name: str, model: str) -> Iterator[int]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
         try:
-            with ready_client(name, name="demo") as client:
+            with ready_client(Target(name), name="demo") as client:
                 yield client.describe().pid
         except ZmqEngineError as error:
             if process.poll() is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from zmqengine.cli.options import worker_option
-from zmqengine_client import Client
+from zmqengine.cli.connection import connect
+from zmqengine.cli.options import Target, worker_options
 
 
 @click.command()
-@worker_option
-def drain(address: str | None) -> None:
+@worker_options
+def drain(target: Target) -> None:
     """Let a worker finish what runs, take nothing new, and exit with 0."""
-    with Client(address, name="drain") as client:
+    with connect(target, name="drain") as client:
         client.drain()
     click.echo("draining: the worker ends when its requests have", err=True)

@@ -11,23 +11,21 @@ import msgspec
 from zmqengine.cli.advice import EXIT_INTERRUPTED
 from zmqengine.cli.answer import Answer, write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import generation_options, given, worker_option
+from zmqengine.cli.options import Target, generation_options, given, worker_options
 
 
 @click.command()
 @click.argument("prompt", required=False)
-@worker_option
+@worker_options
 @click.option("-n", "--max-tokens", type=int, default=256, show_default=True, help="Stop after so many.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @generation_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
 @click.option("--stats/--no-stats", default=None, help="Figures on standard error.  [default: on a terminal]")
-def generate(
-    prompt: str | None, address: str | None, as_json: bool, stats: bool | None, **options: Any
-) -> int:
+def generate(prompt: str | None, target: Target, as_json: bool, stats: bool | None, **options: Any) -> int:
     """Continue PROMPT; without one, or with -, what comes on standard input."""
     text = _prompt(prompt)
-    with ready_client(address, name="generate") as client:
+    with ready_client(target, name="generate") as client:
         stream = client.generate(text, **given(options))
         if as_json:
             stream.text()

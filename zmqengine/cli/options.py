@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 _GENERATION: tuple[tuple[str, type, str], ...] = (
     ("temperature", float, "0: always the most probable token; higher: more variety."),
@@ -23,15 +26,36 @@ _GENERATION: tuple[tuple[str, type, str], ...] = (
 )
 
 
-def worker_option(command: Command) -> Command:
-    """`--worker`, passed on as `address`."""
-    return click.option(
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which worker a command talks to, and the key files to do it with; None is for the environment to say."""
+
+    address: str | None = None
+    client_key: str | None = None
+    server_key: str | None = None
+
+
+def worker_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """`--worker` and the keys for it, passed on as one `target`."""
+
+    @click.option(
         "-w",
         "--worker",
         "address",
         metavar="ADDRESS",
         help="Which worker: its name, ipc://... or tcp://HOST:PORT.  [default: $ZMQENGINE_ADDRESS or default]",
-    )(command)
+    )
+    @click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
+    @click.option(
+        "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
+    )
+    @functools.wraps(command)
+    def with_target(
+        *, address: str | None, client_key: str | None, server_key: str | None, **options: Any
+    ) -> Result:
+        return command(target=Target(address, client_key, server_key), **options)
+
+    return with_target
 
 
 def generation_options(command: Command) -> Command:

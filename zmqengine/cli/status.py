@@ -9,19 +9,19 @@ import click
 import msgspec
 
 from zmqengine.cli.advice import EXIT_FAILED
-from zmqengine.cli.options import worker_option
+from zmqengine.cli.connection import connect
+from zmqengine.cli.options import Target, worker_options
 from zmqengine.protocol.messages import Description, Status
-from zmqengine_client import Client
 
 
 @click.command()
-@worker_option
+@worker_options
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
 @click.option("--ready", is_flag=True, help="Exit code 1 unless the model is loaded and requests are taken.")
 @click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, metavar="SECONDS")
-def status(address: str | None, as_json: bool, ready: bool, timeout_s: float) -> int:
+def status(target: Target, as_json: bool, ready: bool, timeout_s: float) -> int:
     """Show state, model and load of a worker. Exit code 1 if none answers."""
-    with Client(address, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
+    with connect(target, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
         description, now = client.describe(), client.status()
     if as_json:
         whole = {"description": _plain(description), "status": _plain(now)}
