@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +23,58 @@ def short_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("ZMQENGINE_ADDRESS", raising=False)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+class RunningWorker:
+    """A worker process without a supervisor, on a fake engine of this shape."""
+
+    def __init__(self, directory: str, **shape: object) -> None:
+        self.name = f"w{next(_numbers)}"
+        self.log = Path(directory) / f"{self.name}.log"
+        engine = "fake:" + json.dumps({"vocab_size": 257, **shape})
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "worker", "--name", self.name, "--no-supervise", "--engine", engine], stderr=log
+            )
+
+    @property
+    def socket(self) -> Path:
+        """The file of its ctl socket."""
+        return Path(os.environ["ZMQENGINE_DIR"]) / self.name / "ctl"
+
+    def end(self) -> int:
+        """Drain it; its exit code."""
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def start_worker(short_directory: str) -> Iterator[Callable[..., RunningWorker]]:
+    """Starts workers; each ends with the test."""
+    started: list[RunningWorker] = []
+
+    def start(**shape: object) -> RunningWorker:
+        started.append(RunningWorker(short_directory, **shape))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def run() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Calls the command line in a process of its own, without a terminal."""
+
+    def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    return run
+
+
+COMMAND = (sys.executable, "-m", "zmqengine.cli.main")
+_numbers = itertools.count()

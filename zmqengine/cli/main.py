@@ -54,7 +54,6 @@ class Commands(click.Group):
     cls=Commands,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "auto_envvar_prefix": "ZMQENGINE",
         "max_content_width": 100,
     },
     epilog="First time here? Try: zmqengine demo",

@@ -82,7 +82,7 @@ def _option(name: str, kind: Any, default: Any) -> click.Option:
 
 
 @_options
-@click.command()
+@click.command(context_settings={"auto_envvar_prefix": "ZMQENGINE_WORKER"})
 def worker(**options: Any) -> int:
     """Load a model and share it with every program that connects.
 

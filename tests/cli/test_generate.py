@@ -1,0 +1,113 @@
+"""`zmqengine generate`, against a real worker process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+from tests.cli.conftest import COMMAND, RunningWorker
+from tests.cli.terminal import Terminal
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+StartWorker = Callable[..., RunningWorker]
+
+
+def test_the_text_goes_to_standard_output_and_nothing_else(start_worker: StartWorker, run: Run) -> None:
+    """So that it can be piped; the same seed gives the same text."""
+    worker = start_worker()
+    arguments = ("generate", "-w", worker.name, "-n", "20", "--seed", "3", "Once upon")
+    first, second = run(*arguments), run(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ""
+    assert first.stdout == second.stdout != ""
+
+
+def test_the_prompt_can_come_from_standard_input(start_worker: StartWorker, run: Run) -> None:
+    """With - or without a prompt."""
+    worker = start_worker()
+    options = ("generate", "-w", worker.name, "-n", "20", "--seed", "3")
+    outputs = {
+        run(*options, "Once").stdout,
+        run(*options, stdin="Once").stdout,
+        run(*options, "-", stdin="Once").stdout,
+    }
+    assert len(outputs) == 1
+
+
+def test_json_has_the_text_and_the_figures(start_worker: StartWorker, run: Run) -> None:
+    """One object, for programs."""
+    worker = start_worker()
+    options = ("-w", worker.name, "-n", "20", "--seed", "3", "Once")
+    completion = json.loads(run("generate", "--json", *options).stdout)
+    assert completion["finish"] == "length"
+    assert completion["seed"] == 3
+    assert len(completion["tokens"]) == 20
+    assert completion["text"] == run("generate", *options).stdout
+
+
+def test_a_request_that_cannot_work_is_one_line(start_worker: StartWorker, run: Run) -> None:
+    """The worker's own words, and what to do."""
+    worker = start_worker()
+    refused = run("generate", "-w", worker.name, "-n", "100000", "Once")
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert len(refused.stderr.splitlines()) == 1
+    assert "shorten the prompt or lower --max-tokens" in refused.stderr
+    hot = run("generate", "-w", worker.name, "--temperature", "-1", "Once")
+    assert hot.returncode == 1
+    assert "temperature" in hot.stderr
+
+
+def test_no_worker_is_one_line_that_says_how_to_start_one(short_directory: str) -> None:
+    """Within the time that a client waits for a worker to come up."""
+    program = """
+import sys
+import zmqengine_client
+from functools import partial
+zmqengine_client.Client = partial(zmqengine_client.Client, connect_timeout_s=0.2)
+from zmqengine.cli.main import main
+sys.exit(main(["generate", "Once"]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], input="", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1
+    assert "zmqengine worker" in ended.stderr
+    assert short_directory in ended.stderr
+
+
+def test_ctrl_c_aborts_the_request_and_keeps_what_is_there(start_worker: StartWorker, run: Run) -> None:
+    """Exit code 130, no traceback, and the worker has its row back."""
+    worker = start_worker(step_ms=20)
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "-w", worker.name, "-n", "4000", "Once"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    assert first
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, b"")
+    status = json.loads(run("status", "-w", worker.name, "--json").stdout)
+    assert status["status"]["state"] == "ready"
+
+
+def test_a_long_prompt_shows_its_progress_on_a_terminal(start_worker: StartWorker) -> None:
+    """And erases it before the text."""
+    worker = start_worker(step_ms=100, prefill_chunk=20)
+    terminal = Terminal([*COMMAND, "generate", "-w", worker.name, "-n", "3", "x" * 400], {})
+    try:
+        at = terminal.wait_for("reading the prompt [")
+        at = terminal.wait_for("of 400 tokens", start=at)
+        terminal.wait_for("\r\x1b[2K", start=at)
+        terminal.wait_for("400 tokens in, 3 out", start=at)
+        assert terminal.end() == 0
+    finally:
+        terminal.close()

@@ -1,0 +1,78 @@
+"""`zmqengine status` and `drain`, against a real worker process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+
+from tests.cli.conftest import COMMAND, RunningWorker
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+StartWorker = Callable[..., RunningWorker]
+
+
+def test_status_shows_state_model_and_load(start_worker: StartWorker, run: Run) -> None:
+    """Lines for people."""
+    worker = start_worker()
+    wait_until_ready(worker, run)
+    shown = run("status", "-w", worker.name)
+    assert shown.returncode == 0, shown.stderr
+    assert f"{worker.name}, process {worker.process.pid}" in shown.stdout
+    assert "ready" in shown.stdout
+    assert "4096 tokens of context" in shown.stdout
+
+
+def test_status_json_is_complete(start_worker: StartWorker, run: Run) -> None:
+    """For programs: both replies, with the epoch as text."""
+    worker = start_worker()
+    wait_until_ready(worker, run)
+    both = json.loads(run("status", "-w", worker.name, "--json").stdout)
+    assert both["status"]["state"] == "ready"
+    assert both["description"]["model"]["vocab_size"] == 257
+    assert both["status"]["epoch"] == both["description"]["epoch"]
+    assert len(bytes.fromhex(both["status"]["epoch"])) == 8
+
+
+def test_status_of_no_worker_is_one_line_and_code_1(short_directory: str, run: Run) -> None:
+    """For health checks."""
+    shown = run("status", "--timeout", "0.3")
+    assert shown.returncode == 1
+    assert shown.stdout == ""
+    assert len(shown.stderr.splitlines()) == 1
+    assert "zmqengine worker" in shown.stderr
+
+
+def test_ready_is_not_the_same_as_alive(start_worker: StartWorker, run: Run) -> None:
+    """A worker that drains answers, with code 0, and is not ready, with code 1."""
+    worker = start_worker(step_ms=50)
+    wait_until_ready(worker, run)
+    long = subprocess.Popen(
+        [*COMMAND, "generate", "-w", worker.name, "-n", "2000", "x"], stdout=subprocess.PIPE
+    )
+    assert long.stdout is not None
+    assert long.stdout.read(1)
+    assert run("drain", "-w", worker.name).returncode == 0
+    assert run("status", "-w", worker.name).returncode == 0
+    assert run("status", "-w", worker.name, "--ready").returncode == 1
+    long.kill()
+    long.wait()
+
+
+def test_drain_ends_the_worker_with_code_0(start_worker: StartWorker, run: Run) -> None:
+    """And leaves no socket behind."""
+    worker = start_worker()
+    wait_until_ready(worker, run)
+    drained = run("drain", "-w", worker.name)
+    assert drained.returncode == 0, drained.stderr
+    assert worker.process.wait(30) == 0
+    assert not worker.socket.exists()
+
+
+def wait_until_ready(worker: RunningWorker, run: Run) -> None:
+    """Ask until it says ready."""
+    end_s = time.monotonic() + 30
+    while run("status", "-w", worker.name, "--ready").returncode:
+        assert worker.process.poll() is None, worker.log.read_text()
+        assert time.monotonic() < end_s
