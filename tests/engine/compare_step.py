@@ -22,10 +22,17 @@ from mlx_lm.sample_utils import make_sampler  # noqa: E402
 
 from tests.support.models import LLAMA, build_model  # noqa: E402
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling  # noqa: E402
-from zmqengine.engine.mlx_engine import MlxEngine, parameter_bytes  # noqa: E402
+from zmqengine.engine.loader import evaluate  # noqa: E402
+from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
 
 SHAPES = {
-    "tiny": {**LLAMA, "vocab_size": 1000, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 256},
+    "tiny": {
+        **LLAMA,
+        "vocab_size": 1000,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 256,
+    },
     "small": {
         **LLAMA,
         "vocab_size": 8000,
@@ -56,7 +63,9 @@ def bare(model, prompts, sampler):
 
 def ours(engine, prompts, sampling):
     began = time.perf_counter()
-    engine.insert([RowRequest(i, prompt, TOKENS, sampling=sampling, seed=i) for i, prompt in enumerate(prompts)])
+    engine.insert(
+        [RowRequest(i, prompt, TOKENS, sampling=sampling, seed=i) for i, prompt in enumerate(prompts)]
+    )
     steps, tokens = [], 0
     while tokens < TOKENS * len(prompts):
         started = time.perf_counter()
@@ -70,7 +79,7 @@ def ours(engine, prompts, sampling):
 def main(rows: int = 32, rounds: int = 9, shape: str = "tiny", temperature: float = 0.0, top_p: float = 1.0):
     config = SHAPES[shape]
     model = build_model(config)
-    info = ModelInfo(shape, config["vocab_size"], 2048, frozenset(), parameter_bytes(model))
+    info = ModelInfo(shape, config["vocab_size"], 2048, frozenset(), evaluate(model))
     print(f"{shape}: {info.parameter_bytes / 4e6:.2f} M parameters, {rows} rows")
     engine = MlxEngine(model, info, prefill_chunk=2048)
     sampling = Sampling(temperature=temperature, top_p=top_p)
@@ -79,15 +88,22 @@ def main(rows: int = 32, rounds: int = 9, shape: str = "tiny", temperature: floa
     figures = {"bare": [], "ours": []}
     for round_ in range(rounds + 2):
         prompts = [[draw.randrange(info.vocab_size) for _ in range(64)] for _ in range(rows)]
-        turns = {"bare": lambda p=prompts: bare(model, p, sampler), "ours": lambda p=prompts: ours(engine, p, sampling)}
+        turns = {
+            "bare": lambda p=prompts: bare(model, p, sampler),
+            "ours": lambda p=prompts: ours(engine, p, sampling),
+        }
         for name in list(turns)[:: 1 if round_ % 2 else -1]:
             figure = turns[name]()
             if round_ > 1:
                 figures[name].append(figure)
-    medians = {name: [statistics.median(column) for column in zip(*rows_, strict=True)] for name, rows_ in figures.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*rows_, strict=True)]
+        for name, rows_ in figures.items()
+    }
     for name, (rate, step) in medians.items():
         print(f"{name}: {rate:8.0f} tok/s, step {step * 1e6:7.0f} us")
-    print(f"ratio: {medians['ours'][0] / medians['bare'][0]:.3f} tok/s, {medians['bare'][1] / medians['ours'][1]:.3f} steps")
+    (our_rate, our_step), (bare_rate, bare_step) = medians["ours"], medians["bare"]
+    print(f"ratio: {our_rate / bare_rate:.3f} tok/s, {bare_step / our_step:.3f} steps")
 
 
 if __name__ == "__main__":

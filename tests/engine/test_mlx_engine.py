@@ -21,7 +21,9 @@ from zmqengine.engine.mlx_engine import MlxEngine
 COUNT = 24
 
 
-def some_prompts(count: int, seed: int = 1, lengths: tuple[int, ...] = (1, 2, 5, 20, 50, 100)) -> list[list[int]]:
+def some_prompts(
+    count: int, seed: int = 1, lengths: tuple[int, ...] = (1, 2, 5, 20, 50, 100)
+) -> list[list[int]]:
     draw = random.Random(seed)
     return [[draw.randrange(VOCAB_SIZE) for _ in range(draw.choice(lengths))] for _ in range(count)]
 
@@ -81,7 +83,9 @@ def test_tokens_on_pico_are_those_of_mlx_lm_generate():
     ]
     engine = MlxEngine(loaded.model, loaded.info)
     stop = loaded.info.eos_token_ids
-    engine.insert([RowRequest(row, prompt, COUNT, stop_token_ids=stop) for row, prompt in enumerate(prompts[:16])])
+    engine.insert(
+        [RowRequest(row, prompt, COUNT, stop_token_ids=stop) for row, prompt in enumerate(prompts[:16])]
+    )
     run = finish(engine)
     engine.insert([RowRequest(row, prompts[row], COUNT, stop_token_ids=stop) for row in range(16, 20)])
     finish(engine, run)
@@ -201,7 +205,11 @@ def test_a_poisoned_row_fails_alone(model, poison):
     good = some_prompts(2)
     engine = make_engine(model)
     failures = engine.insert(
-        [RowRequest(0, good[0], COUNT), RowRequest(1, max_tokens=COUNT, **poison), RowRequest(2, good[1], COUNT)]
+        [
+            RowRequest(0, good[0], COUNT),
+            RowRequest(1, max_tokens=COUNT, **poison),
+            RowRequest(2, good[1], COUNT),
+        ]
     )
     run = finish(engine)
     assert [failure.row for failure in failures + run.failures] == [1]
@@ -252,7 +260,12 @@ def test_a_step_that_raises_loses_the_batch_and_nothing_else(model):
         finish(engine)
     engine.reset()
     stats = engine.stats()
-    assert (stats.rows_decoding, stats.rows_prefilling, stats.kv_bytes, stats.prompt_cache_bytes) == (0, 0, 0, 0)
+    assert (stats.rows_decoding, stats.rows_prefilling, stats.kv_bytes, stats.prompt_cache_bytes) == (
+        0,
+        0,
+        0,
+        0,
+    )
     prompts = some_prompts(3)
     engine.insert(requests(prompts))
     run = finish(engine)
@@ -305,7 +318,7 @@ def test_the_engine_runs_on_the_thread_that_built_it_while_another_waits(model):
             engine.remove([0])
             engine.close()
             outcome.append(len(run.ids(0)))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             outcome.append(error)
 
     thread = threading.Thread(target=serve)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from zmqengine.engine import caches as kv
 from zmqengine.engine.decode import DecodeBatch
@@ -171,9 +170,3 @@ class MlxEngine:
         mx.eval(self._model(mx.array([[0]], dtype=mx.uint32), cache=caches))
         mx.eval(kv.arrays(caches))
         return caches
-
-
-def parameter_bytes(model: Any) -> int:
-    """Bytes of all parameters of a model."""
-    leaves: list[tuple[str, Any]] = tree_flatten(model.parameters())  # type: ignore[assignment]
-    return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))

@@ -80,5 +80,5 @@ class Row:
             self.sampling.presence_penalty,
             self.sampling.frequency_penalty,
         )
-        if not all(map(math.isfinite, numbers)) or self.sampling.temperature < 0:
+        if not all(map(math.isfinite, [*numbers, *bias.values()])) or self.sampling.temperature < 0:
             raise ValueError("a sampling parameter is out of range")
