@@ -278,9 +278,13 @@ def test_with_die_with_parent_the_whole_tree_follows_its_top(supervise: Start) -
     wait_until_dead(pid)
 
 
-def test_an_unsupervised_process_notices_its_parents_death(supervise: Start) -> None:
-    """`ParentProcess` is what a worker uses for --die-with-parent with --no-supervise."""
-    run = supervise("""
+@pytest.mark.parametrize(
+    "way", ["", "from zmqengine.worker import parent; parent._exit_fd = parent._polled_exit_fd"]
+)
+def test_an_unsupervised_process_notices_its_parents_death(supervise: Start, way: str) -> None:
+    """`ParentProcess` works by a descriptor of the parent, and by looking where there is none."""
+    run = supervise(f"""
+        {way}
         if life == 0:
             import subprocess
             begin()
@@ -289,9 +293,8 @@ def test_an_unsupervised_process_notices_its_parents_death(supervise: Start) -> 
         assert not parent.check()
         begin()
         import select
-        select.select([parent.fileno()] if parent.fileno() is not None else [], [], [], 20)
-        while not parent.check():
-            time.sleep(0.01)
+        select.select([parent], [], [])
+        parent.check()
     """)
     grandchild = run.worker_pid(1)
     kill(run.worker_pid(0))

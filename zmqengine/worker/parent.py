@@ -10,6 +10,8 @@ import os
 import select
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -26,6 +28,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_HOPELESS = 78
 """It would fail again: no such model, a bad option, the address is in use. (EX_CONFIG of sysexits.h.)"""
+
+
+_POLL_EVERY_S = 0.5
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +84,7 @@ class SupervisorLink:
 
 
 class ParentProcess:
-    """Watches the process that started this one. `check()` now and then works without a poller."""
+    """Watches the process that started this one."""
 
     def __init__(self, on_gone: Callable[[], None]) -> None:
         self._pid = os.getppid()
@@ -87,25 +92,22 @@ class ParentProcess:
         self._gone = False
         self._fd = _exit_fd(self._pid)
 
-    def fileno(self) -> int | None:
-        """For a poller, or None where the system has nothing to wait for."""
+    def fileno(self) -> int:
+        """For a poller; readable when the parent is gone."""
         return self._fd
 
     def check(self) -> bool:
         """Whether the parent is gone; calls `on_gone` the first time. Never blocks."""
-        if not self._gone and (os.getppid() != self._pid or self._exit_seen()):
+        if not self._gone and (os.getppid() != self._pid or select.select([self._fd], [], [], 0)[0]):
             self._gone = True
             self._on_gone()
         return self._gone
 
     def close(self) -> None:
         """Idempotent."""
-        if self._fd is not None:
+        if self._fd >= 0:
             os.close(self._fd)
-            self._fd = None
-
-    def _exit_seen(self) -> bool:
-        return self._fd is not None and bool(select.select([self._fd], [], [], 0)[0])
+            self._fd = -1
 
 
 def watch_supervisor(on_gone: Callable[[], None]) -> SupervisorLink | None:
@@ -114,8 +116,8 @@ def watch_supervisor(on_gone: Callable[[], None]) -> SupervisorLink | None:
     return None if fd is None else SupervisorLink(int(fd), on_gone)
 
 
-def _exit_fd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends."""
+def _exit_fd(pid: int) -> int:
+    """A descriptor that becomes readable when the process, which is our parent, ends."""
     try:
         if sys.platform == "linux":
             return os.pidfd_open(pid)
@@ -128,5 +130,18 @@ def _exit_fd(pid: int) -> int | None:
             queue.close()
             return fd
     except OSError:
-        return None
-    return None
+        # An old kernel, a sandbox that forbids it, or a parent that is gone already.
+        return _polled_exit_fd(pid)
+    return _polled_exit_fd(pid)
+
+
+def _polled_exit_fd(pid: int) -> int:
+    ours, theirs = os.pipe()
+
+    def poll() -> None:
+        while os.getppid() == pid:
+            time.sleep(_POLL_EVERY_S)
+        os.close(theirs)
+
+    threading.Thread(target=poll, name="parent", daemon=True).start()
+    return ours

@@ -69,8 +69,8 @@ class _Supervisor:
         self._parent = ParentProcess(self._stop) if config.die_with_parent else None
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
-        if self._parent is not None and (parent_fd := self._parent.fileno()) is not None:
-            self._selector.register(parent_fd, selectors.EVENT_READ)
+        if self._parent is not None:
+            self._selector.register(self._parent, selectors.EVENT_READ)
 
     def run(self) -> int:
         """Lives of the worker, one after the other."""
@@ -186,13 +186,13 @@ class _Supervisor:
     def _wait(self, until_s: float | None) -> None:
         """Sleep until something happens: a signal, a report, the end of a process, or the time."""
         timeout_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-        if self._parent is not None:
-            # Where the parent has no descriptor, look for it twice a second.
-            timeout_s = 0.5 if timeout_s is None else min(0.5, timeout_s)
         self._selector.select(timeout_s)
         self._read_signals()
         if self._parent is not None and self._parent.check():
-            self._forget_parent(self._parent)
+            # It stays readable.
+            self._selector.unregister(self._parent)
+            self._parent.close()
+            self._parent = None
 
     def _read_signals(self) -> None:
         try:
@@ -205,12 +205,6 @@ class _Supervisor:
 
     def _stop(self) -> None:
         self._stops += 1
-
-    def _forget_parent(self, parent: ParentProcess) -> None:
-        if (fd := parent.fileno()) is not None:
-            self._selector.unregister(fd)
-        parent.close()
-        self._parent = None
 
     def _clean_up(self, child: _Child) -> None:
         if child.linked:

@@ -1,0 +1,197 @@
+"""`zmqengine worker` as people run it: the supervisor, its real worker, and real kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from zmqengine.protocol.codec import control_reply_decoder, encode
+from zmqengine.protocol.messages import Describe, Description
+
+WAIT_S = 30.0
+COMMAND = (
+    sys.executable,
+    "-m",
+    "zmqengine.cli.main",
+    "worker",
+    "--engine",
+    "fake:{}",
+    "--restart-wait-ms",
+    "1",
+)
+
+
+class Supervised:
+    """A supervisor and its worker, with sockets in `directory`."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self._log = directory / "log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *options], stderr=log, env=os.environ | {"ZMQENGINE_DIR": str(directory)}
+            )
+        self.pids: set[int] = set()
+
+    @property
+    def log(self) -> str:
+        """What both have said."""
+        return self._log.read_text()
+
+    def address(self) -> str:
+        """Of ctl, once it listens."""
+        end_s = time.monotonic() + WAIT_S
+        while not (found := re.search(r"listening address=(\S+)", self.log)):
+            assert time.monotonic() < end_s, self.log
+            time.sleep(0.01)
+        return found[1]
+
+    def describe_ready(self, *, other_than: Description | None = None) -> Description:
+        """The worker's description, once it is ready and not that earlier life."""
+        end_s = time.monotonic() + WAIT_S
+        while True:
+            assert time.monotonic() < end_s, self.log
+            description = describe(self.address())
+            if description is None or description.state != "ready":
+                continue
+            self.pids.add(description.pid)
+            if other_than is None or description.epoch != other_than.epoch:
+                return description
+
+
+@pytest.fixture
+def supervise() -> Iterator[Callable[..., Supervised]]:
+    """Starts supervised workers; each ends with the test."""
+    # Not tmp_path: a socket's path is short.
+    directory = Path(tempfile.mkdtemp(prefix="zmqe-", dir="/tmp"))
+    started: list[Supervised] = []
+
+    def start(*options: str) -> Supervised:
+        started.append(Supervised(directory, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        for pid in one.pids:
+            wait_until_dead(pid)
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("bind", [(), ("--bind", "tcp://127.0.0.1:0")], ids=["ipc", "tcp"])
+def test_a_killed_worker_comes_back_at_the_same_addresses(
+    supervise: Callable[..., Supervised], bind: tuple[str, ...]
+) -> None:
+    """SIGKILL leaves no lock and no socket in the way, and a port that was chosen by the system stays chosen."""
+    run = supervise(*bind)
+    before = run.describe_ready()
+    os.kill(before.pid, signal.SIGKILL)
+    after = run.describe_ready(other_than=before)
+    assert after.pid != before.pid
+    assert (after.cmd, after.out) == (before.cmd, before.out)
+    assert not before.cmd.endswith(":0")
+    wait_until_dead(before.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stopped_supervisor_leaves_nothing_behind(
+    supervise: Callable[..., Supervised], number: int
+) -> None:
+    """No process, no socket, no lock, and code 0."""
+    run = supervise()
+    description = run.describe_ready()
+    run.process.send_signal(number)
+    assert run.process.wait(WAIT_S) == 0, run.log
+    wait_until_dead(description.pid)
+    assert not Path(description.cmd.removeprefix("ipc://")).parent.exists()
+
+
+def test_a_killed_supervisor_takes_its_worker_along(supervise: Callable[..., Supervised]) -> None:
+    """No orphan holds the GPU, and the next worker finds its address free."""
+    run = supervise()
+    description = run.describe_ready()
+    run.process.kill()
+    run.process.wait()
+    wait_until_dead(description.pid)
+    assert not Path(description.cmd.removeprefix("ipc://")).parent.exists()
+    assert supervise().describe_ready().pid != description.pid
+
+
+def test_an_address_in_use_is_not_tried_again(supervise: Callable[..., Supervised]) -> None:
+    """A second worker of the same name says so in one line, and the first is not disturbed."""
+    first = supervise()
+    description = first.describe_ready()
+    second = subprocess.run(
+        COMMAND,
+        env=os.environ | {"ZMQENGINE_DIR": str(Path(description.cmd.removeprefix("ipc://")).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert second.returncode == 1
+    assert len(second.stderr.splitlines()) == 1
+    assert "already running" in second.stderr
+    assert first.describe_ready().epoch == description.epoch
+
+
+def test_die_with_parent_ends_supervisor_and_worker(supervise: Callable[..., Supervised]) -> None:
+    """SIGKILL of the program that started a worker for itself."""
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE); "
+            "print(child.pid, child.stderr.readline().decode().split('address=')[1].split()[0], flush=True); "
+            "child.wait()",
+            *COMMAND,
+            "--bind",
+            "tcp://127.0.0.1:0",
+            "--die-with-parent",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    supervisor_pid, address = parent.stdout.readline().split()
+    description = describe(address)
+    assert description is not None
+    parent.kill()
+    parent.wait()
+    wait_until_dead(int(supervisor_pid))
+    wait_until_dead(description.pid)
+
+
+def describe(address: str) -> Description | None:
+    """What the worker there says of itself, or None if it does not answer at once."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(address)
+        socket.send_multipart(encode(Describe(call=1)))
+        if not socket.poll(1000):
+            return None
+        reply = control_reply_decoder().decode(socket.recv_multipart())
+    assert isinstance(reply, Description)
+    return reply
+
+
+def wait_until_dead(pid: int) -> None:
+    """Return once no such process runs; one that only waits to be reaped does not."""
+    end_s = time.monotonic() + WAIT_S
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    while (state := subprocess.run(command, capture_output=True, check=False).stdout.strip()) and state[
+        :1
+    ] != b"Z":
+        assert time.monotonic() < end_s, f"process {pid} lives on"
+        time.sleep(0.01)
