@@ -1,0 +1,179 @@
+"""The ASGI application: routes, keys, errors, one log line a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from zmqengine_client import AsyncClient
+from zmqengine_client.errors import ZmqEngineError
+from zmqengine_http import endpoints, generate, logs, openapi
+from zmqengine_http.config import HttpConfig
+from zmqengine_http.errors import ApiError, from_engine
+from zmqengine_http.exchange import Disconnected, Exchange, Receive, Scope, Send
+from zmqengine_http.generate import Service
+from zmqengine_http.pool import Pool
+from zmqengine_http.prompts import Tokenizing
+from zmqengine_http.worker import Connect, Worker
+
+Handler = Callable[[Service, Exchange], Awaitable[None]]
+
+
+class _Endpoint(NamedTuple):
+    path: str
+    method: str
+    handler: Handler
+    open: bool = False
+
+
+ENDPOINTS = (
+    _Endpoint("/v1/chat/completions", "POST", generate.chat),
+    _Endpoint("/v1/completions", "POST", generate.completions),
+    _Endpoint("/v1/models", "GET", endpoints.list_models),
+    _Endpoint("/v1/models/{id:path}", "GET", endpoints.get_model),
+    _Endpoint("/tokenize", "POST", endpoints.tokenize),
+    _Endpoint("/detokenize", "POST", endpoints.detokenize),
+    _Endpoint("/health", "GET", endpoints.health, open=True),
+    _Endpoint("/ready", "GET", endpoints.ready, open=True),
+    _Endpoint("/openapi.json", "GET", openapi.document, open=True),
+    _Endpoint("/docs", "GET", openapi.page, open=True),
+)
+
+
+def create_app(config: HttpConfig, connect: Connect | None = None) -> Starlette:
+    """The application, which follows its workers from start-up to shut-down.
+
+    `connect` makes the client of an address; by default an `AsyncClient` for it.
+    """
+    workers = [Worker(address, connect or _connect, config.probe_ms) for address in config.workers]
+    service = Service(config, Pool(workers, config.aliases), Tokenizing(config.tokenize_threads))
+    middleware = []
+    if config.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["*"], allow_headers=["*"]
+            )
+        )
+    routes: list[BaseRoute] = [
+        Route(
+            endpoint.path, _Handled(service, endpoint.handler, open_=endpoint.open), methods=[endpoint.method]
+        )
+        for endpoint in ENDPOINTS
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        lifespan=_lifespan(service),
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.router.redirect_slashes = False
+    app.router.default = _Handled(service, _not_found, open_=True)
+    app.state.service = service
+    return app
+
+
+def _connect(address: str) -> AsyncClient:
+    return AsyncClient(address, name="zmqengine http")
+
+
+def _lifespan(service: Service) -> Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        following = [asyncio.create_task(worker.run()) for worker in service.pool.workers]
+        try:
+            yield
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+            service.tokenizing.close()
+
+    return lifespan
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: a method that an endpoint does not have."""
+    assert isinstance(error, HTTPException)
+    refusal = ApiError(error.status_code, error.detail, code="method_not_allowed")
+    return Response(refusal.body(), error.status_code, dict(error.headers or {}), "application/json")
+
+
+async def _not_found(service: Service, exchange: Exchange) -> None:
+    raise endpoints.not_found(exchange.scope["path"])
+
+
+class _Handled:
+    """A handler with all that surrounds it: the key check, errors as responses, the log line."""
+
+    def __init__(self, service: Service, handler: Handler, *, open_: bool) -> None:
+        self._service = service
+        self._handler = handler
+        keys = () if open_ else service.config.api_keys
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # A websocket to one of our paths: refused before it opens.
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        exchange = Exchange(scope, receive, send)
+        started = time.monotonic()
+        try:
+            self._check_key(exchange)
+            await self._handler(self._service, exchange)
+        except Disconnected:
+            exchange.facts["disconnected"] = True
+        except ZmqEngineError as error:
+            await _refuse(exchange, from_engine(error))
+        except ApiError as error:
+            await _refuse(exchange, error)
+        except Exception as error:  # noqa: BLE001 - the edge: one failure becomes one response
+            logs.logger.error("request failed", exc_info=error, extra={"fields": {"id": exchange.id}})
+            await _refuse(
+                exchange, ApiError(500, "internal error", kind="server_error", code="internal_error")
+            )
+        finally:
+            _log(exchange, time.monotonic() - started)
+
+    def _check_key(self, exchange: Exchange) -> None:
+        if not self._digests:
+            return
+        scheme, _, key = (exchange.header(b"authorization") or "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        # Every key is compared, in the time any takes: digests are all as long.
+        if not sum(hmac.compare_digest(given, digest) for digest in self._digests):
+            raise ApiError(401, "Incorrect API key provided", code="invalid_api_key")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+async def _refuse(exchange: Exchange, error: ApiError) -> None:
+    exchange.facts["error"] = error.code
+    if not exchange.started:
+        await exchange.send(error.status, error.headers(), error.body())
+
+
+def _log(exchange: Exchange, seconds: float) -> None:
+    scope = exchange.scope
+    quiet = scope["path"] in ("/health", "/ready")
+    logs.log(
+        logging.DEBUG if quiet else logging.INFO, "request",
+        id=exchange.id, method=scope["method"], path=scope["path"], status=exchange.status,
+        ms=round(seconds * 1000, 1), **exchange.facts,
+    )  # fmt: skip

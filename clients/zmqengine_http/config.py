@@ -1,0 +1,132 @@
+"""The options of the front-end: from a file, the environment and the command line, the later winning."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from zmqengine_client.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENVIRONMENT_PREFIX = "ZMQENGINE_HTTP_"
+SECRET = ("api_keys",)
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every option, with its default."""
+
+    workers: tuple[str, ...] = ("default",)
+    """Addresses or names of workers. Several of one model share its requests."""
+    aliases: dict[str, str] = {}
+    """Further names of models, such as {"gpt-4o" = "my-model"}."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """0 takes any free port; the address is logged."""
+    backlog: Annotated[int, Meta(ge=16)] = 2048
+    """Connections that may wait to be accepted; the system may hold it lower."""
+    api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = ()
+    """Any of them opens /v1, /tokenize and /detokenize. None: no key is asked for."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins that browsers may call from; `*` for any. None: CORS is off."""
+    body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 1024 * 1024
+    choices_max: Count = 128
+    """Choices of one request: n times its prompts."""
+    default_temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    """For requests that give none. OpenAI's is 1."""
+    keepalive_ms: Annotated[int, Meta(ge=100)] = 15_000
+    """A stream that has been silent this long gets an SSE comment, so that no proxy gives it up."""
+    probe_ms: Annotated[int, Meta(ge=50)] = 1000
+    """How often each worker is asked for its state."""
+    drain_ms: Annotated[int, Meta(ge=0)] = 30_000
+    """On SIGTERM: how long running answers may go on."""
+    tokenize_threads: Count = 2
+    log_format: Literal["json", "text"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_prompts: bool = False
+    """Log the text of prompts. Off, no log line holds any text of a user."""
+
+    def to_toml(self) -> str:
+        """A file that `load` reads back, but for secrets, of which only the number is told."""
+        lines = []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            hidden = name in SECRET and value
+            lines.append(f"# {name}: {len(value)} given" if hidden else f"{name} = {_toml(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def load(options: Mapping[str, object], environ: Mapping[str, str], path: Path | None = None) -> HttpConfig:
+    """The configuration from a TOML file, `ZMQENGINE_HTTP_*` variables and options, the later winning.
+
+    Options that are None or empty were not given. In the environment a list is separated by commas and aliases are
+    `name=model`. Raises `ConfigError`, naming what is wrong and where it came from.
+    """
+    merged: dict[str, object] = {}
+    if path is not None:
+        merged |= _checked(_read_file(path), str(path))
+    merged |= _checked(_from_environment(environ), "the environment")
+    merged |= _checked(
+        {key: value for key, value in options.items() if value not in (None, ())}, "the options"
+    )
+    return msgspec.convert(merged, HttpConfig)
+
+
+def _checked(values: dict[str, object], source: str) -> dict[str, object]:
+    try:
+        msgspec.convert(values, HttpConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {str(error).replace('`', '')}") from None
+    converted = msgspec.convert(values, HttpConfig, strict=False)
+    return {name: getattr(converted, name) for name in values}
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name in HttpConfig.__struct_fields__:
+        text = environ.get(ENVIRONMENT_PREFIX + name.upper())
+        if not text:
+            continue
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        default = getattr(HttpConfig(), name)
+        if isinstance(default, tuple):
+            values[name] = parts
+        elif isinstance(default, dict):
+            values[name] = alias_pairs(parts)
+        else:
+            values[name] = text
+    return values
+
+
+def alias_pairs(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """`["name=model", ...]` as a map. Raises `ConfigError`."""
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (name, _, model) in zip(pairs, split, strict=True):
+        if not name or not model:
+            raise ConfigError(f"{pair!r}: an alias is NAME=MODEL")
+    return {name: model for name, _, model in split}
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{json.dumps(key)} = {json.dumps(item)}" for key, item in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return json.dumps(value)

@@ -1,0 +1,150 @@
+"""Every refusal in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with the status that API uses."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from zmqengine_client import errors
+
+DEFAULT_RETRY_AFTER_MS = 1000
+
+
+class ApiError(Exception):
+    """A response that is not the one asked for."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+
+    def body(self) -> bytes:
+        """The JSON document of this error."""
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        )
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Content headers and, where waiting helps, Retry-After in seconds and in milliseconds."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_ms is not None:
+            seconds = max(1, math.ceil(self.retry_after_ms / 1000))
+            headers += [
+                (b"retry-after", str(seconds).encode()),
+                (b"retry-after-ms", str(self.retry_after_ms).encode()),
+            ]
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+
+def bad_field(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
+    """A 400 that names the field at fault."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def no_worker(model: str) -> ApiError:
+    """A 503: the model is known, and no worker of it takes requests just now."""
+    return ApiError(
+        503,
+        f"no worker of {model!r} is ready; try again shortly",
+        kind="service_unavailable_error",
+        code="not_ready",
+        retry_after_ms=DEFAULT_RETRY_AFTER_MS,
+    )
+
+
+class _Rule(NamedTuple):
+    status: int
+    kind: str
+    code: str | None = None
+    retry: bool = False
+
+
+_INVALID = "invalid_request_error"
+_BUSY = "service_unavailable_error"
+_SERVER = "server_error"
+
+# The first class that fits decides.
+_RULES: tuple[tuple[type[errors.ZmqEngineError], _Rule], ...] = (
+    (errors.TooLarge, _Rule(413, _INVALID)),
+    (errors.ContextExceeded, _Rule(400, _INVALID, "context_length_exceeded")),
+    (errors.Conflict, _Rule(500, _SERVER)),
+    (errors.UnknownRequest, _Rule(500, _SERVER)),
+    (errors.RequestError, _Rule(400, _INVALID)),
+    (errors.Overloaded, _Rule(429, "rate_limit_error", retry=True)),
+    (errors.Unavailable, _Rule(503, _BUSY, retry=True)),
+    (errors.SessionError, _Rule(503, _BUSY, retry=True)),
+    (errors.AnswerTimeout, _Rule(503, _BUSY, retry=True)),
+    (errors.DeadlineExceeded, _Rule(504, "timeout_error")),
+    (errors.LeaseExpired, _Rule(503, _BUSY, retry=True)),
+    (errors.ShutDown, _Rule(503, _BUSY, retry=True)),
+    (errors.ZmqEngineError, _Rule(500, _SERVER)),
+)
+
+
+def from_engine(error: errors.ZmqEngineError) -> ApiError:
+    """What an error of the client library or the worker looks like over HTTP."""
+    rule = next(rule for cls, rule in _RULES if isinstance(error, cls))
+    retry_after_ms = (error.retry_after_ms or DEFAULT_RETRY_AFTER_MS) if rule.retry else None
+    return ApiError(
+        rule.status,
+        error.message,
+        kind=rule.kind,
+        param=_named_field(error.message) if rule.status == 400 else None,
+        code=rule.code or error.code,
+        retry_after_ms=retry_after_ms,
+    )
+
+
+_PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
+_MESSAGE_CHARS_MAX = 300
+
+
+def from_validation(error: msgspec.ValidationError) -> ApiError:
+    """A 400 that says in words what is wrong, and where: `messages[0].content: expected str, got int`."""
+    text = str(error)
+    match = _PATH.search(text)
+    reason = (text[: match.start()] if match else text).replace("`", "")
+    path = match["path"].lstrip(".").replace("[...]", "") if match else ""
+    missing = re.search(r"missing required field (\S+)", reason)
+    if missing:
+        path = f"{path}.{missing[1]}".lstrip(".")
+    reason = _printable(reason[:1].lower() + reason[1:])
+    path = _printable(path)
+    return ApiError(
+        400,
+        f"{path}: {reason}" if path else reason,
+        param=path or None,
+        code="missing_required_parameter"
+        if missing
+        else "invalid_type"
+        if "got" in reason
+        else "invalid_value",
+    )
+
+
+def _named_field(message: str) -> str | None:
+    match = re.search(r"`\$\.(?:sampling\.)?([a-z_]+)", message) or re.match(r"([a-z_]+):", message)
+    return match[1] if match else None
+
+
+def _printable(text: str) -> str:
+    text = text if len(text) <= _MESSAGE_CHARS_MAX else text[: _MESSAGE_CHARS_MAX - 3] + "..."
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,119 @@
+"""One HTTP request and its response, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from typing import Any
+
+from zmqengine_http.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = (b"content-type", b"application/json")
+_CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Disconnected(Exception):
+    """The client went away before the response was complete."""
+
+
+class Exchange:
+    """A request to be answered once: with `send`, or with `start` and then `write` until the last.
+
+    `id` is the client's X-Request-Id or one of ours; it is in the response and in the logs. `facts` go to the log line.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.id = _request_id(self.header(b"x-request-id"))
+        self.facts: dict[str, object] = {}
+        self.status = 0
+        self._receive = receive
+        self._send = send
+
+    @property
+    def started(self) -> bool:
+        """Whether the status has been sent."""
+        return self.status != 0
+
+    def header(self, name: bytes) -> str | None:
+        """The value of a request header."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value.decode("latin-1"))
+        return None
+
+    async def read_body(self, bytes_max: int) -> bytes:
+        """The whole request body. Raises a 413 as soon as it is known to be too long, or `Disconnected`."""
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared[:20]) > bytes_max:
+            raise _too_long(bytes_max)
+        parts, length = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part = message.get("body", b"")
+            length += len(part)
+            if length > bytes_max:
+                raise _too_long(bytes_max)
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def unless_gone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; if the client disconnects meanwhile, cancel it and raise `Disconnected`.
+
+        The body must have been read. The work has cleaned up after itself when this returns.
+        """
+        working = asyncio.ensure_future(work)
+        watching = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+        finally:
+            watching.cancel()
+            if not working.done():
+                working.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await working
+        raise Disconnected
+
+    async def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """The whole response."""
+        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.write(body, last=True)
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Status and headers of a response whose body follows."""
+        self.status = status
+        await self._send(
+            {
+                "type": "http.response.start", "status": status,
+                "headers": [*headers, (b"x-request-id", self.id.encode())],
+            }
+        )  # fmt: skip
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """A part of the body; it goes out at once. Waits while the client is behind."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _request_id(given: str | None) -> str:
+    return given if given and _CLIENT_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _too_long(bytes_max: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {bytes_max} bytes", code="request_too_large")

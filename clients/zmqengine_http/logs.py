@@ -1,0 +1,62 @@
+"""Log lines with fields: one JSON object a line, or text for people. No field holds text of a prompt or an answer."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import datetime, timezone
+
+import msgspec
+
+from zmqengine_http.config import HttpConfig
+
+logger = logging.getLogger("zmqengine.http")
+
+
+def log(level: int, event: str, **fields: object) -> None:
+    """Write one line: `event` is what happened, `fields` are its facts."""
+    if logger.isEnabledFor(level):
+        logger.log(level, event, extra={"fields": fields})
+
+
+def info(event: str, **fields: object) -> None:
+    """Write one line of level info."""
+    log(logging.INFO, event, **fields)
+
+
+def warning(event: str, **fields: object) -> None:
+    """Write one line of level warning."""
+    log(logging.WARNING, event, **fields)
+
+
+def configure(config: HttpConfig) -> None:
+    """Send the logs of this package, and the warnings of the web server, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if config.log_format == "json" else _TextFormatter())
+    for name in ("zmqengine.http", "zmqengine_client", "uvicorn.error"):
+        named = logging.getLogger(name)
+        named.handlers = [handler]
+        named.propagate = False
+        named.setLevel(config.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logger.level))
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": _time(record), "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {key}={value}" for key, value in getattr(record, "fields", {}).items())
+        line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,103 @@
+"""The channels of gpt-oss: analysis is reasoning, final is content, commentary to a function is a call.
+
+An output is messages, `<|start|>assistant<|channel|>CHANNEL to=functions.NAME<|message|>TEXT<|end|>`; the prompt ends within
+the first header. openai-harmony reads tokens, with a vocabulary that it downloads; this reads text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from zmqengine_http.tool_calls.deltas import Delta, overlap
+from zmqengine_http.tool_calls.lenient import Malformed, read_whole
+
+HEADER_CHARS_MAX = 300
+_MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+
+
+class HarmonySplitter:
+    """A `TextSplitter` for gpt-oss. Without `calls` a call is content."""
+
+    def __init__(self, *, calls: bool) -> None:
+        self.saw_call = False
+        self._calls = calls
+        self._held = ""
+        self._header = ""
+        self._state: Literal["header", "content", "reasoning", "call"] = "header"
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to the reasoning, its header included."""
+        return self._state == "reasoning" or (self._state == "header" and "analysis" in self._held)
+
+    def feed(self, text: str) -> list[Delta]:
+        """What can be told of the answer after this text."""
+        self._held += text
+        deltas: list[Delta] = []
+        while self._held and (self._read_header(deltas) if self._state == "header" else self._read_body(deltas)):
+            pass
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What is left at the end of the output."""
+        held, self._held = self._held, ""
+        if self._state == "call":
+            return self._call(held)
+        if self._state == "header":
+            return [Delta("content", held)] if held and not held.startswith("<|") else []
+        return [Delta(self._state, held)] if held else []
+
+    def _read_header(self, deltas: list[Delta]) -> bool:
+        place = self._held.find(_MESSAGE)
+        if place < 0:
+            if len(self._held) <= HEADER_CHARS_MAX:
+                return False
+            self._state = "content"
+            return True
+        self._header, self._held = self._held[:place], self._held[place + len(_MESSAGE) :]
+        channel = _CHANNEL.search(self._header)
+        if _RECIPIENT.search(self._header) and self._calls:
+            self._state = "call"
+        else:
+            self._state = "reasoning" if channel and channel[1] == "analysis" else "content"
+        return True
+
+    def _read_body(self, deltas: list[Delta]) -> bool:
+        places = [(place, end) for end in _ENDS if (place := self._held.find(end)) >= 0]
+        if not places:
+            if self._state != "call":
+                keep = max(overlap(self._held, end) for end in _ENDS)
+                self._emit(deltas, self._held[: len(self._held) - keep])
+                self._held = self._held[len(self._held) - keep :]
+            return False
+        place, end = min(places)
+        body, self._held = self._held[:place], self._held[place + len(end) :]
+        if self._state == "call":
+            deltas += self._call(body)
+        else:
+            self._emit(deltas, body)
+        self._state = "header"
+        return True
+
+    def _emit(self, deltas: list[Delta], text: str) -> None:
+        if text:
+            deltas.append(Delta("reasoning" if self._state == "reasoning" else "content", text))
+
+    def _call(self, body: str) -> list[Delta]:
+        recipient = _RECIPIENT.search(self._header)
+        assert recipient
+        try:
+            arguments = read_whole(body)
+            if not isinstance(arguments, dict):
+                raise Malformed("arguments are an object")
+            delta = Delta("call", msgspec.json.encode(arguments).decode(), recipient[1])
+        except (Malformed, msgspec.MsgspecError):
+            return [Delta("content", body)] if body else []
+        self.saw_call = True
+        return [delta]

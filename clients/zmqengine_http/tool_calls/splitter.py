@@ -1,0 +1,145 @@
+"""Splits the text of one answer, as it comes, into reasoning, content and tool calls.
+
+Nothing is lost: text that looked like a call and is none comes out as content. A tool call comes out when it is
+complete, so that its arguments always parse.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
+from zmqengine_http.tool_calls.formats import Format, Schemas
+from zmqengine_http.tool_calls.lenient import Malformed
+from zmqengine_http.tool_calls.markers import Markers
+
+State = Literal["content", "reasoning", "call"]
+
+
+class Splitter:
+    """A `TextSplitter` for markers around reasoning and calls.
+
+    `reasoning_open`: the prompt itself ended with the marker that starts reasoning. `calls`: whether tools were
+    offered; without, markers of calls are text.
+    """
+
+    def __init__(
+        self,
+        markers: Markers,
+        *,
+        reasoning_open: bool = False,
+        calls: bool = False,
+        schemas: Schemas | None = None,
+    ) -> None:
+        self._markers = markers
+        self._format: Format | None = markers.calls if calls else None
+        self._schemas = schemas or {}
+        self._state: State = "reasoning" if reasoning_open else "content"
+        self._held = ""
+        self._call_start = ""
+        self._trim_newlines = reasoning_open
+        self._at_start = not reasoning_open
+        self.saw_call = False
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to the reasoning, as far as can be told."""
+        return self._state == "reasoning"
+
+    def feed(self, text: str) -> list[Delta]:
+        """What can be told of the answer after this text."""
+        self._held += text
+        deltas: list[Delta] = []
+        while self._advance(deltas):
+            pass
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What is left at the end of the output."""
+        held, self._held = self._held, ""
+        if self._state == "call":
+            return self._parsed(held, complete=not (self._format and self._format.end))
+        return [Delta(self._state, held)] if held else []
+
+    def _advance(self, deltas: list[Delta]) -> bool:
+        """Take one step in what is held; False if more text is needed."""
+        if self._trim_newlines and self._held:
+            self._held = self._held.lstrip("\n")
+            self._trim_newlines = not self._held
+        if not self._held:
+            return False
+        if self._state == "call":
+            return self._advance_call(deltas)
+        if self._state == "content" and self._begins_bare_call():
+            return True
+        return self._advance_text(deltas, self._state)
+
+    def _advance_text(self, deltas: list[Delta], kind: Kind) -> bool:
+        place, marker = self._earliest(self._sought())
+        if not marker:
+            keep = max((overlap(self._held, sought) for sought in self._sought()), default=0)
+            self._emit(deltas, kind, len(self._held) - keep)
+            return False
+        self._emit(deltas, kind, place)
+        self._held = self._held[len(marker) :]
+        if self._format and marker == self._format.start and kind == "content":
+            self._state, self._call_start = "call", marker
+        else:
+            self._state = "reasoning" if marker == self._markers.think_start else "content"
+            self._trim_newlines = True
+        return True
+
+    def _advance_call(self, deltas: list[Delta]) -> bool:
+        assert self._format
+        end = self._format.end if self._call_start else ""
+        place = self._held.find(end) if end else -1
+        if place < 0:
+            return False
+        inside, self._held = self._held[:place], self._held[place + len(end) :]
+        deltas += self._parsed(inside, complete=True, end=end)
+        self._state = "content"
+        # White space between two calls, and after the last, is part of the format.
+        self._trim_newlines = self.saw_call
+        return True
+
+    def _parsed(self, inside: str, *, complete: bool, end: str = "") -> list[Delta]:
+        """The calls in a text, or the text itself where it holds none."""
+        assert self._format
+        try:
+            if not complete:
+                raise Malformed("cut short")
+            calls = self._format.parse(inside, self._schemas)
+            deltas = [
+                Delta("call", msgspec.json.encode(call.arguments).decode(), call.name) for call in calls
+            ]
+        except (Malformed, RecursionError, msgspec.MsgspecError, UnicodeError):
+            return [Delta("content", self._call_start + inside + end)]
+        self.saw_call = True
+        return deltas
+
+    def _begins_bare_call(self) -> bool:
+        """Whether the answer begins with `{` in a format where that is a call."""
+        if not self._at_start or not (self._format and self._format.bare):
+            return False
+        first = self._held.lstrip()[:1]
+        if first == "{":
+            self._state, self._call_start = "call", ""
+        self._at_start = not first
+        return first == "{"
+
+    def _sought(self) -> list[str]:
+        if self._state == "reasoning":
+            return [self._markers.think_end]
+        starts = [self._markers.think_start, self._format.start if self._format else ""]
+        return [start for start in starts if start]
+
+    def _earliest(self, markers: list[str]) -> tuple[int, str]:
+        found = [(self._held.find(marker), marker) for marker in markers]
+        return min(((place, marker) for place, marker in found if place >= 0), default=(-1, ""))
+
+    def _emit(self, deltas: list[Delta], kind: Kind, length: int) -> None:
+        text, self._held = self._held[:length], self._held[length:]
+        if text and not (kind == "content" and self.saw_call and not text.strip()):
+            deltas.append(Delta(kind, text))

@@ -1,0 +1,111 @@
+"""One worker as this front-end sees it: its client, its state, and how busy we keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from zmqengine.protocol.messages import Description, Limits, ModelCard
+from zmqengine_client import AsyncClient
+from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_http import logs
+from zmqengine_http.tool_calls import Markers, find_markers
+
+
+class Model:
+    """What is known of a worker once its model is loaded."""
+
+    def __init__(self, card: ModelCard, limits: Limits, tokenizer: Tokenizer) -> None:
+        self.card = card
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.markers: Markers = find_markers(tokenizer.facts, tokenizer.chat_template)
+
+        self._texts: dict[int, str] = {}
+
+    def token_text(self, token: int) -> str:
+        """The text of one token alone, special tokens written out."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+    def same_prompts(self, other: Model) -> bool:
+        """Whether a prompt tokenised for the other is one for this."""
+        return (self.card.name, self.card.tokenizer_hash) == (other.card.name, other.card.tokenizer_hash)
+
+
+Connect = Callable[[str], AsyncClient]
+
+
+class Worker:
+    """Follows one worker for as long as `run` runs.
+
+    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts. `running` counts
+    the requests this front-end has there.
+    """
+
+    def __init__(self, address: str, connect: Connect, probe_ms: int) -> None:
+        self.address = address
+        self.ready = False
+        self.model: Model | None = None
+        self.running = 0
+        self._connect = connect
+        self._probe_s = probe_ms / 1000
+        self._client: AsyncClient | None = None
+        self._state = "unknown"
+
+    @property
+    def client(self) -> AsyncClient:
+        """The connection; there is one once a model is known."""
+        assert self._client is not None
+        return self._client
+
+    @contextlib.contextmanager
+    def busy(self, requests: int) -> Iterator[None]:
+        """Count requests for as long as they run."""
+        self.running += requests
+        try:
+            yield
+        finally:
+            self.running -= requests
+
+    async def run(self) -> None:
+        """Connect, and ask for the state again and again. The client itself mends connections and resumes streams."""
+        try:
+            while True:
+                await self._probe()
+                await asyncio.sleep(self._probe_s)
+        finally:
+            if self._client is not None:
+                await self._client.close()
+
+    async def _probe(self) -> None:
+        try:
+            if self._client is None:
+                self._client = self._connect(self.address)
+            description = await self._client.describe()
+            if description.state == "ready":
+                await self._learn(description)
+            self._now(description.state)
+        except ZmqEngineError as error:
+            self._now("unreachable", reason=error.message)
+
+    async def _learn(self, description: Description) -> None:
+        card, limits = description.model, description.limits
+        if card is None or limits is None:
+            return
+        if self.model is None or self.model.card != card:
+            tokenizer = await self.client.tokenizer()
+            self.model = Model(card, limits, tokenizer)
+
+    def _now(self, state: str, **facts: object) -> None:
+        self.ready = state == "ready" and self.model is not None
+        if state != self._state:
+            level = logging.INFO if state in ("ready", "loading", "warming") else logging.WARNING
+            model = self.model.card.name if self.model else None
+            logs.log(level, "worker", address=self.address, state=state, model=model, **facts)
+        self._state = state

@@ -1,0 +1,78 @@
+"""`zmqengine http`: the OpenAI-compatible front-end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Name or address of a worker; repeatable. [default: default]",
+)
+@click.option(
+    "--alias", "aliases", multiple=True, metavar="NAME=MODEL", help="A further name of a model; repeatable."
+)
+@click.option("--host", help="Where to listen. [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes any free port. [default: 8000]")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    help="Ask for one of these keys; repeatable. Other users can see options: better in the environment or the file.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let browsers call from here; repeatable. Off by default.",
+)
+@click.option(
+    "--default-temperature", type=click.FloatRange(0, 2), help="For requests that give none. [default: 1]"
+)
+@click.option(
+    "--body-bytes-max", type=click.IntRange(min=1024), help="Longest request body. [default: 16 MiB]"
+)
+@click.option("--log-format", type=click.Choice(["json", "text"]), help="[default: json]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+@click.option("--log-prompts/--no-log-prompts", default=None, help="Log the text of prompts. Off by default.")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    help="A TOML file of these and further options. [env: ZMQENGINE_HTTP_CONFIG]",
+)
+@click.option("--print-config", is_flag=True, help="Print the options in force, as such a file, and exit.")
+def http(path: Path | None, print_config: bool, **options: object) -> None:
+    """Serve the OpenAI API, on workers that run already.
+
+    Every option can stand in the environment as ZMQENGINE_HTTP_<OPTION>, lists separated by commas. An option wins over
+    the environment, and that over the file.
+    """
+    try:
+        from zmqengine_http import config, server
+    except ImportError as error:
+        raise click.ClickException(
+            f"{error}; install the front-end with: pip install 'zmqengine[http]'"
+        ) from None
+    from zmqengine.errors import ConfigError
+
+    given = os.environ.get("ZMQENGINE_HTTP_CONFIG")
+    try:
+        options["aliases"] = config.alias_pairs(options["aliases"]) or None
+        loaded = config.load(options, os.environ, path or (Path(given) if given else None))
+        if print_config:
+            click.echo(loaded.to_toml(), nl=False)
+            return
+        sys.exit(server.serve(loaded))
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
