@@ -1,0 +1,108 @@
+"""Models of random weights, and prompts for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm import load
+from mlx_lm.generate import batch_generate
+
+from zmqengine.bench.model_facts import model_directory, model_facts
+from zmqengine.bench.model_shapes import SHAPES, ModelShape
+from zmqengine.bench.prompts import prompts_for, vocabulary_of_file
+from zmqengine.bench.random_model import make_model
+from zmqengine.bench.targets import TargetError
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "0.2m"
+    make_model("0.2m", SHAPES["0.2m"], path)
+    return path
+
+
+def test_mlx_lm_loads_it_and_no_answer_ends_early(model_path: Path) -> None:
+    """Every answer has exactly the tokens asked for, all of them whole ASCII text."""
+    model, tokenizer = load(str(model_path))[:2]
+    prompts = prompts_for(vocabulary_of_file(model_path / "tokenizer.json"), "x")
+    requests = [prompts.request(size, 40).prompt_ids for size in (1, 7, 64)]
+    answers = batch_generate(model, tokenizer, requests, max_tokens=40, return_token_ids=True)
+    assert answers.token_ids is not None
+    assert [len(ids) for ids in answers.token_ids] == [40, 40, 40]
+    for ids in answers.token_ids:
+        assert all(tokenizer.decode([id_]).isascii() for id_ in ids)
+
+
+def test_it_has_the_parameters_its_shape_says(model_path: Path) -> None:
+    """Counted in the weights."""
+    weights = mx.load(str(model_path / "model-00001.safetensors"))
+    assert isinstance(weights, dict)
+    assert sum(weight.size for weight in weights.values()) == SHAPES["0.2m"].parameters
+
+
+def test_the_same_seed_makes_the_same_model(tmp_path: Path, model_path: Path) -> None:
+    """So that two machines can measure the same thing."""
+    make_model("0.2m", SHAPES["0.2m"], tmp_path)
+    for name in ("tokenizer.json", "model-00001.safetensors", "config.json"):
+        assert (tmp_path / name).read_bytes() == (model_path / name).read_bytes()
+
+
+def test_a_quantised_one_answers_to_the_end_too(tmp_path: Path) -> None:
+    """Four bits, and the tokens that must not come still do not."""
+    make_model("0.2m", SHAPES["0.2m"], tmp_path, bits=4)
+    model, tokenizer = load(str(tmp_path))[:2]
+    answers = batch_generate(model, tokenizer, [[100, 200, 300]], max_tokens=40, return_token_ids=True)
+    assert answers.token_ids is not None
+    assert len(answers.token_ids[0]) == 40
+
+
+def test_a_report_says_that_the_weights_are_random(model_path: Path) -> None:
+    """The directory itself carries it; pico does not."""
+    facts = model_facts(str(model_path))
+    assert facts.random_weights
+    assert facts.parameters == SHAPES["0.2m"].parameters
+    assert not model_facts("pico").random_weights
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    """With the command that makes one."""
+    with pytest.raises(TargetError, match="zmqengine bench model"):
+        model_directory(str(tmp_path))
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 64, 1000])
+def test_prompts_have_exactly_the_tokens_asked_for(model_path: Path, tokens: int) -> None:
+    """And a prefix adds up."""
+    prompts = prompts_for(vocabulary_of_file(model_path / "tokenizer.json"), "x")
+    prefix = prompts.text(10)
+    assert len(prompts.request(tokens, 1).prompt_ids) == tokens
+    assert len(prompts.request(tokens, 1, prefix=prefix).prompt_ids) == tokens + 10
+
+
+def test_prompts_of_one_seed_are_the_same_and_of_another_are_not(model_path: Path) -> None:
+    """So that a prompt cache helps nobody by accident."""
+    prompts = prompts_for(vocabulary_of_file(model_path / "tokenizer.json"), "x")
+    assert prompts.reseeded("a").text(50) == prompts.reseeded("a").text(50)
+    assert prompts.reseeded("a").text(50) != prompts.reseeded("b").text(50)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("0.2m", 0.2), ("1m", 1), ("25m", 25), ("150m", 150), ("8b", 8000)]
+)
+def test_shapes_are_as_large_as_they_are_called(name: str, millions: float) -> None:
+    """Within a sixth."""
+    assert SHAPES[name].parameters / 1e6 == pytest.approx(millions, rel=1 / 6)
+
+
+def test_the_config_is_that_of_a_llama(model_path: Path) -> None:
+    """As mlx-lm and others read it."""
+    config = json.loads((model_path / "config.json").read_text())
+    shape: ModelShape = SHAPES["0.2m"]
+    assert (config["model_type"], config["hidden_size"], config["vocab_size"]) == (
+        "llama",
+        shape.hidden,
+        shape.vocabulary,
+    )

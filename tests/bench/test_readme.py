@@ -1,0 +1,39 @@
+"""The README's section is made from kept reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.bench.reports import report_of
+from zmqengine.bench.plot import plot
+from zmqengine.bench.readme import BEGIN, END, main, rewrite
+from zmqengine.bench.report import save
+from zmqengine.bench.targets import TargetError
+
+
+def test_the_section_is_rewritten_between_the_markers(tmp_path: Path) -> None:
+    """The rest of the README stays, the picture is a relative link, and a second run changes nothing."""
+    readme, results = tmp_path / "README.md", tmp_path / "benchmarks"
+    readme.write_text(f"# before\n{BEGIN}\nold\n{END}\nafter\n")
+    report = report_of({"ours": [2.0], "theirs": [1.0]}, base="theirs", cases=["4", "8"])
+    save(report, results / "users-25m.json")
+    plot(report, results / "users-25m.svg")
+    arguments = ["--results", str(results), "--readme", str(readme)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    text = readme.read_text()
+    assert text.startswith("# before\n")
+    assert text.endswith(f"{END}\nafter\n")
+    assert "old" not in text
+    assert "| ours | 2 (x2.00) | 2 (x2.00) |" in text
+    assert "](benchmarks/users-25m.svg)" in text
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert readme.read_text() == text
+
+
+def test_a_readme_without_markers_is_left_alone() -> None:
+    """The error names the two lines it needs."""
+    with pytest.raises(TargetError, match="performance: begin"):
+        rewrite("# nothing here", f"{BEGIN}\n{END}")

@@ -1,0 +1,1 @@
+"""Benchmarks: the same work for our worker and for any OpenAI-compatible server, side by side in one run."""

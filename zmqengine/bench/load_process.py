@@ -1,0 +1,56 @@
+"""A front-end of its own: `python -m zmqengine.bench.load_process`, driven over its standard streams.
+
+In: a line with a LoadJob, later any line to start. Out: a line once the session is open, then a line with the
+records. So that the processes of one measurement start together, whatever their start-up took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import msgspec
+
+from zmqengine.bench.load import closed_loop
+from zmqengine.bench.records import RequestRecord, RequestSpec
+from zmqengine.bench.sessions import open_session
+from zmqengine.bench.targets import Outcome, TargetSpec
+
+READY = b"ready\n"
+
+
+class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed loop of `users` over `requests`."""
+
+    target: TargetSpec
+    requests: list[RequestSpec]
+    users: int
+    timeout_s: float
+
+
+async def run_job(job: LoadJob) -> list[Outcome]:
+    """Open a session, say so, wait for the word, and run."""
+    session = await open_session(job.target, timeout_s=job.timeout_s)
+    try:
+        _say(READY)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        return await closed_loop(session, job.requests, job.users)
+    finally:
+        await session.close()
+
+
+def main() -> None:
+    """Run one job."""
+    job = msgspec.json.decode(sys.stdin.readline(), type=LoadJob)
+    outcomes = asyncio.run(run_job(job))
+    records: list[RequestRecord] = [outcome.record() for outcome in outcomes]
+    _say(msgspec.json.encode(records) + b"\n")
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What a report says of where it was made."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+PACKAGES = ("zmqengine", "mlx", "mlx-lm", "pyzmq", "msgspec", "numpy", "httptools", "tokenizers")
+
+
+def machine_facts() -> dict[str, str]:
+    """System, processor, cores and memory."""
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": str(os.cpu_count()),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "load_average_at_start": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, the packages that matter, and the commit of this checkout, if it is one."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = _commit()
+    return found | ({"commit": commit} if commit else {})
+
+
+def command_line() -> list[str]:
+    """The command, as one could type it again."""
+    program = (
+        "zmqengine" if Path(sys.argv[0]).name in ("zmqengine", "main.py", "__main__.py") else sys.argv[0]
+    )
+    return [program, *(shlex.quote(word) for word in sys.argv[1:])]
+
+
+def now() -> str:
+    """The time, in UTC, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _cpu_name() -> str:
+    if sys.platform == "darwin":
+        return _output(["sysctl", "-n", "machdep.cpu.brand_string"])
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    directory = Path(__file__).parent
+    commit = _output(["git", "-C", str(directory), "rev-parse", "--short=12", "HEAD"])
+    if not commit:
+        return ""
+    changed = _output(["git", "-C", str(directory), "status", "--porcelain", "--untracked-files=no"])
+    return f"{commit} and changes" if changed else commit
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

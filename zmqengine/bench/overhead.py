@@ -1,0 +1,256 @@
+"""`bench overhead`: what the worker, the wire and the client add to mlx-lm's generator.
+
+Interleaved in one run: the bare generator in a process of its own, our worker read by one client process and by
+several, and if asked for our HTTP front-ends and `mlx_lm.server`. Same prompts and lengths, the same BLAS on one
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from zmqengine.bench.bare import BareJob, BareResult
+from zmqengine.bench.load import closed_loop, streams_in_flight
+from zmqengine.bench.load_process import LoadJob
+from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.processes import run_together
+from zmqengine.bench.prompts import Prompts
+from zmqengine.bench.records import RequestSpec
+from zmqengine.bench.report import Cell
+from zmqengine.bench.server_usage import ServerUsage
+from zmqengine.bench.servers import ONE_THREAD
+from zmqengine.bench.sessions import open_session
+from zmqengine.bench.targets import TargetError, TargetSpec
+from zmqengine.bench.worker_numbers import WorkerNumbers, figures
+
+BARE = "bare generator"
+Progress = Callable[[str], None]
+
+
+class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the work; `processes` is how many clients share the largest number of streams."""
+
+    streams: tuple[int, ...] = (1, 8, 32)
+    processes: int = 4
+    prompt_tokens: int = 64
+    max_tokens: int = 64
+    requests_min: int = 16
+    requests_per_stream: int = 12
+    arrivals: int = 8
+    idle_s: float = 10.0
+    timeout_s: float = 120.0
+
+    @property
+    def cases(self) -> list[tuple[int, int]]:
+        """(streams, client processes)."""
+        return [*((streams, 1) for streams in self.streams), (max(self.streams), self.processes)]
+
+
+class BareProcess:
+    """The bare generator in a child."""
+
+    def __init__(self, process: asyncio.subprocess.Process, blas: str) -> None:
+        self.pid = process.pid
+        self.blas = blas
+        self._process = process
+
+    @classmethod
+    async def start(cls, model: Path) -> BareProcess:
+        """Load the model in a child. Raises TargetError if that fails."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "zmqengine.bench.bare",
+            str(model),
+            env={**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=1 << 26,
+        )
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            await process.wait()
+            raise TargetError(f"the bare generator cannot load {model}")
+        return cls(process, line.decode().strip())
+
+    async def run(self, job: BareJob) -> BareResult:
+        """Run one job."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        line = await self._process.stdout.readline()
+        if not line:
+            raise TargetError("the bare generator died")
+        return msgspec.json.decode(line, type=BareResult)
+
+    async def end(self) -> None:
+        """End the child."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+class OverheadRunner:
+    """`groups` are what is measured beside the bare generator: by name, the targets that share the streams."""
+
+    def __init__(
+        self,
+        bare: BareProcess,
+        groups: dict[str, Sequence[TargetSpec]],
+        prompts: Prompts,
+        options: OverheadOptions,
+        *,
+        seed: int,
+        on_progress: Progress,
+    ) -> None:
+        self._bare = bare
+        self._groups = groups
+        self._prompts = prompts
+        self._options = options
+        self._seed = seed
+        self._on_progress = on_progress
+
+    async def run(self, rounds: int) -> list[Cell]:
+        """Every case round by round, then admission and idleness of our worker."""
+        await self._round("warm-up", min(4, max(self._options.streams)), 1, -1)
+        cells: list[Cell] = []
+        for streams, processes in self._options.cases:
+            case = f"{streams} streams" + (f", {processes} clients" if processes > 1 else "")
+            for number in range(rounds):
+                self._on_progress(f"overhead: {case}, round {number + 1} of {rounds}")
+                cells += await self._round(case, streams, processes, number)
+        worker = next((t for targets in self._groups.values() for t in targets if t.kind == "worker"), None)
+        if worker is not None:
+            cells += [await self._admission(worker), await self._idle(worker)]
+        return cells
+
+    async def _round(self, case: str, streams: int, processes: int, number: int) -> list[Cell]:
+        requests = self._requests(f"{case} {number}", streams)
+        cells = [
+            Cell(
+                scenario="overhead",
+                case=case,
+                target=BARE,
+                round=number,
+                measures=await self._bare_run(requests, streams),
+            )
+        ]
+        for place, (label, targets) in enumerate(self._groups.items()):
+            # The bare generator has no cache: it and the first group can have the same prompts.
+            own = requests if place == 0 else self._requests(f"{case} {number} {label}", streams)
+            cell = Cell(scenario="overhead", case=case, target=label, round=number)
+            try:
+                measures = await self._group_run(targets, own, streams, processes)
+                cells.append(msgspec.structs.replace(cell, measures=measures))
+            except TargetError as error:
+                cells.append(msgspec.structs.replace(cell, error=str(error)))
+        return cells
+
+    def _requests(self, seed: str, streams: int) -> list[RequestSpec]:
+        options = self._options
+        prompts = self._prompts.reseeded(f"{self._seed} {seed}")
+        count = max(options.requests_min, streams * options.requests_per_stream)
+        return [prompts.request(options.prompt_tokens, options.max_tokens) for _ in range(count)]
+
+    async def _bare_run(self, requests: Sequence[RequestSpec], streams: int) -> Measures:
+        usage = ServerUsage([self._bare.pid])
+        before_s = usage.cpu_s() or 0.0
+        result = await self._bare.run(
+            BareJob(
+                prompts=[request.prompt_ids for request in requests],
+                max_tokens=self._options.max_tokens,
+                streams=streams,
+            )
+        )
+        used_s = (usage.cpu_s() or 0.0) - before_s
+        return {
+            "tokens": result.tokens,
+            "wall_s": result.wall_s,
+            "tokens_per_s": result.tokens / result.wall_s,
+            "pass_ms_p50": result.wall_s * 1000 / result.steps,
+            "server_cpu_cores": used_s / result.wall_s,
+        }
+
+    async def _group_run(
+        self, targets: Sequence[TargetSpec], requests: Sequence[RequestSpec], streams: int, processes: int
+    ) -> Measures:
+        """Streams and requests dealt out over client processes, and those over the targets."""
+        count = max(min(processes, streams), min(len(targets), streams))
+        jobs = [
+            LoadJob(
+                target=targets[number % len(targets)],
+                requests=list(requests[number::count]),
+                users=len(range(number, streams, count)),
+                timeout_s=self._options.timeout_s,
+            )
+            for number in range(count)
+        ]
+        usage = ServerUsage({pid for target in targets for pid in target.pids})
+        numbers = WorkerNumbers(targets[0].worker) if targets[0].worker else None
+        try:
+            before = await numbers.read() if numbers else {}
+            used_before_s, load_before_s = usage.cpu_s() or 0.0, _children_cpu_s()
+            records = [record for own in await run_together(jobs) for record in own]
+            used_s = (usage.cpu_s() or 0.0) - used_before_s
+            measures = summarise(records)
+            measures["server_cpu_cores"] = used_s / measures["wall_s"]
+            measures["client_cpu_cores"] = (_children_cpu_s() - load_before_s) / measures["wall_s"]
+            return measures | (figures(before, await numbers.read()) if numbers else {})
+        finally:
+            if numbers:
+                await numbers.close()
+
+    async def _admission(self, worker: TargetSpec) -> Cell:
+        """3 streams decode; others arrive one by one."""
+        self._on_progress("admission: 3 streams decode, others arrive")
+        options = self._options
+        prompts = self._prompts.reseeded(f"{self._seed} admission")
+        session = await open_session(worker, timeout_s=options.timeout_s)
+        numbers = WorkerNumbers(worker.worker)
+        try:
+            long = [prompts.request(options.prompt_tokens, options.max_tokens * 64) for _ in range(3)]
+            async with streams_in_flight(session, long) as streams:
+                await asyncio.gather(*(stream.wait_chunks(2) for stream in streams))
+                arriving = [prompts.request(options.prompt_tokens, 2) for _ in range(options.arrivals)]
+                records = [o.record(None) for o in await closed_loop(session, arriving, 1)]
+            measures = spread("ttft", [ttft_ms(record) for record in records])
+            measures |= figures({}, await numbers.read())
+            return Cell(
+                scenario="admission", case="3 others decode", target=worker.label, round=0, measures=measures
+            )
+        finally:
+            await numbers.close()
+            await session.close()
+
+    async def _idle(self, worker: TargetSpec) -> Cell:
+        """A session is open and nothing is asked."""
+        self._on_progress(f"idle for {self._options.idle_s:g} s")
+        usage = ServerUsage(worker.pids)
+        session = await open_session(worker, timeout_s=self._options.timeout_s)
+        try:
+            await asyncio.sleep(1.0)
+            before_s = usage.cpu_s() or 0.0
+            await asyncio.sleep(self._options.idle_s)
+            used_s = (usage.cpu_s() or 0.0) - before_s
+        finally:
+            await session.close()
+        return Cell(
+            scenario="idle",
+            case=f"{self._options.idle_s:g} s, one session",
+            target=worker.label,
+            round=0,
+            measures={"idle_cpu_percent": used_s / self._options.idle_s * 100},
+        )
+
+
+def _children_cpu_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system

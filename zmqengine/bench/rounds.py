@@ -1,0 +1,111 @@
+"""Several targets in turn, round by round, so that a machine whose speed drifts is fair to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from zmqengine.bench.measure import measure
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.prompts import Prompts
+from zmqengine.bench.report import Cell
+from zmqengine.bench.scenarios import Context, Scenario
+from zmqengine.bench.server_usage import ServerUsage
+from zmqengine.bench.sessions import open_session
+from zmqengine.bench.targets import Session, TargetError, TargetSpec
+
+Progress = Callable[[str], None]
+WARM_UP_REQUESTS = 4
+SECOND = " (second)"
+"""A target whose label is that of another and this stands beside it in `two-models`, and nowhere else."""
+
+
+class Runner:
+    """Runs cases against targets, each measurement on a session of its own."""
+
+    def __init__(
+        self,
+        targets: Sequence[TargetSpec],
+        prompts: Prompts,
+        options: ScenarioOptions,
+        *,
+        seed: int,
+        on_progress: Progress,
+    ) -> None:
+        self._targets = targets
+        self._prompts = prompts
+        self._options = options
+        self._seed = seed
+        self._on_progress = on_progress
+
+    async def warm_up(self) -> None:
+        """A few requests to each target, one alone and some together, that nobody counts."""
+        for target in self._targets:
+            self._on_progress(f"warming up {target.label}")
+            context = await self._context(target, "warm-up", 0)
+            try:
+                for together in (1, WARM_UP_REQUESTS):
+                    streams = [context.session.send(context.prompts.request(32, 8)) for _ in range(together)]
+                    records = context.records([await stream.outcome() for stream in streams])
+                    if failed := next((record.error for record in records if record.error), ""):
+                        raise TargetError(f"{target.label}: {failed}")
+            finally:
+                await context.session.close()
+
+    async def run(self, scenario: Scenario, rounds: int) -> list[Cell]:
+        """Every case: A B C, A B C, ... A target that fails a case is noted and the others go on."""
+        cells = []
+        for case in scenario.cases(self._options):
+            for number in range(rounds):
+                for targets in self._turns(scenario):
+                    label = " and ".join(target.label for target in targets)
+                    self._on_progress(f"{scenario.name}: {case}, {label}, round {number + 1} of {rounds}")
+                    cells.append(await self._cell(scenario, case, targets, number))
+        return cells
+
+    def _turns(self, scenario: Scenario) -> list[tuple[TargetSpec, ...]]:
+        by_label = {target.label: target for target in self._targets}
+        pairs = [
+            (by_label[label.removesuffix(SECOND)], target)
+            for label, target in by_label.items()
+            if label.endswith(SECOND) and label.removesuffix(SECOND) in by_label
+        ]
+        if scenario.pairs:
+            return [*pairs] or [tuple(self._targets[:2])]
+        seconds = {second.label for _, second in pairs}
+        return [(target,) for target in self._targets if target.label not in seconds]
+
+    async def _cell(self, scenario: Scenario, case: str, targets: Sequence[TargetSpec], number: int) -> Cell:
+        cell = Cell(scenario=scenario.name, case=case, target=targets[0].label, round=number)
+        sessions: list[Session] = []
+        try:
+            context = None
+            for target in reversed(targets):
+                context = await self._context(target, f"{scenario.name} {case}", number, context)
+                sessions.append(context.session)
+            assert context is not None
+            measures = await measure(context, scenario, case)
+            return msgspec.structs.replace(cell, measures=measures)
+        except TargetError as error:
+            self._on_progress(f"{scenario.name}: {case}: {error}")
+            return msgspec.structs.replace(cell, error=str(error))
+        finally:
+            for session in sessions:
+                await session.close()
+
+    async def _context(
+        self, target: TargetSpec, work: str, number: int, partner: Context | None = None
+    ) -> Context:
+        shared_seed = f"{self._seed} {work} {number}"
+        seed = f"{shared_seed} {target.label}"
+        return Context(
+            target=target,
+            session=await open_session(target, timeout_s=self._options.timeout_s),
+            prompts=self._prompts.reseeded(seed),
+            options=self._options,
+            usage=ServerUsage(target.pids),
+            seed=seed,
+            shared_seed=shared_seed,
+            partner=partner,
+        )

@@ -1,0 +1,58 @@
+"""`agents`: many turns, where each prompt is the whole conversation so far and some more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from zmqengine.bench.load import collector_off
+from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.prompts import Prompts
+from zmqengine.bench.records import RequestRecord, RequestSpec
+from zmqengine.bench.scenarios.context import Context, Scenario
+
+
+def cases(options: ScenarioOptions) -> list[str]:
+    """One case."""
+    return [f"{options.agents} agents x {options.agent_turns} turns"]
+
+
+async def run(context: Context, case: str) -> Measures:
+    """Agents side by side; the first turns of all are told apart from the later ones, which a cache can help."""
+    options = context.options
+
+    async def one_agent(number: int) -> list[RequestRecord]:
+        prompts = context.prompts.reseeded(f"{context.seed} agent {number}")
+        request = prompts.request(options.agent_turn_tokens, options.agent_max_tokens)
+        records = []
+        for _ in range(options.agent_turns):
+            record = context.records([await context.session.send(request).outcome()])[0]
+            records.append(record)
+            request = _next_turn(request, record, prompts, options)
+        return records
+
+    with collector_off():
+        agents = await asyncio.gather(*(one_agent(number) for number in range(options.agents)))
+    measures = summarise([record for records in agents for record in records])
+    measures |= spread("ttft_first", [ttft_ms(records[0]) for records in agents])
+    return measures | spread("ttft_later", [ttft_ms(record) for records in agents for record in records[1:]])
+
+
+def _next_turn(
+    request: RequestSpec, record: RequestRecord, prompts: Prompts, options: ScenarioOptions
+) -> RequestSpec:
+    more = prompts.request(options.agent_turn_tokens, options.agent_max_tokens)
+    return RequestSpec(
+        text=request.text + record.text + more.text,
+        prompt_ids=request.prompt_ids + record.output_ids + more.prompt_ids if request.prompt_ids else [],
+        max_tokens=options.agent_max_tokens,
+    )
+
+
+SCENARIO = Scenario(
+    name="agents",
+    summary="agents take turns, each prompt the whole conversation so far and 96 tokens more",
+    cases=cases,
+    run=run,
+    shown=("ttft_first_p50_ms", "ttft_later_p50_ms", "ttft_later_max_ms", "wall_s", "cached_tokens"),
+)

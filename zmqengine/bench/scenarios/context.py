@@ -1,0 +1,54 @@
+"""What a scenario is given, and what a scenario is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from zmqengine.bench.load import records_of
+from zmqengine.bench.measures import Measures
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.prompts import Prompts
+from zmqengine.bench.records import RequestRecord
+from zmqengine.bench.server_usage import ServerUsage
+from zmqengine.bench.targets import Outcome, Session, TargetSpec
+
+
+@dataclass(frozen=True)
+class Context:
+    """One target and the work of one round. `partner` is the second of two targets that run together.
+
+    `seed` differs from target to target, or a server behind two of them would find its prompts in its cache;
+    `shared_seed` is for what must be the same for all targets of a round, such as times.
+    """
+
+    target: TargetSpec
+    session: Session
+    prompts: Prompts
+    options: ScenarioOptions
+    usage: ServerUsage
+    seed: str
+    shared_seed: str
+    partner: Context | None = None
+
+    def records(self, outcomes: Sequence[Outcome]) -> list[RequestRecord]:
+        """Read outcomes apart."""
+        return records_of(outcomes, self.prompts.count_tokens)
+
+
+Run = Callable[[Context, str], Awaitable[Measures]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named piece of work: its cases, and how one of them is run against one target.
+
+    `shown` are the measures of a short table, the most telling first. `pairs` is whether it needs two targets.
+    """
+
+    name: str
+    summary: str
+    cases: Callable[[ScenarioOptions], Sequence[str]]
+    run: Run
+    shown: tuple[str, ...]
+    pairs: bool = False

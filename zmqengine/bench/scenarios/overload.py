@@ -1,0 +1,33 @@
+"""`overload`: far more requests at once than the server can run. Does each get its answer?"""
+
+from __future__ import annotations
+
+from zmqengine.bench.load import open_loop
+from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.scenarios.context import Context, Scenario
+
+
+def cases(options: ScenarioOptions) -> list[str]:
+    """One case."""
+    return [f"{options.overload_requests} at once"]
+
+
+async def run(context: Context, case: str) -> Measures:
+    """All requests in the same instant, each on a connection of its own."""
+    options = context.options
+    requests = [
+        context.prompts.request(options.prompt_tokens, options.overload_max_tokens)
+        for _ in range(options.overload_requests)
+    ]
+    outcomes = await open_loop(context.session, requests, [0.0] * len(requests))
+    return summarise(context.records(outcomes))
+
+
+SCENARIO = Scenario(
+    name="overload",
+    summary="200 requests in the same instant",
+    cases=cases,
+    run=run,
+    shown=("completed", "wall_s", "ttft_p50_ms", "ttft_max_ms", "tokens_per_s"),
+)

@@ -1,0 +1,46 @@
+"""`prefix`: requests that share a long beginning, one after the other and all together."""
+
+from __future__ import annotations
+
+from zmqengine.bench.load import closed_loop
+from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.scenarios.context import Context, Scenario
+
+IN_TURN, TOGETHER = "in turn", "together"
+SUFFIX_TOKENS = 16
+
+
+def cases(options: ScenarioOptions) -> list[str]:
+    """In turn, and together."""
+    return [IN_TURN, TOGETHER]
+
+
+async def run(context: Context, case: str) -> Measures:
+    """A prefix nobody has sent before; each request adds some tokens of its own."""
+    options, prompts = context.options, context.prompts
+    prefix = prompts.text(options.prefix_tokens)
+    requests = [
+        prompts.request(SUFFIX_TOKENS, options.prefix_max_tokens, prefix=prefix)
+        for _ in range(options.prefix_requests)
+    ]
+    users = 1 if case == IN_TURN else len(requests)
+    records = context.records(await closed_loop(context.session, requests, users))
+    measures = summarise(records)
+    if case == IN_TURN:
+        measures |= _named(ttft_ms(records[0]), "ttft_first_ms")
+        measures |= spread("ttft_later", [ttft_ms(record) for record in records[1:]])
+    return measures
+
+
+def _named(value_ms: float | None, name: str) -> Measures:
+    return {} if value_ms is None else {name: value_ms}
+
+
+SCENARIO = Scenario(
+    name="prefix",
+    summary="16 requests share a prefix of 1,024 tokens",
+    cases=cases,
+    run=run,
+    shown=("ttft_first_ms", "ttft_later_p50_ms", "ttft_p50_ms", "ttft_max_ms", "wall_s", "cached_tokens"),
+)

@@ -1,0 +1,65 @@
+"""`trace`: requests that arrive when a file says, whatever has become of those before."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from zmqengine.bench.load import open_loop
+from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.targets import TargetError
+
+SAMPLE = Path(__file__).parent / "sample_trace.jsonl"
+
+
+class TraceLine(NamedTuple):
+    """One request: seconds from the start, and lengths."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def read_trace(path: Path) -> list[TraceLine]:
+    """The requests of a file, by time: JSON lines or CSV, with fields arrival_s, prompt_tokens, output_tokens.
+
+    Raises TargetError, naming the line, if one is not so.
+    """
+    text = path.read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines()) if path.suffix == ".csv" else map(json.loads, text.splitlines())
+    lines: list[TraceLine] = []
+    try:
+        for row in rows:
+            lines.append(
+                TraceLine(float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+            )
+    except (ValueError, KeyError, TypeError) as error:
+        raise TargetError(f"{path}: request {len(lines) + 1}: {error!r}") from error
+    return sorted(lines)
+
+
+def cases(options: ScenarioOptions) -> list[str]:
+    """The name of the file and how fast it is played."""
+    return [f"{Path(options.trace or SAMPLE).name} x{options.trace_speed:g}"]
+
+
+async def run(context: Context, case: str) -> Measures:
+    """Play the file."""
+    options = context.options
+    lines = read_trace(Path(options.trace or SAMPLE))
+    requests = [context.prompts.request(line.prompt_tokens, line.output_tokens) for line in lines]
+    arrivals_s = [line.arrival_s / options.trace_speed for line in lines]
+    return summarise(context.records(await open_loop(context.session, requests, arrivals_s)))
+
+
+SCENARIO = Scenario(
+    name="trace",
+    summary="requests arrive when a file says, of the lengths it says",
+    cases=cases,
+    run=run,
+    shown=("ttft_p50_ms", "ttft_p99_ms", "itl_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "completed"),
+)

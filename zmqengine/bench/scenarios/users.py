@@ -1,0 +1,52 @@
+"""`users`: closed loop, so many users at a time who each wait for their answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zmqengine.bench.load import closed_loop
+from zmqengine.bench.load_process import LoadJob
+from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.processes import run_together
+from zmqengine.bench.records import RequestSpec
+from zmqengine.bench.scenarios.context import Context, Scenario
+
+
+def cases(options: ScenarioOptions) -> list[str]:
+    """One case a number of users."""
+    return [str(users) for users in options.users]
+
+
+async def run(context: Context, case: str) -> Measures:
+    """All requests through, `users` at a time."""
+    options, users = context.options, int(case)
+    count = max(options.requests_min, users * options.requests_per_user)
+    requests = [context.prompts.request(options.prompt_tokens, options.max_tokens) for _ in range(count)]
+    processes = min(options.load_processes, users)
+    if processes == 1:
+        return summarise(context.records(await closed_loop(context.session, requests, users)))
+    jobs = split(context, requests, users, processes)
+    return summarise([record for records in await run_together(jobs) for record in records])
+
+
+def split(context: Context, requests: Sequence[RequestSpec], users: int, processes: int) -> list[LoadJob]:
+    """The same work for several load processes, evenly."""
+    return [
+        LoadJob(
+            target=context.target,
+            requests=list(requests[number::processes]),
+            users=len(range(number, users, processes)),
+            timeout_s=context.options.timeout_s,
+        )
+        for number in range(processes)
+    ]
+
+
+SCENARIO = Scenario(
+    name="users",
+    summary="closed loop: each user sends the next prompt when the answer is complete",
+    cases=cases,
+    run=run,
+    shown=("tokens_per_s", "ttft_p50_ms", "ttft_max_ms", "itl_p50_ms", "itl_p99_ms", "completed"),
+)

@@ -1,0 +1,92 @@
+"""`bench serve` from targets and scenarios to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zmqengine.bench import machine
+from zmqengine.bench.model_facts import model_directory, model_facts
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.prompts import Vocabulary, prompts_for, vocabulary_of_file
+from zmqengine.bench.report import Cell, ModelFacts, Report
+from zmqengine.bench.rounds import Runner
+from zmqengine.bench.scenarios import SCENARIOS
+from zmqengine.bench.servers import StartPlan, started
+from zmqengine.bench.target_facts import target_facts, vocabulary_of_worker, with_worker_pid
+from zmqengine.bench.targets import TargetError, TargetSpec
+
+Progress = Callable[[str], None]
+
+
+class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Targets that are started come after those given; `base` is a label, the first target if empty."""
+
+    scenarios: tuple[str, ...]
+    targets: tuple[TargetSpec, ...] = ()
+    start: StartPlan | None = None
+    tokenizer: str = ""
+    options: ScenarioOptions = ScenarioOptions()
+    rounds: int = 3
+    seed: int = 0
+    base: str = ""
+
+
+async def serve(plan: ServePlan, on_progress: Progress) -> Report:
+    """Start what is to be started, measure, and end it again. Raises TargetError."""
+    started_at, facts = machine.now(), machine.machine_facts()
+    async with AsyncExitStack() as stack:
+        targets = [await with_worker_pid(target) for target in plan.targets]
+        if plan.start is not None:
+            on_progress("starting servers")
+            targets += await stack.enter_async_context(started(plan.start))
+        if not targets:
+            raise TargetError("nothing to measure: give --worker, --url or --start")
+        prompts = prompts_for(await _vocabulary(plan, targets), str(plan.seed))
+        runner = Runner(targets, prompts, plan.options, seed=plan.seed, on_progress=on_progress)
+        await runner.warm_up()
+        cells: list[Cell] = []
+        for name in plan.scenarios:
+            if SCENARIOS[name].pairs and len(targets) < 2:
+                on_progress(f"{name}: left out, it needs two targets")
+                continue
+            cells += await runner.run(SCENARIOS[name], plan.rounds)
+        return Report(
+            kind="serve",
+            started_at=started_at,
+            command=machine.command_line(),
+            machine=facts,
+            versions=machine.versions(),
+            model=_model(plan, targets),
+            options=_options(plan),
+            base=plan.base or targets[0].label,
+            targets=[await target_facts(target) for target in targets],
+            cells=cells,
+        )
+
+
+async def _vocabulary(plan: ServePlan, targets: Sequence[TargetSpec]) -> Vocabulary | None:
+    if plan.tokenizer:
+        path = Path(plan.tokenizer)
+        return vocabulary_of_file(path / "tokenizer.json" if path.is_dir() else path)
+    worker = next((target.worker for target in targets if target.worker), "")
+    if worker:
+        return await vocabulary_of_worker(worker)
+    if plan.start is not None:
+        return vocabulary_of_file(model_directory(plan.start.model) / "tokenizer.json")
+    return None
+
+
+def _model(plan: ServePlan, targets: Sequence[TargetSpec]) -> ModelFacts:
+    if plan.start is not None and plan.start.engine == "mlx":
+        return model_facts(plan.start.model)
+    return ModelFacts(name=next((target.model for target in targets if target.model), "not told"))
+
+
+def _options(plan: ServePlan) -> dict[str, Any]:
+    options: dict[str, Any] = msgspec.to_builtins(plan.options)
+    return {**options, "rounds": plan.rounds, "seed": plan.seed}

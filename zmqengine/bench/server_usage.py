@@ -1,0 +1,71 @@
+"""Processor time and memory of server processes, their children included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import psutil
+
+
+class ServerUsage:
+    """The processes of one target. With no known process there is nothing to tell, and that is what it tells."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = tuple(pids)
+
+    def cpu_s(self) -> float | None:
+        """Processor time since the processes started, user and system."""
+        times = [_cpu_s(process) for process in self._processes()]
+        return sum(times) if times else None
+
+    def memory_bytes(self) -> int | None:
+        """Resident memory now."""
+        sizes = [_resident_bytes(process) for process in self._processes()]
+        return sum(sizes) if sizes else None
+
+    def _processes(self) -> set[psutil.Process]:
+        found = set()
+        for pid in self._pids:
+            try:
+                process = psutil.Process(pid)
+                found |= {process, *process.children(recursive=True)}
+            except psutil.Error:
+                continue
+        return found
+
+
+def listening_pid(url: str) -> int | None:
+    """The process of this machine that listens at the URL's port, if the system lets us see it."""
+    parts = urlsplit(url)
+    if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        return None
+    for connection in connections:
+        address = connection.laddr
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and address
+            and address[1] == parts.port
+            and connection.pid
+        ):
+            return int(connection.pid)
+    return None
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

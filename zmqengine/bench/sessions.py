@@ -1,0 +1,16 @@
+"""A session with a target of either kind."""
+
+from __future__ import annotations
+
+from zmqengine.bench.http_target import HttpSession
+from zmqengine.bench.targets import Session, TargetSpec
+
+
+async def open_session(spec: TargetSpec, *, timeout_s: float) -> Session:
+    """A session whose requests end, if nothing else ends them, after `timeout_s`. Raises TargetError."""
+    if spec.kind == "http":
+        return HttpSession(spec, timeout_s=timeout_s)
+    # A server of somebody else's can be measured where only the HTTP half is installed.
+    from zmqengine.bench.worker_target import WorkerSession
+
+    return await WorkerSession.open(spec, timeout_s=timeout_s)

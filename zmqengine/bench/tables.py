@@ -1,0 +1,137 @@
+"""Reports as tables, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from zmqengine.bench.measures import kind_of
+from zmqengine.bench.overhead_scenarios import OVERHEAD
+from zmqengine.bench.report import Figure, Report, Rounds, errors_of
+from zmqengine.bench.scenarios import SCENARIOS
+
+
+class Table(NamedTuple):
+    """A heading and rows of text; the first column names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
+    """One table a measure where a scenario has several cases, otherwise one a scenario."""
+    rounds = Rounds(report)
+    tables: list[Table] = []
+    for scenario in report.scenarios():
+        cases, shown = report.cases(scenario), shown_measures(scenario)
+        if len(cases) == 1:
+            tables += _by_measure(report, rounds, scenario, cases[0], shown, ranges)
+        else:
+            tables += _by_case(report, rounds, scenario, cases, shown, ranges)
+    return tables
+
+
+def shown_measures(scenario: str) -> Sequence[str]:
+    """The measures of a short table, the most telling first."""
+    known = SCENARIOS.get(scenario)
+    return known.shown if known else OVERHEAD.get(scenario, ())
+
+
+def _by_case(
+    report: Report, rounds: Rounds, scenario: str, cases: Sequence[str], shown: Sequence[str], ranges: bool
+) -> list[Table]:
+    tables = []
+    for measure in shown:
+        rows = []
+        for label in report.labels():
+            figures = [rounds.figure(scenario, case, label, measure) for case in cases]
+            if any(figures):
+                rows.append([label, *(text_of(figure, ranges=ranges) for figure in figures)])
+        if rows:
+            tables.append(Table(f"{scenario}: {kind_of(measure).heading}", ["", *cases], rows))
+    return tables
+
+
+def _by_measure(
+    report: Report, rounds: Rounds, scenario: str, case: str, shown: Sequence[str], ranges: bool
+) -> list[Table]:
+    measured = [
+        measure
+        for measure in shown
+        if any(rounds.figure(scenario, case, label, measure) for label in report.labels())
+    ]
+    rows = []
+    for label in report.labels():
+        figures = [rounds.figure(scenario, case, label, measure) for measure in measured]
+        if any(figures):
+            rows.append([label, *(text_of(figure, ranges=ranges) for figure in figures)])
+    headings = [kind_of(measure).heading for measure in measured]
+    return [Table(f"{scenario}: {case}", ["", *headings], rows)] if rows else []
+
+
+def text_of(figure: Figure | None, *, ranges: bool = False) -> str:
+    """`median (x ratio)`, or a dash; with `ranges` also the least and greatest."""
+    if figure is None:
+        return "-"
+    text = number_text(figure.median)
+    if ranges and figure.rounds > 1:
+        text += f" [{number_text(figure.least)} to {number_text(figure.greatest)}]"
+    return text if figure.ratio is None else f"{text} (x{figure.ratio:.2f})"
+
+
+def number_text(value: float) -> str:
+    """Three figures, and thousands apart."""
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def preface(report: Report) -> list[str]:
+    """What a reader must know before the figures: the machine, the versions, the model."""
+    machine, versions, model = report.machine, report.versions, report.model
+    lines = [
+        f"{machine.get('cpu', 'unknown processor')}, {machine.get('cores', '?')} cores, {machine.get('system', '')}; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+    size = f", {model.parameters:,} parameters" if model.parameters else ""
+    kind = (
+        ", random weights (it writes nonsense; its cost is that of a trained model)"
+        if model.random_weights
+        else ""
+    )
+    lines.append(f"model {model.name}{size}{f', {model.dtype}' if model.dtype else ''}{kind}")
+    lines.append(f"ratios are to {report.base}, round by round; figures are medians over rounds")
+    return [*lines, *report.notes]
+
+
+def show(report: Report, console: Console, *, ranges: bool = False) -> None:
+    """Print the whole report."""
+    for line in preface(report):
+        console.print(line, style="dim", highlight=False)
+    for table in tables_of(report, ranges=ranges):
+        console.print(rich_table(table))
+    for line in errors_of(report.cells):
+        console.print(f"not measured: {line}", style="red", highlight=False)
+
+
+def markdown(table: Table) -> str:
+    """The table in GitHub's Markdown, its title in bold before it."""
+    head = "| " + " | ".join(table.columns) + " |"
+    rule = "|" + "---|" + "---:|" * (len(table.columns) - 1)
+    rows = ["| " + " | ".join(row) + " |" for row in table.rows]
+    return "\n".join([f"**{table.title}**", "", head, rule, *rows])
+
+
+def rich_table(table: Table) -> RichTable:
+    rich = RichTable(title=table.title, title_justify="left")
+    for number, column in enumerate(table.columns):
+        rich.add_column(column, justify="left" if number == 0 else "right")
+    for row in table.rows:
+        rich.add_row(*row)
+    return rich

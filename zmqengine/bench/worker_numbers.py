@@ -1,0 +1,44 @@
+"""What our worker tells of its passes, where one of ours is behind a target."""
+
+from __future__ import annotations
+
+from zmqengine.bench.measures import Measures
+from zmqengine.errors import ZmqEngineError
+from zmqengine_client import AsyncClient
+
+# Distributions over the worker's last thousand passes, and maxima since it started.
+STANDING = (
+    "pass_outside_us_p50",
+    "pass_outside_us_p99",
+    "pass_ms_p50",
+    "pass_ms_max",
+    "admission_wait_passes_max",
+)
+COUNTERS = ("passes", "slow_passes", "resumes")
+
+Numbers = dict[str, int | float]
+
+
+class WorkerNumbers:
+    """A connection to the control socket of one worker."""
+
+    def __init__(self, address: str) -> None:
+        self._client = AsyncClient(address, name="zmqengine bench status")
+
+    async def read(self) -> Numbers:
+        """Its numbers now; nothing if it does not answer."""
+        try:
+            return dict((await self._client.status()).numbers)
+        except ZmqEngineError:
+            return {}
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+
+def figures(before: Numbers, after: Numbers) -> Measures:
+    """The standing figures after the work, and what the counters have counted during it."""
+    measures = {name: float(after[name]) for name in STANDING if name in after}
+    counted = {name: float(after[name] - before.get(name, 0)) for name in COUNTERS if name in after}
+    return measures | counted

@@ -1,0 +1,301 @@
+"""`zmqengine bench`: measure workers and other servers on the same work."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from zmqengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zmqengine.bench.report import Report
+    from zmqengine.bench.targets import TargetSpec
+
+NEEDED = ("numpy", "httptools", "psutil", "rich", "matplotlib")
+SCENARIO_NAMES = (
+    "users",
+    "burst",
+    "interference",
+    "prefix",
+    "cancel",
+    "overload",
+    "agents",
+    "two-models",
+    "front-ends",
+    "trace",
+)
+SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "0.5b", "8b")
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+OUT_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group()
+def bench() -> None:
+    """Measure workers and other servers on the same work.
+
+    \b
+    zmqengine bench model --shape 25m --out /tmp/25m
+    zmqengine bench serve --model /tmp/25m --start worker --start http --start mlx-lm --plot out.png
+    zmqengine bench serve --url http://127.0.0.1:8080/v1 --url http://127.0.0.1:8081/v1
+    zmqengine bench overhead --model pico
+    """
+    missing = [name for name in NEEDED if not _importable(name)]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} is missing: pip install 'zmqengine[bench]'")
+
+
+@bench.command()
+@click.option("--worker", "workers", multiple=True, metavar="[LABEL=]ADDRESS", help="A worker of ours.")
+@click.option(
+    "--url", "urls", multiple=True, metavar="[LABEL=]URL[#MODEL]", help="An OpenAI-compatible server."
+)
+@click.option("--api", type=click.Choice(["completions", "chat"]), default="completions", help="For --url.")
+@click.option(
+    "--start", multiple=True, type=click.Choice(["worker", "http", "mlx-lm"]), help="Start this for the run."
+)
+@click.option("--model", default="pico", show_default=True, help="For --start: pico or a directory.")
+@click.option("--second", is_flag=True, help="Start everything twice, for two-models.")
+@click.option("--slots", type=int, default=0, help="Requests a started server takes at a time.")
+@click.option(
+    "--scenario", "scenarios", multiple=True, type=click.Choice([*SCENARIO_NAMES, "all"]), default=["users"]
+)
+@click.option(
+    "--rounds", default=3, show_default=True, help="How often each case is run against each target."
+)
+@click.option("--size", type=click.Choice(["small", "normal"]), default="normal", show_default=True)
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=JSON", help="A size of a scenario: users=[1,8]."
+)
+@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@click.option("--base", default="", help="The label that ratios are to. [default: the first target]")
+@click.option("--tokenizer", default="", help="tokenizer.json, where no target of ours can tell.")
+@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def serve(
+    workers: tuple[str, ...],
+    urls: tuple[str, ...],
+    api: str,
+    start: tuple[str, ...],
+    scenarios: tuple[str, ...],
+    size: str,
+    settings: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    picture: Path | None,
+    ranges: bool,
+    **others: Any,
+) -> None:
+    """Several targets, interleaved round by round."""
+    from zmqengine.bench.options import SMALL, ScenarioOptions
+    from zmqengine.bench.serve import ServePlan
+    from zmqengine.bench.serve import serve as run
+    from zmqengine.bench.servers import StartPlan
+
+    slots = {"slots": others["slots"]} if others["slots"] else {}
+    options = _with_settings(SMALL if size == "small" else ScenarioOptions(), settings)
+    plan = ServePlan(
+        scenarios=tuple(SCENARIO_NAMES) if "all" in scenarios else scenarios,
+        targets=(*(_worker(text) for text in workers), *(_server(text, api) for text in urls)),
+        start=StartPlan(
+            model=others["model"],
+            worker="worker" in start,
+            http=start.count("http"),
+            mlx_lm="mlx-lm" in start,
+            second=others["second"],
+            slots=others["slots"],
+        )
+        if start
+        else None,
+        tokenizer=others["tokenizer"],
+        options=msgspec.structs.replace(options, **slots),
+        rounds=others["rounds"],
+        seed=int(time.time()) if seed is None else seed,
+        base=others["base"],
+    )
+    _finish(asyncio.run(run(plan, _progress)), out, picture, ranges)
+
+
+@bench.command()
+@click.option("--model", default="pico", show_default=True, help="pico or a directory.")
+@click.option("--http", type=int, default=0, help="Also through so many HTTP front-ends of ours.")
+@click.option("--mlx-lm", is_flag=True, help="Also through mlx_lm.server.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
+@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def overhead(
+    settings: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    picture: Path | None,
+    ranges: bool,
+    **others: Any,
+) -> None:
+    """What worker, wire and client add to mlx-lm's own generator."""
+    from zmqengine.bench.overhead import OverheadOptions
+    from zmqengine.bench.overhead_run import OverheadPlan
+    from zmqengine.bench.overhead_run import overhead as run
+
+    options = _with_settings(OverheadOptions(), settings)
+    plan = OverheadPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
+    _finish(asyncio.run(run(plan, _progress)), out, picture, ranges)
+
+
+@bench.command()
+@click.argument("first", type=REPORT_FILE)
+@click.argument("second", type=REPORT_FILE)
+@click.option(
+    "--same", multiple=True, metavar="LABEL=LABEL", help="A target that has another name in the second."
+)
+@click.option("--all", "everything", is_flag=True, help="Every measure, not the telling ones only.")
+def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) -> None:
+    """Ratios of two reports; what is within noise is marked."""
+    from rich.console import Console
+
+    from zmqengine.bench.compare import compare as pairs
+    from zmqengine.bench.compare import comparison_table
+    from zmqengine.bench.report import load
+    from zmqengine.bench.tables import rich_table
+
+    renamed = dict(_pair(text, "--same") for text in same)
+    table = comparison_table(pairs(load(first), load(second), renamed), everything=everything)
+    Console().print(rich_table(table))
+
+
+@bench.command()
+@click.argument("report", type=REPORT_FILE)
+@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def show(report: Path, picture: Path | None, ranges: bool) -> None:
+    """Print a report that was kept, or draw it."""
+    from zmqengine.bench.report import load
+
+    _finish(load(report), None, picture, ranges)
+
+
+@bench.command()
+@click.option("--shape", type=click.Choice(SHAPE_NAMES), default="25m", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True)
+@click.option("--bits", type=click.Choice(["4", "8"]), help="Quantise the weights.")
+@click.option("--seed", default=0, show_default=True)
+def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
+    """Make a model of random weights, for machines that cannot download one."""
+    from zmqengine.bench.model_shapes import SHAPES
+    from zmqengine.bench.random_model import make_model
+
+    made = SHAPES[shape]
+    make_model(shape, made, out, bits=int(bits) if bits else None, seed=seed)
+    _progress(f"{made.parameters:,} random weights in {out}")
+    click.echo(out)
+
+
+@bench.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("benchmarks"), show_default=True
+)
+@click.option(
+    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
+)
+@click.option("--quick", is_flag=True, help="Small, to see that everything works.")
+@click.option("--rounds", type=int, default=3, show_default=True)
+@click.option("--part", "parts", multiple=True, help="Only these parts. [default: all]")
+def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple[str, ...]) -> None:
+    """Everything the README claims, in about a quarter of an hour."""
+    from zmqengine.bench.suite import run_suite
+
+    run_suite(out, models, quick=quick, rounds=rounds, only=parts, on_progress=_progress)
+
+
+def _finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
+    from rich.console import Console
+
+    from zmqengine.bench.report import save
+    from zmqengine.bench.tables import show as show_tables
+
+    if out:
+        save(report, out)
+    show_tables(report, Console(), ranges=ranges)
+    if picture:
+        from zmqengine.bench.plot import plot
+
+        plot(report, picture)
+
+
+def _worker(text: str) -> TargetSpec:
+    from zmqengine.bench.targets import TargetSpec
+    from zmqengine.protocol.addresses import resolve
+
+    label, separator, address = text.rpartition("=")
+    full = resolve(address)
+    return TargetSpec(label=label if separator else address, kind="worker", address=full, worker=full)
+
+
+def _server(text: str, api: str) -> TargetSpec:
+    from zmqengine.bench.server_usage import listening_pid
+    from zmqengine.bench.targets import TargetSpec
+
+    start = text.find("http://")
+    if start < 0:
+        raise ConfigError(f"{text}: give a URL like http://127.0.0.1:8080/v1#model-name")
+    label, (url, _, name) = text[:start].rstrip("="), text[start:].partition("#")
+    pid = listening_pid(url)
+    return TargetSpec(
+        label=label or url,
+        kind="http",
+        address=url,
+        model=name or "default",
+        api="chat" if api == "chat" else "completions",
+        pids=[pid] if pid else [],
+    )
+
+
+def _with_settings(options: Options, settings: tuple[str, ...]) -> Options:
+    values: dict[str, Any] = msgspec.to_builtins(options)
+    for text in settings:
+        name, value = _pair(text, "--set")
+        if name not in values:
+            raise ConfigError(f"--set {name}: there is {', '.join(values)}")
+        try:
+            values[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            values[name] = value
+    try:
+        return msgspec.convert(values, type(options))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--set: {error}") from error
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"{option} {text}: give NAME=VALUE")
+    return name, value
+
+
+def _progress(text: str) -> None:
+    """One line that the next one replaces; on a pipe, lines."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K{text}")
+    else:
+        sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
