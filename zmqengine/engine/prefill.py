@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -15,6 +16,8 @@ from zmqengine.engine.row import Caches, Row
 
 # A chunk shorter than this is not worth a model call of its own.
 _SLICE_TOKENS_MIN = 16
+# Rows that were read together are copied out for the prompt cache from this length on.
+_COPIED_TOKENS_MIN = 256
 # Chunks that may be on their way at once: the one that computes and the one to come after it.
 _CHUNKS_MAX = 2
 
@@ -56,7 +59,7 @@ class Prefill:
         leaving = {id(row) for row in rows}
         for row in self.rows:
             if id(row) in leaving and row.caches is not None:
-                self._remember(row)
+                self._remember(row, partial(list, row.caches))
         self.rows = [row for row in self.rows if id(row) not in leaving]
 
     def next(self, tokens_max: int, result: StepResult) -> list[Ready]:
@@ -76,7 +79,7 @@ class Prefill:
             if not row.remaining:
                 ready.append(self._finish([row]))
         for group in self._groups([self.rows[place] for place in chunk.together]):
-            ready.append(self._read_together(group) if group[0].remaining else self._finish(group))
+            ready.append(self._read_group(group))
         touched = [self.rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
         for row in touched:
             done = row.held if row.remaining else row.read_tokens
@@ -111,6 +114,13 @@ class Prefill:
         row.held += count
         self._launch(row.caches, count)
 
+    def _read_group(self, rows: list[Row]) -> Ready:
+        if len(rows) > 1 and rows[0].remaining:
+            return self._read_together(rows)
+        if rows[0].remaining:
+            self._read_slice(rows[0], rows[0].remaining)
+        return self._finish(rows)
+
     def _read_together(self, rows: list[Row]) -> Ready:
         unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
         ready = self._finish(rows)
@@ -128,13 +138,16 @@ class Prefill:
         for row, length in zip(rows, lengths, strict=True):
             row.held += length
         self._launch(ready.caches, sum(lengths))
+        for place, row in enumerate(rows):
+            if row.held >= _COPIED_TOKENS_MIN:
+                self._remember(row, partial(kv.extract, ready.caches, place))
         return ready
 
     def _finish(self, rows: list[Row]) -> Ready:
         caches = [row.caches for row in rows if row.caches is not None]
         if len(rows) == 1:
             # Merging copies, so what the row holds now stays good for others.
-            self._remember(rows[0])
+            self._remember(rows[0], partial(list, caches[0]))
         for row in rows:
             row.caches = None
         return Ready(rows, kv.merge(caches) if self._mergeable else caches[0])
@@ -147,10 +160,10 @@ class Prefill:
         kv.start(marker, arrays)
         self._markers.append(marker)
 
-    def _remember(self, row: Row) -> None:
+    def _remember(self, row: Row, caches: Callable[[], Caches]) -> None:
         tokens = row.tokens[: row.held]
-        if self._mergeable and row.caches is not None and self._prefix_cache.wants(tokens):
-            self._prefix_cache.store(tokens, row.caches)
+        if self._mergeable and self._prefix_cache.wants(tokens):
+            self._prefix_cache.store(tokens, caches())
 
 
 def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:
@@ -160,20 +173,25 @@ def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:
     quarter of every chunk, so short ones never hold it up for ever. Something is read if anything is left.
     """
     order = sorted(range(len(remaining)), key=remaining.__getitem__)
-    slices: list[tuple[int, int]] = []
-    room = tokens_max
-    if remaining[0] > tokens_max and order[0] != 0:
-        slices.append((0, max(1, tokens_max // 4)))
-        room -= slices[0][1]
-        order.remove(0)
-    together: list[int] = []
-    for place in order:
-        if (len(together) + 1) * remaining[place] > room:
-            break
-        together.append(place)
-    if together:
-        room -= len(together) * remaining[together[-1]]
+    together, room = _fit(order, remaining, tokens_max)
+    if 0 in together:
+        rest = order[len(together) :]
+        if rest and room >= _SLICE_TOKENS_MIN:
+            return Chunk(together, [(rest[0], min(room, remaining[rest[0]]))])
+        return Chunk(together, [])
+    share = min(remaining[0], max(1, tokens_max // 4))
+    order.remove(0)
+    together, room = _fit(order, remaining, tokens_max - share)
     rest = order[len(together) :]
-    if rest and (room >= _SLICE_TOKENS_MIN or not (together or slices)):
-        slices.append((rest[0], min(room, remaining[rest[0]])))
-    return Chunk(together, slices)
+    if rest and room >= _SLICE_TOKENS_MIN and remaining[rest[0]] < remaining[0]:
+        return Chunk(together, [(0, share), (rest[0], min(room, remaining[rest[0]]))])
+    return Chunk(together, [(0, min(remaining[0], share + room))])
+
+
+def _fit(order: list[int], remaining: Sequence[int], room: int) -> tuple[list[int], int]:
+    """The most rows of `order`, shortest first, that fit into `room` when padded alike; and the room that is left."""
+    count, longest = 0, 0
+    while count < len(order) and (count + 1) * remaining[order[count]] <= room:
+        longest = remaining[order[count]]
+        count += 1
+    return order[:count], room - count * longest

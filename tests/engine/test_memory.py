@@ -1,0 +1,52 @@
+"""Projected bytes are those that a real row holds."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from tests.support.engines import make_engine
+from tests.support.models import LLAMA
+from zmqengine.engine import caches as kv
+from zmqengine.engine.interface import RowRequest
+
+
+@pytest.mark.parametrize("shape", ["llama", "sliding", "mamba"])
+@pytest.mark.parametrize("tokens", [1, 300, 700])
+def test_a_projection_is_what_one_row_holds(models, shape, tokens):
+    """Full attention grows by the token, a sliding window stops growing, a state never grows."""
+    engine = make_engine(models[shape], prefill_chunk=64)
+    caches = kv.new_caches(models[shape])
+    for place in range(0, tokens, 64):
+        models[shape](mx.zeros((1, min(64, tokens - place)), mx.int32), cache=caches)
+        mx.eval(kv.arrays(caches))
+    held = kv.byte_count(caches)
+    projected = engine.project_bytes(tokens - 1, 1)
+    # A sliding cache that reads in chunks is a chunk longer than its window until it decodes.
+    assert held * 0.5 <= projected <= held * 1.5 + 256 * 1024
+    if shape == "llama":
+        per_token = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * LLAMA["head_dim"] * 4
+        assert projected == per_token * -(-tokens // 256) * 256
+
+
+def test_a_window_caps_the_projection(models):
+    """Only the layers without a window grow for ever."""
+    engine = make_engine(models["sliding"])
+    near, far = engine.project_bytes(500, 12), engine.project_bytes(1000, 24)
+    full = make_engine(models["llama"])
+    # Both models have two layers that see everything.
+    assert far - near == full.project_bytes(1000, 24) - full.project_bytes(500, 12)
+    mamba = make_engine(models["mamba"])
+    assert mamba.project_bytes(10, 1) == mamba.project_bytes(2000, 48) > 0
+
+
+def test_held_bytes_come_back_to_zero(models):
+    """What the batch holds is told while it runs and gone afterwards."""
+    engine = make_engine(models["llama"], prompt_cache_bytes=0)
+    engine.insert([RowRequest(row, [5] * 100, 4) for row in range(4)])
+    engine.next()
+    held = engine.stats().kv_bytes
+    assert held >= 4 * engine.project_bytes(99, 1) / 256 * 99
+    while engine.stats().rows_decoding or engine.stats().rows_prefilling:
+        engine.next()
+    assert engine.stats().kv_bytes == 0
