@@ -1,0 +1,45 @@
+"""The client library of zmqengine: `Client` and `AsyncClient` stream from a worker that runs somewhere else.
+
+    with Client() as client:
+        for chunk in client.generate("Once upon", max_tokens=50):
+            print(chunk, end="")
+
+It never imports MLX.
+"""
+
+from zmqengine.protocol.messages import Description, Status, TokenLogprob
+from zmqengine_client import errors
+from zmqengine_client.async_client import AsyncClient
+from zmqengine_client.async_streams import AsyncTextStream, AsyncTokenStream
+from zmqengine_client.chunks import Completion, PromptProgress, TextChunk, TokenChunk
+from zmqengine_client.client import Client
+from zmqengine_client.detokenizer import Detokenizer
+from zmqengine_client.events import ClientEvent, Counters
+from zmqengine_client.keys import CurveKeys, load_keys
+from zmqengine_client.options import Options
+from zmqengine_client.streams import TextStream, TokenStream
+from zmqengine_client.tokenizer import Tokenizer
+
+__all__ = [
+    "AsyncClient",
+    "AsyncTextStream",
+    "AsyncTokenStream",
+    "Client",
+    "ClientEvent",
+    "Completion",
+    "Counters",
+    "CurveKeys",
+    "Description",
+    "Detokenizer",
+    "Options",
+    "PromptProgress",
+    "Status",
+    "TextChunk",
+    "TextStream",
+    "TokenChunk",
+    "TokenLogprob",
+    "TokenStream",
+    "Tokenizer",
+    "errors",
+    "load_keys",
+]

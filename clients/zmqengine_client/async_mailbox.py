@@ -1,0 +1,43 @@
+"""How a task that reads streams waits for the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class AsyncMailbox:
+    """Where notices arrive on the event loop. Many streams can share one: then one wait covers them all."""
+
+    def __init__(self) -> None:
+        self._ready: dict[AsyncInbox, None] = {}
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, inbox: AsyncInbox) -> None:
+        """Note that `inbox` has news."""
+        self._ready[inbox] = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> list[AsyncInbox]:
+        """Those with news since the last call; waits for the first. For one task at a time."""
+        while not self._ready:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        ready, self._ready = self._ready, {}
+        return list(ready)
+
+
+class AsyncInbox:
+    """The listener of one request or control call. Its mailbox can be changed while it is in use."""
+
+    __slots__ = ("mailbox",)
+
+    def __init__(self) -> None:
+        self.mailbox = AsyncMailbox()
+
+    def notify(self) -> None:
+        """Called on the event loop."""
+        self.mailbox.put(self)

@@ -1,0 +1,75 @@
+"""Streams of the asynchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+from zmqengine_client.async_mailbox import AsyncInbox
+from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.stream_state import Owner, Reader, StreamState
+
+ChunkT = TypeVar("ChunkT")
+
+
+class AsyncStream(StreamState[ChunkT]):
+    """The output of one request, chunk by chunk, for one task: `Stream` with `async for` and `await`."""
+
+    def __init__(self, reader: Reader[ChunkT], inbox: AsyncInbox, owner: Owner) -> None:
+        super().__init__(reader, owner)
+        self._inbox = inbox
+
+    def __aiter__(self) -> AsyncIterator[ChunkT]:
+        return _LeavingAborts(self)
+
+    async def __anext__(self) -> ChunkT:
+        while not self._closed:
+            chunk = self._take()
+            if chunk is not None:
+                return chunk
+            if self._reader.finished:
+                self._raise_failure()
+                break
+            self._owner.check()
+            await self._inbox.mailbox.wait()
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> AsyncStream[ChunkT]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def read(self) -> Completion:
+        """Read to the end and return the outcome."""
+        async for _ in self:
+            pass
+        return self.result
+
+
+class AsyncTokenStream(AsyncStream[TokenChunk]):
+    """A stream of `TokenChunk`."""
+
+
+class AsyncTextStream(AsyncStream[TextChunk]):
+    """A stream of `TextChunk`. Stop strings and end tokens are never in the text."""
+
+    async def text(self) -> str:
+        """Read to the end and return the whole text."""
+        return (await self.read()).text
+
+
+class _LeavingAborts(Generic[ChunkT]):
+    """What an `async for` loop holds: when the loop is left, it goes, and takes the request with it."""
+
+    def __init__(self, stream: AsyncStream[ChunkT]) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[ChunkT]:
+        return self
+
+    async def __anext__(self) -> ChunkT:
+        return await self._stream.__anext__()
+
+    def __del__(self) -> None:
+        self._stream.close()

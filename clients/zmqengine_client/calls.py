@@ -1,0 +1,104 @@
+"""Commands that wait for their reply. Every command is idempotent, so one without a reply is sent again as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from math import inf
+
+from zmqengine.protocol.codec import encode
+from zmqengine.protocol.messages import Command
+from zmqengine_client.actions import Outbox, Send
+from zmqengine_client.request import Request
+
+RETRY_S = 1.0
+RETRY_MAX_S = 4.0
+
+
+class Call:
+    """One command on its way. `request` is the request it is about."""
+
+    __slots__ = ("frames", "give_up_at", "id", "kind", "request", "retries", "retry_at", "sent_at", "wait_s")
+
+    def __init__(
+        self, id_: int, command: Command, request: Request | None, now: float, give_up_s: float
+    ) -> None:
+        self.id = id_
+        self.kind = type(command)
+        self.frames = encode(command)
+        self.request = request
+        self.retries = 0
+        self.sent_at = now
+        self.wait_s = RETRY_S
+        self.retry_at = now + RETRY_S
+        self.give_up_at = now + give_up_s
+
+
+class CallTable:
+    """The commands of one connection to cmd."""
+
+    def __init__(self, outbox: Outbox, *, give_up_s: float) -> None:
+        self._outbox = outbox
+        self._give_up_s = give_up_s
+        self._ids = count(1)
+        self._calls: dict[int, Call] = {}
+        # A bound from below, so that an answered call does not cost a scan.
+        self._due_at = inf
+        self.last_sent_at = 0.0
+
+    def send(self, make: Callable[[int], Command], now: float, request: Request | None = None) -> Call:
+        """Send the command that `make` builds for its call id, and keep it until it is answered."""
+        call = self.prepare(make, now, request)
+        self.start(call, now)
+        return call
+
+    def prepare(self, make: Callable[[int], Command], now: float, request: Request | None) -> Call:
+        """The encoded command, not sent yet: its size can still be checked."""
+        call_id = next(self._ids)
+        return Call(call_id, make(call_id), request, now, self._give_up_s)
+
+    def start(self, call: Call, now: float) -> None:
+        """Send a prepared command."""
+        self._calls[call.id] = call
+        self._due_at = min(self._due_at, call.retry_at, call.give_up_at)
+        self._put(call, now)
+
+    def answered(self, call_id: int) -> Call | None:
+        """The call this reply answers; None if it was answered before or belongs to an earlier connection."""
+        return self._calls.pop(call_id, None)
+
+    def waiting_since(self) -> float | None:
+        """When the oldest call without an answer was sent first."""
+        return next(iter(self._calls.values())).sent_at if self._calls else None
+
+    def advance(self, now: float) -> list[Call]:
+        """Send again what is due; returns the calls that are given up."""
+        if now < self._due_at:
+            return []
+        given_up = []
+        self._due_at = inf
+        for call in list(self._calls.values()):
+            if now >= call.give_up_at:
+                given_up.append(self._calls.pop(call.id))
+                continue
+            if now >= call.retry_at:
+                call.retries += 1
+                call.wait_s = min(RETRY_MAX_S, call.wait_s * 2)
+                call.retry_at = now + call.wait_s
+                self._outbox.counters.command_retries += 1
+                self._put(call, now)
+            self._due_at = min(self._due_at, call.retry_at, call.give_up_at)
+        return given_up
+
+    def next_deadline(self) -> float:
+        """When `advance` has something to do, at the earliest."""
+        return self._due_at if self._calls else inf
+
+    def clear(self) -> None:
+        """Forget all calls: the connection they were sent on is gone."""
+        self._calls.clear()
+        self._due_at = inf
+
+    def _put(self, call: Call, now: float) -> None:
+        self.last_sent_at = now
+        self._outbox.actions.append(Send("cmd", call.frames))

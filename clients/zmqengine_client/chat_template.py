@@ -1,0 +1,107 @@
+"""Chat templates in the Jinja dialect that models on the hub are published with.
+
+The template comes with the model, so it is untrusted: it runs in a sandbox, sees plain data only, and cannot change
+what it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from zmqengine.errors import BadRequest
+
+
+class ChatTemplate:
+    """One compiled template. Raises `BadRequest` when the template cannot be compiled."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise BadRequest(f"the model's chat template is broken: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt for these messages. Raises `BadRequest` with what the template objects to."""
+        plain = [_plain(message) for message in messages]
+        if not all(isinstance(message, dict) for message in plain):
+            raise BadRequest("messages must be mappings with a role and a content")
+        try:
+            return self._template.render(
+                messages=plain, **{name: _plain(value) for name, value in variables.items()}
+            )
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise BadRequest(f"the chat template refuses these messages: {error}") from None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`, which marks the assistant's part for training, means nothing here."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which a model was never trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _plain(value: Any) -> Any:
+    """`value` rebuilt from plain types, so that a template reaches no method of the caller's objects."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise BadRequest(f"a chat template takes plain data, not {type(value).__name__}")

@@ -1,0 +1,62 @@
+"""What a stream gives: chunks while it runs, a completion when it has ended."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from zmqengine.protocol.messages import TokenLogprob
+
+
+class TokenChunk(Struct, frozen=True):
+    """New tokens, in order and without a gap: `tokens[0]` is output token number `first_index`.
+
+    A slow reader gets fewer, longer chunks. `logprobs` has one entry a token if they were asked for.
+    """
+
+    first_index: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class TextChunk(Struct, frozen=True):
+    """New text. `str(chunk)` is the text.
+
+    `tokens` are those received since the chunk before. Text that may still turn into another character or a stop
+    string is held back, so the text of a token can come one chunk later than the token.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    first_index: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class PromptProgress(Struct, frozen=True):
+    """How far the prompt is read: `done` of `total` tokens, `cached` of them from the worker's prompt cache."""
+
+    done: int
+    total: int
+    cached: int
+
+
+class Completion(Struct, frozen=True):
+    """The outcome of a request.
+
+    `finish` is a word of the protocol (`stop`, `length`, `abort` and the failures). `tokens` is the whole output, the
+    end token included. `text` and `stop_string` are those of a text stream. `resumed` counts the worker deaths that
+    the stream has survived. `message` says more about a failure.
+    """
+
+    finish: str
+    tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+    request_id: str
+    resumed: int = 0
+    message: str = ""
+    text: str = ""
+    stop_string: str | None = None

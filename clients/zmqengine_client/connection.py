@@ -1,0 +1,193 @@
+"""The way to a session: describing -> hello -> subscribing -> live, and back to describing when it is lost.
+
+IDLE         nobody needs a session yet
+DESCRIBING   asking ctl until the worker is ready
+HELLO        waiting for welcome
+SUBSCRIBING  waiting for granted
+LIVE         commands and output flow
+FENCED       another client took the session over: final
+CLOSED       final
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+from zmqengine.protocol.addresses import as_seen_from
+from zmqengine.protocol.messages import (
+    PROTOCOL_VERSION,
+    Description,
+    Granted,
+    Hello,
+    Limits,
+    ModelCard,
+    WatermarkRow,
+    Welcome,
+)
+from zmqengine_client.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Outbox
+from zmqengine_client.calls import CallTable
+from zmqengine_client.events import ClientEvent
+
+STEP_S = 2.0
+"""Welcome or granted has to come within this time, or the connection is made anew."""
+
+
+class Phase(Enum):
+    """Where the connection is."""
+
+    IDLE = "idle"
+    DESCRIBING = "describing"
+    HELLO = "hello"
+    SUBSCRIBING = "subscribing"
+    LIVE = "live"
+    FENCED = "fenced"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What is found when the connection is live: has the worker restarted, and what does it still hold?"""
+
+    restarted: bool
+    same_model: bool
+    held: dict[str, WatermarkRow]
+
+
+class Connection:
+    """State of the session with the worker. It sends only hello; requests are another file's matter."""
+
+    def __init__(self, ctl: str, name: str, secret: bytes, outbox: Outbox, calls: CallTable) -> None:
+        self._ctl = ctl
+        self._name = name
+        self._secret = secret
+        self._outbox = outbox
+        self._calls = calls
+        self.phase = Phase.IDLE
+        self.phase_since = 0.0
+        self.lost_at = -inf
+        self.opening_since: float | None = None
+        self.was_live = False
+        self.epoch = b""
+        self.topic = b""
+        self.limits: Limits | None = None
+        self.model: ModelCard | None = None
+        self.lease_s = 60.0
+        self._epoch_before = b""
+        self._model_before: ModelCard | None = None
+        self._description: Description | None = None
+        self._welcome: Welcome | None = None
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's end tokens, once it is known."""
+        return frozenset(self.model.eos_token_ids) if self.model is not None else frozenset()
+
+    def begin(self, now: float) -> None:
+        """Somebody needs a session."""
+        if self.phase is Phase.IDLE:
+            self._enter(Phase.DESCRIBING, now)
+
+    def described(self, description: Description, now: float) -> bool:
+        """Go on if the worker can take a session; says whether it can."""
+        if self.phase is not Phase.DESCRIBING or description.state not in ("ready", "draining"):
+            return False
+        self._description = description
+        if self.opening_since is None:
+            self.opening_since = now
+        self._enter(Phase.HELLO, now)
+        self._outbox.actions.append(OpenCommands(as_seen_from(self._ctl, description.cmd)))
+        versions = (PROTOCOL_VERSION, PROTOCOL_VERSION)
+        self._calls.send(lambda call: Hello(call, versions, self._name, self._secret), now)
+        return True
+
+    def welcomed(self, welcome: Welcome, now: float) -> bool:
+        """Subscribe to the session's topic. False if the worker is no longer the one that was described."""
+        description = self._description
+        if self.phase is not Phase.HELLO or description is None:
+            return True
+        if welcome.epoch != description.epoch:
+            return False
+        self._welcome = welcome
+        self.epoch = welcome.epoch
+        self.topic = welcome.topic.encode()
+        self.limits = welcome.limits
+        self.model = description.model
+        self.lease_s = welcome.lease_ms / 1000
+        self._enter(Phase.SUBSCRIBING, now)
+        self._outbox.actions.append(OpenOutput(as_seen_from(self._ctl, description.out), self.topic))
+        return True
+
+    def granted(self, granted: Granted, now: float) -> Opening | None:
+        """The session is open. None if that is no news."""
+        welcome = self._welcome
+        if self.phase is not Phase.SUBSCRIBING or welcome is None or granted.session != welcome.session:
+            return None
+        restarted = self.was_live and self.epoch != self._epoch_before
+        opening = Opening(restarted, self._is_same_model(), {row.request: row for row in welcome.requests})
+        if self.was_live:
+            self._outbox.counters.reconnects += 1
+        if restarted:
+            self._outbox.counters.worker_restarts += 1
+            self._tell("restarted", "another worker process answers now")
+        self._epoch_before, self._model_before = self.epoch, self.model
+        self.was_live = True
+        self.opening_since = None
+        self._enter(Phase.LIVE, now)
+        self._tell("connected", f"session {welcome.session} with worker {welcome.epoch.hex()}")
+        return opening
+
+    def lose(self, now: float, reason: str) -> None:
+        """The session cannot be used any more: describe again."""
+        if self.phase is Phase.LIVE:
+            self.lost_at = now
+            self._tell("lost", reason)
+        self._drop(Phase.DESCRIBING, now)
+
+    def rest(self, now: float) -> None:
+        """Nobody needs the session that is being opened."""
+        if self.phase in (Phase.DESCRIBING, Phase.HELLO, Phase.SUBSCRIBING):
+            self.opening_since = None
+            self._drop(Phase.IDLE, now)
+
+    def fence(self, now: float) -> None:
+        """Another client took the session over. Final."""
+        self._tell("fenced", "another client took this session over")
+        self._drop(Phase.FENCED, now)
+
+    def close(self, now: float) -> None:
+        """Final."""
+        self._drop(Phase.CLOSED, now)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection to cmd that can be lost."""
+        return self.phase in (Phase.HELLO, Phase.SUBSCRIBING, Phase.LIVE)
+
+    def attempt_until(self) -> float:
+        """When a step of the opening has taken too long and a new attempt is due."""
+        return self.phase_since + STEP_S if self.phase in (Phase.HELLO, Phase.SUBSCRIBING) else inf
+
+    def _is_same_model(self) -> bool:
+        before, model = self._model_before, self.model
+        if before is None or model is None:
+            return True
+        return (before.name, before.vocab_size, before.tokenizer_hash) == (
+            model.name,
+            model.vocab_size,
+            model.tokenizer_hash,
+        )
+
+    def _drop(self, phase: Phase, now: float) -> None:
+        self._calls.clear()
+        self._outbox.actions.append(CloseWorkerSockets())
+        self._welcome = None
+        self._enter(phase, now)
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self.phase_since = now
+
+    def _tell(self, kind: str, message: str) -> None:
+        self._outbox.events.append(ClientEvent(kind, message))  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""Token ids to text, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+REPLACEMENT = "\ufffd"
+HELD_TOKENS_MAX = 32
+"""A character has at most 4 bytes: a longer run that decodes to nothing whole is garbage and goes out as it is."""
+
+
+class Detokenizer:
+    """Turns ids into text as they come; the pieces together are what decoding all ids at once gives.
+
+    A character whose bytes have not all come is held back. Each push decodes a window of a few tokens, so the cost of a
+    stream is linear in its length. `decode` turns ids into text, `skip` are ids that have none.
+
+    Decoders drop a space at the start of a text and join pieces in ways that depend on the one before, so new
+    tokens are always decoded behind some that have been told already, and the text of those is taken off.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], skip: Collection[int] = ()) -> None:
+        self._decode = decode
+        self._skip = skip
+        self._window: list[int] = []
+        self._told = 0
+        self._told_text = ""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that is certain after these ids."""
+        skip = self._skip
+        self._window.extend([id_ for id_ in ids if id_ not in skip] if skip else ids)
+        if len(self._window) == self._told:
+            return ""
+        text = self._decode(self._window)
+        if text.endswith(REPLACEMENT) and len(self._window) - self._told <= HELD_TOKENS_MAX:
+            return ""
+        return self._tell(text)
+
+    def finish(self) -> str:
+        """What was held back, with a replacement character for what never became one."""
+        return self._tell(self._decode(self._window)) if len(self._window) > self._told else ""
+
+    def _tell(self, text: str) -> str:
+        if text.startswith(self._told_text):
+            piece = text[len(self._told_text) :]
+        else:
+            # The decoder read what was told otherwise in the light of what follows (an invalid byte right after
+            # a character made of byte tokens): that cannot be taken back.
+            piece = self._decode(self._window[self._told :])
+        self._window = self._window[self._told :]
+        self._told = len(self._window)
+        self._told_text = self._decode(self._window)
+        return piece

@@ -1,0 +1,139 @@
+"""The thread that owns a client's sockets and its session core."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from zmqengine.errors import WorkerLost
+from zmqengine_client.events import ClientEvent
+from zmqengine_client.keys import CurveKeys
+from zmqengine_client.session import Session
+from zmqengine_client.transport import Transport
+
+log = logging.getLogger("zmqengine.client")
+
+POLL_MS_MAX = 3_600_000
+CLOSE_WAIT_S = 2.0
+
+Command = Callable[[float], None]
+
+
+class IoThread:
+    """Runs a session in the background. `post` is safe from any thread and from a finaliser."""
+
+    def __init__(
+        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+    ) -> None:
+        self.session = session
+        self._on_event = on_event
+        self._pid = os.getpid()
+        self._commands: deque[Command] = deque()
+        self._poller = zmq.Poller()
+        # Sockets close themselves, and only when nobody can write to them any more.
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._poller.register(self._woken, zmq.POLLIN)
+        self._transport = Transport(
+            session.config.address, keys, watch=self._watch, unwatch=self._poller.unregister
+        )
+        self._ended = threading.Event()
+        self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="zmqengine-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the thread runs, and in this process: it does not survive a fork."""
+        return not self._ended.is_set() and self._pid == os.getpid()
+
+    def check(self) -> None:
+        """Raise RuntimeError if there is no thread to wait for."""
+        if self._pid != os.getpid():
+            raise RuntimeError("a client does not survive a fork: make a new one in this process")
+        if self._ended.is_set():
+            raise RuntimeError("the client is closed")
+
+    def post(self, command: Command) -> None:
+        """Have `command` called with the time on the I/O thread, soon. Dropped when the thread has ended."""
+        if not self.usable:
+            return
+        self._commands.append(command)
+        # A full pipe wakes the thread as well as one more byte would.
+        with contextlib.suppress(BlockingIOError):
+            self._wake.send(b"\0")
+        if self._ended.is_set():
+            self._run_commands(time.monotonic())
+
+    def close(self) -> None:
+        """Say bye and end the thread. Idempotent; in a forked child it does nothing."""
+        if not self.usable:
+            return
+        self.post(self.session.close)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_WAIT_S)
+
+    def _watch(self, source: zmq.Socket[bytes]) -> None:
+        self._poller.register(source, zmq.POLLIN)
+
+    def _run(self) -> None:
+        session = self.session
+        try:
+            while not session.closed:
+                self._poller.poll(self._wait_ms())
+                self._round(time.monotonic())
+        except Exception:
+            # A defect of ours: nobody may wait for ever on a thread that is gone.
+            log.exception("the client's I/O thread failed")
+            session.abandon(
+                WorkerLost("the client failed; its log has the reason: make a new one"), time.monotonic()
+            )
+        finally:
+            # From here on `post` runs what it is given itself, on a session that is closed.
+            self._ended.set()
+            self._run_commands(time.monotonic())
+            self._transport.close()
+
+    def _round(self, now: float) -> None:
+        session, outbox = self.session, self.session.outbox
+        with contextlib.suppress(BlockingIOError):
+            while len(self._woken.recv(4096)) == 4096:
+                continue
+        while self._commands:
+            self._commands.popleft()(now)
+        self._transport.receive(session, now)
+        session.advance(now)
+        self._transport.perform(outbox.take_actions())
+        self._tell()
+
+    def _run_commands(self, now: float) -> None:
+        with self._ending:
+            while self._commands:
+                self._commands.popleft()(now)
+            self._tell()
+
+    def _tell(self) -> None:
+        for item in self.session.outbox.take_changed():
+            if item.listener is not None:
+                item.listener.notify()
+        for event in self.session.outbox.take_events():
+            log.info("%s: %s", event.kind, event.message)
+            if self._on_event is not None:
+                try:
+                    self._on_event(event)
+                except Exception:
+                    log.exception("on_event failed")
+
+    def _wait_ms(self) -> int | None:
+        wait_s = self.session.next_deadline() - time.monotonic()
+        return None if wait_s == math.inf else max(0, min(POLL_MS_MAX, math.ceil(wait_s * 1000)))

@@ -1,0 +1,146 @@
+"""A client's sockets and its session core on an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+
+import zmq
+
+from zmqengine.errors import WorkerLost
+from zmqengine_client.events import ClientEvent
+from zmqengine_client.io_thread import Command
+from zmqengine_client.keys import CurveKeys
+from zmqengine_client.session import Session
+from zmqengine_client.transport import Transport
+
+log = logging.getLogger("zmqengine.client")
+
+ROUNDS_MAX = 8
+
+
+class LoopDriver:
+    """Runs a session on the running event loop, without a task: socket and timer callbacks alone.
+
+    ZeroMQ's descriptors are edge-triggered: they tell once that something happened. So after every wake-up, and
+    after every send, the sockets are read until they are empty.
+    """
+
+    def __init__(
+        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+    ) -> None:
+        self.session = session
+        self._on_event = on_event
+        self._pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._pumping = False
+        self._again = False
+        self._closed = self._loop.create_future()
+        self._transport = Transport(session.config.address, keys, watch=self._watch, unwatch=self._unwatch)
+
+    def check(self) -> None:
+        """Raise RuntimeError if nobody would answer."""
+        if self._pid != os.getpid():
+            raise RuntimeError("a client does not survive a fork: make a new one in this process")
+        if self._closed.done():
+            raise RuntimeError("the client is closed")
+
+    def run(self, command: Command) -> None:
+        """Call `command` with the time and do what follows from it."""
+        if self._closed.done() or self._pid != os.getpid():
+            return
+        command(time.monotonic())
+        self._pump()
+
+    async def close(self) -> None:
+        """Say bye and close the sockets. Idempotent."""
+        self.run(self.session.close)
+        await asyncio.shield(self._closed)
+
+    def _watch(self, source: zmq.Socket[bytes]) -> None:
+        self._loop.add_reader(_descriptor(source), self._pump)
+        # What came before the watch began will not be told any more.
+        self._loop.call_soon(self._pump)
+
+    def _unwatch(self, source: zmq.Socket[bytes]) -> None:
+        self._loop.remove_reader(_descriptor(source))
+
+    def _pump(self) -> None:
+        if self._pumping:
+            # Called out of a callback: the round that is going on takes it along.
+            self._again = True
+            return
+        if self._closed.done():
+            return
+        self._pumping = True
+        try:
+            self._rounds()
+        except Exception:
+            log.exception("the client failed")
+            self.session.abandon(
+                WorkerLost("the client failed; its log has the reason: make a new one"), time.monotonic()
+            )
+        finally:
+            self._pumping = False
+        self._tell()
+        if self.session.closed:
+            self._end()
+        else:
+            self._set_timer()
+
+    def _rounds(self) -> None:
+        session, outbox = self.session, self.session.outbox
+        for _ in range(ROUNDS_MAX):
+            now = time.monotonic()
+            self._again = False
+            more = self._transport.receive(session, now)
+            session.advance(now)
+            actions = outbox.take_actions()
+            self._transport.perform(actions)
+            if not (more or actions or self._again):
+                return
+        # Others on this loop have a turn first.
+        self._loop.call_soon(self._pump)
+
+    def _tell(self) -> None:
+        for item in self.session.outbox.take_changed():
+            if item.listener is not None:
+                item.listener.notify()
+        for event in self.session.outbox.take_events():
+            log.info("%s: %s", event.kind, event.message)
+            if self._on_event is not None:
+                try:
+                    self._on_event(event)
+                except Exception:
+                    log.exception("on_event failed")
+
+    def _set_timer(self) -> None:
+        due = self.session.next_deadline()
+        # A timer that fires too early finds nothing to do; that is cheaper than moving it at every message.
+        if due < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self._pump()
+
+    def _end(self) -> None:
+        if self._closed.done():
+            return
+        self._closed.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
+
+
+def _descriptor(source: zmq.Socket[bytes]) -> int:
+    return int(source.getsockopt(zmq.FD))

@@ -1,0 +1,116 @@
+"""The options of one generation: their names, their defaults, and the checks made before anything is sent."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict, cast
+
+import msgspec
+from msgspec import Struct
+
+from zmqengine.errors import BadRequest
+from zmqengine.protocol.messages import Insert, SamplingFields, TokenId
+
+MAX_TOKENS = 256
+
+_SAMPLING = frozenset(SamplingFields.__struct_fields__)
+_CHECK_EPOCH = bytes(8)
+
+
+class Options(TypedDict, total=False):
+    """Keyword options of `generate_tokens`, `generate` and `chat`, as SPEC.md defines them.
+
+    `max_tokens` is 256 if left out and all that the context leaves if None. Without a `seed` the client draws one;
+    `Completion.seed` tells it.
+    """
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    logprobs: int | None
+    priority: int
+    deadline_ms: int | None
+    request_id: str | None
+
+
+class RequestOptions(Struct, frozen=True, kw_only=True):
+    """Checked options of one request, `seed` and `request_id` chosen."""
+
+    request_id: str
+    seed: int
+    sampling: SamplingFields = SamplingFields()
+    max_tokens: int | None = MAX_TOKENS
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    priority: int = 0
+    deadline_ms: int | None = None
+
+
+def make_options(options: Options) -> RequestOptions:
+    """`options` with their defaults filled in, not yet checked. Raises TypeError for a name that is no option."""
+    given = cast("dict[str, object]", dict(options))
+    unknown = given.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"unexpected option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}"
+        )
+    sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
+    # The client draws the seed: a resumed stream then never depends on a reply that was lost with the worker.
+    seed, request_id = given.pop("seed", None), given.pop("request_id", None)
+    if "stop_token_ids" in given:
+        given["stop_token_ids"] = list(cast("Iterable[int]", given["stop_token_ids"]))
+    fields = {
+        "sampling": SamplingFields(**sampling),  # type: ignore[arg-type]
+        "seed": secrets.randbits(63) if seed is None else seed,
+        "request_id": secrets.token_hex(8) if request_id is None else request_id,
+        **given,
+    }
+    return RequestOptions(**fields)  # type: ignore[arg-type]
+
+
+def check_options(options: RequestOptions) -> None:
+    """Raise `BadRequest`, naming the field, for a type or range that the protocol does not have."""
+    insert = Insert(
+        call=0,
+        request=options.request_id,
+        epoch=_CHECK_EPOCH,
+        prompt=[0],
+        max_tokens=1 if options.max_tokens is None else options.max_tokens,
+        sampling=options.sampling,
+        seed=options.seed,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
+        priority=options.priority,
+        deadline_ms=options.deadline_ms,
+    )
+    try:
+        _insert_decoder.decode(msgspec.msgpack.encode(insert))
+    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise BadRequest(str(error)) from None
+
+
+def token_ids(prompt: Sequence[int]) -> list[int]:
+    """`prompt` as a list of token ids. Raises `BadRequest` for anything else, an empty one included."""
+    tolist = getattr(prompt, "tolist", None)
+    try:
+        ids = msgspec.convert(tolist() if tolist else list(prompt), list[TokenId])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise BadRequest(f"the prompt is no list of token ids: {error}") from None
+    if not ids:
+        raise BadRequest("the prompt is empty")
+    return ids
+
+
+_insert_decoder = msgspec.msgpack.Decoder(Insert)

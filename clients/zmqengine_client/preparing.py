@@ -1,0 +1,89 @@
+"""From what a caller gives to a request: the steps that both clients share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zmqengine.errors import BadRequest, ZmqEngineError
+from zmqengine_client.options import Options, check_options, make_options, token_ids
+from zmqengine_client.readers import TextReader
+from zmqengine_client.request import Request, RequestPhase
+from zmqengine_client.stop_strings import stop_list
+from zmqengine_client.tokenizer import Tokenizer
+
+log = logging.getLogger("zmqengine.client")
+
+SLOW_S = 1.0
+
+Encode = Callable[[Tokenizer], list[int]]
+
+
+def new_request(options: Options) -> Request:
+    """A request without a prompt. A bad option ends it there and then, to be raised by the stream."""
+    request = Request([], make_options(options))
+    try:
+        check_options(request.options)
+    except ZmqEngineError as error:
+        refuse(request, error)
+    return request
+
+
+def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
+    """A reader with these stop strings; bad ones end the request."""
+    try:
+        return TextReader(request, stop_list(stop))
+    except ZmqEngineError as error:
+        refuse(request, error)
+        return TextReader(request, ())
+
+
+def refuse(request: Request, error: ZmqEngineError) -> None:
+    """End a request that was never sent."""
+    request.error = error
+    request.phase = RequestPhase.ENDED
+
+
+def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
+    """Give a request its prompt; what is no list of token ids ends it."""
+    if request.ended:
+        return
+    try:
+        request.prompt = token_ids(prompt)
+    except ZmqEngineError as error:
+        refuse(request, error)
+
+
+def prompt_encoder(prompt: str | Sequence[int]) -> Encode:
+    """How the prompt of `generate` becomes token ids."""
+    if isinstance(prompt, str):
+        return lambda tokenizer: tokenizer.encode(prompt)
+    return lambda tokenizer: token_ids(prompt)
+
+
+def chat_encoder(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> Encode:
+    """How the messages of `chat` become token ids."""
+    return lambda tokenizer: tokenizer.encode_chat(messages, tools, **(chat_template_kwargs or {}))
+
+
+def set_text_prompt(request: Request, reader: TextReader, tokenizer: Tokenizer, encode: Encode) -> None:
+    """Tokenise. This is the slow part of a long prompt: never on an event loop."""
+    started = time.monotonic()
+    try:
+        ids = encode(tokenizer)
+        if not ids:
+            raise BadRequest("the prompt is empty")
+    except ZmqEngineError as error:
+        refuse(request, error)
+        return
+    seconds = time.monotonic() - started
+    if seconds >= SLOW_S:
+        log.warning("request %s: tokenising %d tokens took %.1f s", request.id, len(ids), seconds)
+    request.prompt = ids
+    reader.start(tokenizer)

@@ -1,0 +1,150 @@
+"""Requests as chunks, without waiting: what a stream of either shell takes its news from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zmqengine.errors import ZmqEngineError
+from zmqengine.protocol.messages import TokenLogprob
+from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.detokenizer import Detokenizer
+from zmqengine_client.request import Request
+from zmqengine_client.stop_strings import StopStrings
+from zmqengine_client.tokenizer import Tokenizer
+
+
+class TokenReader:
+    """The tokens of a request from a place of its own on."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._next = 0
+
+    def take(self) -> TokenChunk | None:
+        """All tokens since the last call, or None. Once `finished` is true there will be no more."""
+        request, first = self.request, self._next
+        self._next = end = len(request.tokens)
+        if end == first:
+            return None
+        logprobs = request.logprobs[first:end] if request.logprobs is not None else None
+        return TokenChunk(first, request.tokens[first:end], logprobs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything has been taken."""
+        return self.request.ended and self._next == len(self.request.tokens)
+
+    @property
+    def wants_abort(self) -> bool:
+        """Whether the worker may stop: tokens alone never say so."""
+        return False
+
+    def completion(self) -> Completion:
+        """The outcome."""
+        return self.request.completion()
+
+    def failure(self) -> ZmqEngineError | None:
+        """The error the request ended with."""
+        return self.request.failure()
+
+
+class TextReader:
+    """The text of a request up to its end token or its first stop string.
+
+    What it gives in all does not depend on how the tokens were cut into chunks.
+    """
+
+    def __init__(self, request: Request, stops: Sequence[str]) -> None:
+        self.request = request
+        self._reader = TokenReader(request)
+        self._stops = StopStrings(stops)
+        self._one_by_one = bool(stops)
+        self._detokenizer: Detokenizer | None = None
+        self._end_ids: frozenset[int] = frozenset()
+        self._text: list[str] = []
+        self._first_index = 0
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._finished = False
+
+    def start(self, tokenizer: Tokenizer) -> None:
+        """Set the tokenizer. Before this nothing is given."""
+        options = self.request.options
+        eos = frozenset() if options.ignore_eos else tokenizer.eos_token_ids
+        self._end_ids = eos | frozenset(options.stop_token_ids)
+        self._detokenizer = tokenizer.detokenizer()
+
+    def take(self) -> TextChunk | None:
+        """The text that has become certain since the last call, or None. See `TokenReader.take`."""
+        if self._finished:
+            return None
+        text = ""
+        ended = self.request.ended
+        chunk = self._reader.take() if self._detokenizer is not None else None
+        if chunk is not None:
+            text = self._read(chunk)
+        if self._stops.match is not None or (ended and (self._detokenizer is None or self._reader.finished)):
+            text += self._flush()
+        self._text.append(text)
+        if not text and not (self._finished and self._tokens):
+            return None
+        logprobs = self._logprobs if self.request.logprobs is not None else None
+        result = TextChunk(text, self._tokens, logprobs, self._first_index)
+        self._first_index += len(self._tokens)
+        self._tokens, self._logprobs = [], []
+        return result
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything has been taken."""
+        return self._finished
+
+    @property
+    def wants_abort(self) -> bool:
+        """Whether a stop string was found while the worker still generates."""
+        return self._stops.match is not None and not self.request.ended
+
+    def completion(self) -> Completion:
+        """The outcome. After a stop string it holds the tokens up to the one that completed it."""
+        completion = msgspec.structs.replace(self.request.completion(), text="".join(self._text))
+        match = self._stops.match
+        if match is None:
+            return completion
+        tokens = completion.tokens[: self._first_index]
+        return msgspec.structs.replace(
+            completion, finish="stop", message="", tokens=tokens, stop_string=match
+        )
+
+    def failure(self) -> ZmqEngineError | None:
+        """The error the request ended with; none if the text was complete before."""
+        return self.request.failure() if self._stops.match is None else None
+
+    def _read(self, chunk: TokenChunk) -> str:
+        assert self._detokenizer is not None
+        tokens = chunk.tokens
+        # The token that ends an output is its last one, and has no text.
+        with_text = tokens[:-1] if tokens[-1] in self._end_ids else tokens
+        used = len(tokens)
+        if not self._one_by_one:
+            text = self._detokenizer.push(with_text)
+        else:
+            pieces = []
+            for place, token in enumerate(with_text):
+                pieces.append(self._stops.push(self._detokenizer.push((token,))))
+                if self._stops.match is not None:
+                    used = place + 1
+                    break
+            text = "".join(pieces)
+        self._tokens += tokens[:used]
+        if chunk.logprobs is not None:
+            self._logprobs += chunk.logprobs[:used]
+        return text
+
+    def _flush(self) -> str:
+        self._finished = True
+        if self._detokenizer is None or self._stops.match is not None:
+            return ""
+        text = self._stops.push(self._detokenizer.finish())
+        return text + (self._stops.finish() if self._stops.match is None else "")

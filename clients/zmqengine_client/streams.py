@@ -1,0 +1,80 @@
+"""Streams of the synchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.mailbox import Inbox
+from zmqengine_client.stream_state import Owner, Reader, StreamState
+
+ChunkT = TypeVar("ChunkT")
+
+
+class Stream(StreamState[ChunkT]):
+    """The output of one request, chunk by chunk, for one reader.
+
+    `for chunk in stream` aborts the request when it is left early; so do `close()`, the end of a `with` block and
+    losing the last reference. `next(stream)` does not. An end by error, deadline, lease, slow_consumer or
+    shutdown raises its error, with what there is as `error.completion`; so does a request that is refused.
+    """
+
+    def __init__(self, reader: Reader[ChunkT], inbox: Inbox, owner: Owner) -> None:
+        super().__init__(reader, owner)
+        self._inbox = inbox
+
+    def __iter__(self) -> Iterator[ChunkT]:
+        return _LeavingAborts(self)
+
+    def __next__(self) -> ChunkT:
+        while not self._closed:
+            chunk = self._take()
+            if chunk is not None:
+                return chunk
+            if self._reader.finished:
+                self._raise_failure()
+                break
+            self._owner.check()
+            self._inbox.mailbox.wait()
+        raise StopIteration
+
+    def __enter__(self) -> Stream[ChunkT]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self) -> Completion:
+        """Read to the end and return the outcome."""
+        for _ in self:
+            pass
+        return self.result
+
+
+class TokenStream(Stream[TokenChunk]):
+    """A stream of `TokenChunk`."""
+
+
+class TextStream(Stream[TextChunk]):
+    """A stream of `TextChunk`. Stop strings and end tokens are never in the text."""
+
+    def text(self) -> str:
+        """Read to the end and return the whole text."""
+        return self.read().text
+
+
+class _LeavingAborts(Generic[ChunkT]):
+    """What a `for` loop holds: when the loop is left, it goes, and takes the request with it."""
+
+    def __init__(self, stream: Stream[ChunkT]) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[ChunkT]:
+        return self
+
+    def __next__(self) -> ChunkT:
+        return next(self._stream)
+
+    def __del__(self) -> None:
+        self._stream.close()

@@ -1,0 +1,94 @@
+"""Text to token ids and back, with the tokenizer of the model that the worker serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from zmqengine.errors import BadRequest
+from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine_client.chat_template import ChatTemplate
+from zmqengine_client.detokenizer import Detokenizer
+
+
+class Tokenizer:
+    """The model's tokenizer and chat template. Safe to use from several threads.
+
+    `facts` are what the worker knows of the model's text format, such as the markers of thinking and of tool calls.
+    """
+
+    def __init__(self, bundle: TokenizerBundle) -> None:
+        self.hash = bundle.hash
+        self.eos_token_ids = frozenset(bundle.eos_token_ids)
+        self.special_tokens: Mapping[str, str] = dict(bundle.special_tokens)
+        self.chat_template = bundle.chat_template
+        self.facts: Mapping[str, str | bool | int] = dict(bundle.facts)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json)
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+            raise BadRequest(f"the worker's tokenizer cannot be read: {error}") from None
+        # A training set-up may have left these on: a prompt must never be cut or filled up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._template: ChatTemplate | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with `add_special_tokens` those that the model wants at the start are there."""
+        if not isinstance(text, str):
+            raise BadRequest(f"a text must be a str, not {type(text).__name__}")
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"the text is no valid Unicode: {error.reason}") from None
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text for a conversation. `kwargs` are further variables of the template.
+
+        Raises `BadRequest` if the model has no chat template, or with what the template objects to.
+        """
+        if self.chat_template is None:
+            raise BadRequest("the model has no chat template: use generate() with a prompt")
+        if self._template is None:
+            self._template = ChatTemplate(self.chat_template)
+        variables = {
+            **self.special_tokens,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **kwargs,
+        }
+        return self._template.render(messages, variables)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **chat_template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of the prompt for a conversation. The template writes the special tokens itself."""
+        text = self.apply_chat_template(messages, tools=tools, **chat_template_kwargs)
+        return self.encode(text, add_special_tokens=False)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A new incremental detokeniser for one stream."""
+        skip = self._special_ids if skip_special_tokens else ()
+
+        def decode(ids: Sequence[int]) -> str:
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+        return Detokenizer(decode, skip)

@@ -1,0 +1,178 @@
+"""The sockets of one client, whichever shell drives them: carries out actions, hands in what arrives."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from zmqengine_client.actions import Action, Channel, CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.keys import CurveKeys
+from zmqengine_client.session import Session
+
+log = logging.getLogger("zmqengine.client")
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+LINGER_MS = 100
+HEARTBEAT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 30_000
+RECONNECT_MS = 50
+RECONNECT_NEAR_MAX_MS = 250
+RECONNECT_FAR_MAX_MS = 1_000
+CONTROL_QUEUE_MAX = 8
+"""Questions that wait on ctl for a worker to come up: a few, or it is greeted with a minute's worth of describes."""
+ROUND_MESSAGES_MAX = 256
+
+_MONITORED = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_EVENT = struct.Struct("=hi")
+
+
+class Transport:
+    """ctl, cmd and out, and a monitor of the first two. Used from one thread at a time.
+
+    `watch` and `unwatch` are told of every socket that the shell has to wait on.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: CurveKeys | None,
+        *,
+        watch: Callable[[zmq.Socket[bytes]], None],
+        unwatch: Callable[[zmq.Socket[bytes]], None],
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._keys = keys
+        self._watch = watch
+        self._unwatch = unwatch
+        self._sockets: dict[Channel, zmq.Socket[bytes]] = {}
+        self._monitors: dict[Channel, zmq.Socket[bytes]] = {}
+        self._open("ctl", zmq.DEALER, address, monitored=True)
+
+    def perform(self, actions: list[Action]) -> None:
+        """Carry out what the core asks for, in order."""
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action)
+            elif isinstance(action, OpenCommands):
+                self._open("cmd", zmq.DEALER, action.address, monitored=True)
+            elif isinstance(action, OpenOutput):
+                self._open("out", zmq.SUB, action.address, topic=action.topic)
+            elif isinstance(action, CloseWorkerSockets):
+                self._close("cmd")
+                self._close("out")
+
+    def receive(self, session: Session, now: float) -> bool:
+        """Hand in what has arrived; returns whether there may be more."""
+        received = 0
+        # Replies before output before the news that the connection broke: nothing that arrived is thrown away.
+        channels: tuple[Channel, ...] = ("ctl", "cmd", "out")
+        for channel in channels:
+            socket = self._sockets.get(channel)
+            if socket is not None:
+                received += self._receive_from(socket, channel, session, now)
+        for channel in channels:
+            monitor = self._monitors.get(channel)
+            if monitor is not None:
+                received += self._receive_events(monitor, channel, session, now)
+        return received > 0
+
+    def close(self) -> None:
+        """Close everything. Waits at most `LINGER_MS` for unsent messages. Idempotent."""
+        for channel in list(self._sockets):
+            self._close(channel)
+        self._context.term()
+
+    def _receive_from(self, socket: zmq.Socket[bytes], channel: Channel, session: Session, now: float) -> int:
+        for count in range(ROUND_MESSAGES_MAX):
+            try:
+                frames = socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return count
+            session.receive(channel, frames, now)
+        return ROUND_MESSAGES_MAX
+
+    def _receive_events(
+        self, monitor: zmq.Socket[bytes], channel: Channel, session: Session, now: float
+    ) -> int:
+        for count in range(ROUND_MESSAGES_MAX):
+            try:
+                frames = monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return count
+            event, value = _EVENT.unpack(frames[0])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                session.connected(channel)
+            elif event == zmq.EVENT_DISCONNECTED:
+                session.disconnected(channel, now)
+            else:
+                session.handshake_failed(refused=event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == 400)
+        return ROUND_MESSAGES_MAX
+
+    def _send(self, action: Send) -> None:
+        socket = self._sockets.get(action.channel)
+        if socket is None:
+            return
+        try:
+            socket.send_multipart(action.frames, zmq.DONTWAIT)
+        except zmq.Again:
+            # The core sends it again if it gets no answer.
+            log.debug("%s is full", action.channel)
+
+    def _open(
+        self,
+        channel: Channel,
+        kind: int,
+        address: str,
+        *,
+        topic: bytes | None = None,
+        monitored: bool = False,
+    ) -> None:
+        self._close(channel)
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._sockets[channel] = socket
+        self._configure(socket, address)
+        if channel == "ctl":
+            socket.setsockopt(zmq.SNDHWM, CONTROL_QUEUE_MAX)
+        if topic is not None:
+            socket.setsockopt(zmq.SUBSCRIBE, topic)
+        if monitored:
+            monitor = socket.get_monitor_socket(_MONITORED)
+            self._monitors[channel] = monitor
+            self._watch(monitor)
+        socket.connect(address)
+        self._watch(socket)
+
+    def _configure(self, socket: zmq.Socket[bytes], address: str) -> None:
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        is_far = address.startswith("tcp://")
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_FAR_MAX_MS if is_far else RECONNECT_NEAR_MAX_MS)
+        if is_far:
+            socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if self._keys is not None:
+            self._keys.apply(socket)
+
+    def _close(self, channel: Channel) -> None:
+        socket = self._sockets.pop(channel, None)
+        if socket is None:
+            return
+        self._unwatch(socket)
+        monitor: Any = self._monitors.pop(channel, None)
+        if monitor is not None:
+            self._unwatch(monitor)
+            socket.disable_monitor()
+            monitor.close(0)
+        socket.close()
