@@ -1,0 +1,136 @@
+"""Dependencies point one way: cli -> worker -> engine, clients -> protocol; MLX is touched where it is named."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CLIENTS = ROOT / "clients"
+
+# Everything that may import MLX. Nothing else does, so nothing else can break when MLX changes.
+MLX_FILES = {
+    "zmqengine/bench/bare.py",
+    "zmqengine/bench/mlx_lm_server.py",
+    "zmqengine/bench/random_model.py",
+    "zmqengine/engine/caches.py",
+    "zmqengine/engine/decode.py",
+    "zmqengine/engine/loader.py",
+    "zmqengine/engine/memory.py",
+    "zmqengine/engine/mlx_engine.py",
+    "zmqengine/engine/mlx_lm_border.py",
+    "zmqengine/engine/opening.py",
+    "zmqengine/engine/penalties.py",
+    "zmqengine/engine/prefill.py",
+    "zmqengine/engine/sampling.py",
+    "zmqengine/pico/directory.py",
+    "zmqengine/pico/evaluate.py",
+    "zmqengine/pico/train.py",
+}
+# mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
+MLX_LM_FILES = {
+    "zmqengine/bench/bare.py",
+    "zmqengine/bench/mlx_lm_server.py",
+    "zmqengine/bench/random_model.py",
+    "zmqengine/engine/mlx_lm_border.py",
+    "zmqengine/pico/evaluate.py",
+    "zmqengine/pico/train.py",
+}
+# Package -> what it may import of ours, itself included.
+ALLOWED = {
+    "zmqengine.errors": set(),
+    "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol"},
+    "zmqengine.config": {"zmqengine.errors", "zmqengine.protocol"},
+    "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine", "zmqengine.pico"},
+    "zmqengine.worker": {
+        "zmqengine", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.protocol",
+        "zmqengine.worker",
+    },
+    "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
+    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http"},
+}  # fmt: skip
+# A whole worker inside a test of a front-end: the one place where a client package needs one.
+CLIENT_EXCEPTIONS = {"zmqengine_client/testing.py"}
+
+
+def sources() -> list[tuple[str, Path]]:
+    """Every module of the distribution, by its path in the wheel."""
+    found = [(path.relative_to(ROOT).as_posix(), path) for path in (ROOT / "zmqengine").rglob("*.py")]
+    found += [(path.relative_to(CLIENTS).as_posix(), path) for path in CLIENTS.rglob("*.py")]
+    return sorted(found)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of what a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports here are absolute"
+            assert node.module
+            yield node.module
+
+
+def top(name: str) -> str:
+    """`zmqengine.protocol.codec` -> `zmqengine.protocol`; `zmqengine_client.keys` -> `zmqengine_client`."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "zmqengine" else parts[0]
+
+
+@pytest.mark.parametrize(("name", "path"), sources(), ids=[name for name, _ in sources()])
+def test_mlx_is_imported_only_where_it_is_named(name: str, path: Path) -> None:
+    """vllm-mlx #479 and smg #1427 A: code that may touch MLX is a short list, all of it run by one thread."""
+    found = {imported.split(".")[0] for imported in imports(path)}
+    if name not in MLX_FILES:
+        assert not found & {"mlx", "mlx_lm"}
+    if name not in MLX_LM_FILES:
+        assert "mlx_lm" not in found
+
+
+@pytest.mark.parametrize(("name", "path"), sources(), ids=[name for name, _ in sources()])
+def test_a_package_imports_only_what_it_stands_on(name: str, path: Path) -> None:
+    """No client knows the worker, no engine knows the wire, and the protocol knows nobody."""
+    module = name.removesuffix(".py").replace("/", ".")
+    package = top(module)
+    if package not in ALLOWED or name in CLIENT_EXCEPTIONS:
+        return
+    ours = {top(imported) for imported in imports(path) if imported.split(".")[0].startswith("zmqengine")}
+    assert ours <= ALLOWED[package]
+
+
+def test_the_protocol_has_no_sockets_and_no_mlx() -> None:
+    """Messages can be made and read where neither is installed."""
+    for name, path in sources():
+        if name.startswith("zmqengine/protocol/"):
+            assert not {imported.split(".")[0] for imported in imports(path)} & {"zmq", "mlx", "mlx_lm"}
+
+
+def test_every_file_on_the_lists_is_there() -> None:
+    """A list that names what is gone protects nothing."""
+    names = {name for name, _ in sources()}
+    assert names >= MLX_FILES | MLX_LM_FILES
+    assert MLX_LM_FILES <= MLX_FILES
+
+
+def test_no_module_is_a_drawer() -> None:
+    """A file's name says what it does."""
+    drawers = {"utils", "util", "helpers", "helper", "misc", "common"}
+    assert not [name for name, path in sources() if path.stem in drawers]
+
+
+@pytest.mark.parametrize(
+    "package", ["zmqengine_client", "zmqengine_http", "zmqengine.cli.main", "zmqengine.worker.main"]
+)
+def test_importing_a_front_end_or_the_idle_worker_loads_no_mlx(package: str) -> None:
+    """A front-end never imports mlx, by whatever way; a worker does when it opens the model."""
+    script = f"import {package}, sys; print([name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm')])"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "[]"
