@@ -61,4 +61,4 @@ def _prompt_progress(stream: TextStream) -> str | None:
     progress = stream.progress
     if progress is None:
         return None
-    return f"reading the prompt {bar(progress.done / progress.total)} of {progress.total} tokens"
+    return f"reading the prompt {bar(progress.done / max(1, progress.total))} of {progress.total} tokens"

@@ -1,0 +1,88 @@
+"""`zmqengine demo`: the bundled model, one worker, two programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND
+from tests.cli.terminal import Terminal
+
+FIGURES = re.compile(r"front-end (\d+): (\d+) tokens, (\d+) tokens/s, first token after (\d+) ms")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch, short_directory: str) -> None:
+    """Two programs and a worker share few cores here."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+
+
+def test_two_processes_stream_from_one_worker() -> None:
+    """Without a terminal the columns come at the end, and then the figures of each."""
+    ran = subprocess.run([*COMMAND, "demo"], capture_output=True, text=True, check=False, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    figures = FIGURES.findall(ran.stdout)
+    assert len(figures) == 2
+    assert len({pid for pid, *_ in figures}) == 2
+    assert all(int(tokens) > 10 and int(rate) > 0 for _, tokens, rate, _ in figures)
+    assert "Once upon a time" in ran.stdout
+    assert not leftovers()
+
+
+def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
+    """Drawing over what was drawn before."""
+    terminal = Terminal([*COMMAND, "demo"], {})
+    try:
+        terminal.wait_for("\x1b[")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    assert len(FIGURES.findall(terminal.shown)) == 2
+    assert re.search(r"\x1b\[\d+A", terminal.shown)
+
+
+def test_a_crash_of_the_worker_loses_nothing() -> None:
+    """--crash: both texts are those of a run without it."""
+    options = ("demo", "-n", "300", "--seed", "5")
+    calm = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False, timeout=100)
+    crashed = subprocess.run(
+        [*COMMAND, *options, "--crash"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (calm.returncode, crashed.returncode) == (0, 0), crashed.stderr
+    assert "survived 1 crash of the worker" in crashed.stdout
+    assert columns(crashed.stdout) == columns(calm.stdout)
+
+
+def test_a_worker_that_cannot_start_is_one_line() -> None:
+    """The worker's own reason."""
+    ran = subprocess.run(
+        [*COMMAND, "demo", "--model", "/nowhere"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 1
+    assert "/nowhere" in ran.stderr.splitlines()[-1]
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_front_ends_know_nothing_of_the_worker() -> None:
+    """They import the client library, and neither MLX nor the worker."""
+    program = (
+        "import sys, zmqengine.cli.demo_front_end; "
+        "print([name for name in sys.modules if name.startswith(('mlx', 'zmqengine.worker', 'zmqengine.engine'))])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def columns(shown: str) -> str:
+    """What was written, without the process ids above it."""
+    return shown.split("\n\n")[0].split("\n", 2)[2]
+
+
+def leftovers() -> list[Path]:
+    """What demos of this test left in the directory for sockets."""
+    return list(Path(os.environ["ZMQENGINE_DIR"]).iterdir())

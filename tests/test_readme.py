@@ -1,0 +1,86 @@
+"""What README.md promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from zmqengine.cli.main import zmqengine
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")
+
+
+@pytest.fixture
+def default_worker() -> Iterator[dict[str, str]]:
+    """A worker on pico under the default name; the environment in which programs find it."""
+    with tempfile.TemporaryDirectory(prefix="zmqe-", dir="/tmp") as directory:
+        environment = os.environ | {"ZMQENGINE_DIR": directory, "OPENBLAS_NUM_THREADS": "1"}
+        environment.pop("ZMQENGINE_ADDRESS", None)
+        command = [sys.executable, "-m", "zmqengine.cli.main", "worker", "--log-level", "error"]
+        worker = subprocess.Popen(command, env=environment)
+        yield environment
+        worker.terminate()
+        assert worker.wait(60) == 0
+
+
+def test_the_first_program_writes_a_text(default_worker: dict[str, str]) -> None:
+    """Five lines, as they stand there, against the default worker."""
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in program.splitlines() if line]) <= 5
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=default_worker,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.split()) > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link of our pages is a file or a directory."""
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_files_that_are_named_exist() -> None:
+    """The table of how a request travels."""
+    (table,) = re.findall(r"## How a request travels\n(.*?)\n## ", README, re.DOTALL)
+    named = re.findall(r"`((?:clients|zmqengine)/[^`]*)`", table)
+    assert len(named) >= 6
+    for path in named:
+        assert (ROOT / path).exists(), path
+
+
+def test_commands_that_are_shown_exist() -> None:
+    """Every call of `zmqengine` in our pages has a command and options that it takes."""
+    calls = [call for page in PAGES for call in shown_calls((ROOT / page).read_text())]
+    assert len(calls) > 10
+    for call in calls:
+        if call:
+            result = CliRunner().invoke(zmqengine, [*call, "--help"], standalone_mode=False)
+            assert result.exception is None, (call, result.exception)
+
+
+def shown_calls(text: str) -> list[list[str]]:
+    """The arguments of each call, in code blocks and between backticks."""
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    inline = "\n".join(re.findall(r"`([^`\n]+)`", text))
+    calls = re.findall(r"^(?:\S*/)?zmqengine ([a-z].*)$", blocks + "\n" + inline, re.MULTILINE)
+    return [shlex.split(call.split("#")[0].rstrip("& ")) for call in calls]
