@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from zmqengine.protocol.messages import TokenLogprob
-from zmqengine_client import AsyncTokenStream
+from zmqengine_client.async_streams import AsyncTokenStream
 from zmqengine_client.chunks import TokenChunk
 from zmqengine_http.chunks import ToolCallMade
 from zmqengine_http.text import AnswerText
@@ -59,7 +59,7 @@ class Answer:
             else:
                 yield self._take_all(chunk)
             if self._complete:
-                await self._stream.abort()
+                self._stream.close()
                 break
         if not (self._first_call_only and self._calls):
             deltas = self._split(self._text.finish(), last=True)
@@ -67,9 +67,9 @@ class Answer:
         cut = not self._text.stopped and self._stream.result.finish == "length"
         self.finish_reason = "tool_calls" if self._calls else "length" if cut else "stop"
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Abort what still runs."""
-        await self._stream.close()
+        self._stream.close()
 
     def add_usage(self, usage: Usage, *, prompt: bool) -> None:
         """Add the tokens of this choice, and of its prompt if that is not counted yet."""

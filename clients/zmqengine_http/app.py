@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from zmqengine_client import AsyncClient
+from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http import endpoints, generate, logs, openapi
 from zmqengine_http.config import HttpConfig
@@ -86,8 +86,8 @@ def create_app(config: HttpConfig, connect: Connect | None = None) -> Starlette:
     return app
 
 
-def _connect(address: str) -> AsyncClient:
-    return AsyncClient(address, name="zmqengine http")
+def _connect(address: str, on_event: Callable[[ClientEvent], None]) -> AsyncClient:
+    return AsyncClient(address, name="zmqengine http", on_event=on_event)
 
 
 def _lifespan(service: Service) -> Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]:

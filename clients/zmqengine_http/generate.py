@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import secrets
@@ -172,4 +171,5 @@ async def _generating(service: Service, request: CommonRequest, job: _Job) -> As
                     )
             yield Choices(answers, request.n, job.shapes)
         finally:
-            await asyncio.gather(*[answer.close() for answer in answers])
+            for answer in answers:
+                answer.close()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from zmqengine.protocol.messages import Description, Limits, ModelCard
-from zmqengine_client import AsyncClient
+from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_client.tokenizer import Tokenizer
 from zmqengine_http import logs
@@ -38,7 +38,9 @@ class Model:
         return (self.card.name, self.card.tokenizer_hash) == (other.card.name, other.card.tokenizer_hash)
 
 
-Connect = Callable[[str], AsyncClient]
+Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
+"""Makes the client of an address; the second argument wants to hear what happens to the connection."""
+PROBE_ANSWER_S = 2.0
 
 
 class Worker:
@@ -57,6 +59,7 @@ class Worker:
         self._probe_s = probe_ms / 1000
         self._client: AsyncClient | None = None
         self._state = "unknown"
+        self._news = asyncio.Event()
 
     @property
     def client(self) -> AsyncClient:
@@ -77,8 +80,10 @@ class Worker:
         """Connect, and ask for the state again and again. The client itself mends connections and resumes streams."""
         try:
             while True:
+                self._news.clear()
                 await self._probe()
-                await asyncio.sleep(self._probe_s)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), self._probe_s)
         finally:
             if self._client is not None:
                 await self._client.close()
@@ -86,13 +91,23 @@ class Worker:
     async def _probe(self) -> None:
         try:
             if self._client is None:
-                self._client = self._connect(self.address)
-            description = await self._client.describe()
+                self._client = self._connect(self.address, self._on_event)
+            description = await asyncio.wait_for(self._client.describe(), PROBE_ANSWER_S)
             if description.state == "ready":
                 await self._learn(description)
             self._now(description.state)
         except ZmqEngineError as error:
             self._now("unreachable", reason=error.message)
+        except asyncio.TimeoutError:
+            self._now("unreachable", reason="no answer")
+
+    def _on_event(self, event: ClientEvent) -> None:
+        if event.kind in ("lost", "fatal", "fenced"):
+            self._now("unreachable", reason=event.message)
+        elif event.kind == "resumed":
+            logs.info("stream resumed", completion=event.request_id, address=self.address)
+        # Ask again now instead of at the next probe.
+        self._news.set()
 
     async def _learn(self, description: Description) -> None:
         card, limits = description.model, description.limits

@@ -1,0 +1,121 @@
+"""A stand-in for `AsyncClient` whose model says what the test wants, token by token.
+
+For what an engine cannot be made to say: tool calls, reasoning, odd bytes. Everything else is tested with a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
+from zmqengine.errors import ZmqEngineError
+from zmqengine.protocol.messages import Description, Limits, ModelCard, Progress, TokenizerBundle, TokenLogprob
+from zmqengine_client.chunks import Completion, PromptProgress, TokenChunk
+from zmqengine_client.tokenizer import Tokenizer
+
+VOCAB_SIZE = 300
+CONTEXT_TOKENS = 4096
+END_TOKEN = 0
+TOOLS_TEMPLATE = "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}" + CHAT_TEMPLATE
+Say = Callable[[str], str]
+
+
+class ScriptedClient:
+    """Says `say(prompt)`, then ends. If `say` raises, the stream fails before its first token."""
+
+    def __init__(
+        self,
+        say: Say,
+        *,
+        name: str = "scripted",
+        template: str = TOOLS_TEMPLATE,
+        facts: dict[str, str | bool | int] | None = None,
+        chunk_tokens: int = 1,
+    ) -> None:
+        self.say = say
+        self.name = name
+        self.chunk_tokens = chunk_tokens
+        self.state = "ready"
+        self.prompts: list[str] = []
+        self.options: list[dict[str, object]] = []
+        self.streams: list[ScriptedStream] = []
+        self.bundle = TokenizerBundle(
+            call=0,
+            hash=f"{name}{template}{facts}",
+            tokenizer_json=fake_tokenizer_json(VOCAB_SIZE),
+            chat_template=template,
+            eos_token_ids=[END_TOKEN],
+            facts=facts or {},
+        )
+        self._tokenizer = Tokenizer(self.bundle)
+
+    async def describe(self) -> Description:
+        card = ModelCard(self.name, VOCAB_SIZE, CONTEXT_TOKENS, [END_TOKEN], self.bundle.hash, 0)
+        limits = Limits(2**24, CONTEXT_TOKENS - 1, CONTEXT_TOKENS, 64, 64, 64)
+        return Description(
+            call=0, protocol=(1, 1), version="0", name=self.name, pid=1, epoch=bytes(8), state=self.state,
+            progress=Progress(self.state), cmd="", out="", model=card, limits=limits,
+        )  # fmt: skip
+
+    async def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    async def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+    def generate_tokens(self, prompt: Sequence[int], **options: object) -> ScriptedStream:
+        text = self._tokenizer.decode(prompt)
+        self.prompts.append(text)
+        self.options.append(options)
+        stream = ScriptedStream(self, text, list(prompt), options)
+        self.streams.append(stream)
+        return stream
+
+
+class ScriptedStream:
+    """What `AsyncClient.generate_tokens` returns."""
+
+    def __init__(self, client: ScriptedClient, text: str, prompt: list[int], options: dict[str, object]) -> None:
+        self._client = client
+        self._text = text
+        self._prompt = prompt
+        self._options = options
+        self._sent: list[int] = []
+        self._finish = ""
+        self.closed = False
+        self.progress: PromptProgress | None = None
+
+    async def __aiter__(self) -> AsyncIterator[TokenChunk]:
+        said = self._client.say(self._text)
+        tokens = [*self._client._tokenizer.encode(said, add_special_tokens=False), END_TOKEN]
+        limit = self._options["max_tokens"] or CONTEXT_TOKENS - len(self._prompt)
+        cut = tokens[: int(limit)]  # type: ignore[call-overload]
+        step = self._client.chunk_tokens
+        for place in range(0, len(cut), step):
+            await asyncio.sleep(0)
+            if self.closed:
+                return
+            chunk = cut[place : place + step]
+            logprobs = None if self._options["logprobs"] is None else [TokenLogprob(-0.5, [(t, -0.5), (65, -1.5)]) for t in chunk]
+            self._sent += chunk
+            yield TokenChunk(place, chunk, logprobs)
+        self._finish = "stop" if cut[-1] == END_TOKEN else "length"
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def result(self) -> Completion:
+        assert self._finish or self.closed
+        return Completion(self._finish or "abort", self._sent, len(self._prompt), 3, 0, "r")
+
+
+def failing(error: ZmqEngineError) -> Say:
+    """A model whose every stream fails before its first token."""
+
+    def say(prompt: str) -> str:
+        raise error
+
+    return say

@@ -1,0 +1,152 @@
+"""Tool calls and reasoning over HTTP, from a model that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from zmqengine_http import HttpConfig
+
+from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
+from tests.http.serving import Front, Reply, chat, post, serving
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "\u00e9"}}</tool_call>'
+FACTS: dict[str, str | bool | int] = {"tool_parser": "json_tools", "think_start": "<think>", "think_end": "</think>"}
+
+
+class Model:
+    """What the model of the front-end says."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.client = ScriptedClient(lambda prompt: self.text, facts=FACTS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def front(model: Model) -> Iterator[Front]:
+    with serving(HttpConfig(), lambda *_: model.client) as front:  # type: ignore[arg-type,return-value]
+        yield front
+
+
+def deltas(reply: Reply) -> list[dict[str, object]]:
+    assert reply.status == 200
+    return [event["choices"][0]["delta"] for event in reply.events if event["choices"]]
+
+
+def test_a_call_is_streamed_as_a_call(model: Model, front: Front) -> None:
+    """Id, name and arguments come as deltas, and the reason to finish is tool_calls."""
+    model.text = f"I add.\n{CALL}"
+    reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, stream=True))
+    calls = [call for delta in deltas(reply) for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 0]
+    assert calls[0]["function"]["name"] == "add"
+    assert calls[0]["id"].startswith("call_")
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert json.loads(arguments) == {"a": 1, "b": "\u00e9"}
+    assert "".join(str(delta.get("content", "")) for delta in deltas(reply)) == "I add.\n"
+    assert reply.events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_is_in_the_message_when_not_streamed(model: Model, front: Front) -> None:
+    """The message holds the calls, and content is null when there is none."""
+    model.text = CALL + "\n" + CALL
+    choice = post(front, "/v1/chat/completions", chat(tools=TOOLS)).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add", "add"]
+    assert len({call["id"] for call in choice["message"]["tool_calls"]}) == 2
+
+
+def test_parallel_tool_calls_false_ends_after_the_first(model: Model, front: Front) -> None:
+    """The second call is never made, and the worker need not finish it."""
+    model.text = CALL + CALL
+    reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, parallel_tool_calls=False))
+    assert len(reply.json["choices"][0]["message"]["tool_calls"]) == 1
+    assert reply.json["usage"]["completion_tokens"] == len(CALL.encode())
+
+
+def test_tool_choice_none_hides_the_tools(model: Model, front: Front) -> None:
+    """The model is not told of the tools, and what looks like a call is text."""
+    model.text = CALL
+    choice = post(front, "/v1/chat/completions", chat(tools=TOOLS, tool_choice="none")).json["choices"][0]
+    assert choice["message"]["content"] == CALL
+    assert "tool_calls" not in choice["message"]
+    assert "tools:" not in model.client.prompts[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_malformed_call_is_content(model: Model, front: Front, stream: bool) -> None:
+    """omlx #2012, mlx-lm #1441: it falls back to text, and the stream ends well."""
+    model.text = '<tool_call>{"name": "add", "arguments": {"a": </tool_call> sorry'
+    reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, stream=stream))
+    if stream:
+        assert "".join(str(delta.get("content", "")) for delta in deltas(reply)) == model.text
+        assert reply.events[-1]["choices"][0]["finish_reason"] == "stop"
+    else:
+        assert reply.json["choices"][0]["message"]["content"] == model.text
+
+
+def test_reasoning_is_apart_and_counted(model: Model, front: Front) -> None:
+    """reasoning_content and content are two fields, and usage tells the reasoning tokens."""
+    model.text = "<think>hm</think>yes"
+    body = post(front, "/v1/chat/completions", chat()).json
+    message = body["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+    assert body["usage"]["completion_tokens"] == len(model.text) + 1
+    # This tokenizer spells the marker in bytes; reasoning is known from its last one on.
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(">hm</think>")
+
+
+def test_reasoning_is_streamed(model: Model, front: Front) -> None:
+    """Reasoning deltas come before content deltas."""
+    model.text = "<think>hm</think>yes"
+    parts = deltas(post(front, "/v1/chat/completions", chat(stream=True)))
+    assert "".join(str(part.get("reasoning_content", "")) for part in parts) == "hm"
+    assert "".join(str(part.get("content", "")) for part in parts) == "yes"
+
+
+def test_tools_go_to_the_template_and_arguments_come_as_objects(model: Model, front: Front) -> None:
+    """A whole round trip: the definitions, the call and the tool's answer are in the prompt."""
+    model.text = "2"
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "two"},
+    ]  # fmt: skip
+    assert post(front, "/v1/chat/completions", {"messages": messages, "tools": TOOLS}).status == 200
+    prompt = model.client.prompts[-1]
+    assert '"name": "add"' in prompt
+    assert "user: 1+1?" in prompt
+    assert "tool: two" in prompt
+
+
+def test_a_model_without_tools_refuses_them_by_name() -> None:
+    """A template that takes no tools would ignore them in silence."""
+    template = TOOLS_TEMPLATE.split("{% endif %}", 1)[1]
+    client = ScriptedClient(lambda prompt: "x", template=template)
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type,return-value]
+        reply = post(front, "/v1/chat/completions", chat(tools=TOOLS))
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+        assert post(front, "/v1/chat/completions", chat(tools=TOOLS, tool_choice="none")).status == 200
+
+
+def test_chunks_of_many_tokens_make_the_same_answer() -> None:
+    """A reader that is behind gets several tokens at once: text, calls and counts are the same."""
+    text = f"<think>hm</think>I add. STOP {CALL}"
+    bodies = []
+    for chunk_tokens in (1, 7, 1000):
+        client = ScriptedClient(lambda prompt: text, facts=FACTS, chunk_tokens=chunk_tokens)
+        with serving(HttpConfig(), lambda *_, client=client: client) as front:  # type: ignore[misc]
+            whole = post(front, "/v1/chat/completions", chat(tools=TOOLS)).json
+            cut = post(front, "/v1/chat/completions", chat(stop=["STOP"], logprobs=True)).json
+        call = whole["choices"][0]["message"]["tool_calls"][0]["function"]
+        bodies.append((call, whole["usage"], cut["choices"], cut["usage"]))
+    assert bodies[0] == bodies[1] == bodies[2]
