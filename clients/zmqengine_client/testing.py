@@ -1,0 +1,200 @@
+"""For authors of front-ends: a real worker without a model, to test against.
+
+    with FakeWorker() as worker, Client(worker.address) as client:
+        assert client.generate_tokens([1, 2], max_tokens=3).read().tokens == worker.expected_tokens([1, 2], 3)
+
+Everything but the model is the real thing: the actor, the protocol, the sockets. Needs no MLX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zmqengine.config import WorkerConfig
+from zmqengine_client.client import Client
+
+if TYPE_CHECKING:
+    from zmqengine.engine.fake_engine import FakeEngineConfig
+    from zmqengine.worker.board import Board
+
+START_S = 30.0
+STOP_S = 15.0
+
+
+class FakeWorker:
+    """A worker on the fake engine at an address of its own, for as long as the `with` block lasts.
+
+    It runs in a thread of this process, or with `process=True` in a child process: that one can be killed and started
+    again. `engine` shapes the engine and asks it for faults; `options` are further fields of `WorkerConfig`.
+    """
+
+    def __init__(
+        self, engine: FakeEngineConfig | None = None, *, process: bool = False, **options: Any
+    ) -> None:
+        from zmqengine.engine.fake_engine import FakeEngineConfig
+
+        self.engine = engine or FakeEngineConfig()
+        self._directory = tempfile.mkdtemp(prefix="zmqengine-", dir="/tmp")
+        options.setdefault("bind", f"ipc://{self._directory}/w/ctl")
+        self.config = WorkerConfig(engine=f"fake:{self.engine.to_json()}", log_level="error", **options)
+        self._runner: _Process | _Thread = _Process() if process else _Thread()
+
+    @property
+    def address(self) -> str:
+        """The address for clients."""
+        return self.config.endpoints.ctl
+
+    @property
+    def pid(self) -> int:
+        """The process the worker runs in."""
+        return self._runner.pid
+
+    def __enter__(self) -> FakeWorker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._runner.stop()
+        finally:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it, at the same address as before. Returns when it takes requests."""
+        self._runner.start(self.config)
+        try:
+            with Client(self.address, connect_timeout_s=START_S) as client:
+                client.wait_ready(START_S)
+        except BaseException:
+            self._runner.stop()
+            raise
+
+    def kill(self) -> None:
+        """End it as a crash does, without a word to anybody. Only with `process=True`."""
+        self._runner.kill()
+
+    def restart(self) -> None:
+        """Kill it and start the next one."""
+        self.kill()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop it where it is, connections open, until `thaw`. Only with `process=True`."""
+        os.kill(self._own_pid(), signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on after `freeze`."""
+        os.kill(self._own_pid(), signal.SIGCONT)
+
+    def expected_tokens(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        seed: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+    ) -> list[int]:
+        """The output of a request. It depends on the prompt and the seed."""
+        from zmqengine.engine.fake_engine import expected_tokens
+        from zmqengine.engine.interface import RowRequest
+
+        stops = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset({0}))
+        request = RowRequest(row=0, prompt=prompt, max_tokens=max_tokens, seed=seed, stop_token_ids=stops)
+        return expected_tokens(request, self.engine)
+
+    def _own_pid(self) -> int:
+        if self.pid == os.getpid():
+            raise RuntimeError("this worker runs in a thread of this process: give process=True")
+        return self.pid
+
+
+class _Thread:
+    """A worker in a thread of this process."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._board: Board | None = None
+        self.pid = os.getpid()
+
+    def start(self, config: WorkerConfig) -> None:
+        from zmqengine.worker.board import Board
+        from zmqengine.worker.main import Worker
+        from zmqengine.worker.wakeup import Wakeup
+
+        self._board = Board(epoch=os.urandom(8), wakeup=Wakeup())
+        worker = Worker(config, self._board)
+        self._thread = threading.Thread(target=worker.run, name="fake-worker", daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        raise RuntimeError("a thread cannot be killed: give process=True")
+
+    def stop(self) -> None:
+        if self._thread is None or self._board is None:
+            return
+        # The second wish is to end at once, whatever still runs.
+        self._board.ask_to_drain()
+        self._board.ask_to_drain()
+        self._thread.join(STOP_S)
+        stopped = not self._thread.is_alive()
+        self._thread = None
+        if not stopped:
+            raise TimeoutError(f"the worker thread did not end within {STOP_S} s")
+        self._board.wakeup.close()
+
+
+class _Process:
+    """A worker in a child process. It ends when this process does."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._child is None:
+            raise RuntimeError("the worker was not started")
+        return self._child.pid
+
+    def start(self, config: WorkerConfig) -> None:
+        from zmqengine.worker.parent import SUPERVISOR_FD, WORKER_CONFIG
+
+        # The worker drains when the other end of this is closed, in whatever way we go.
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            environment = {
+                **os.environ,
+                WORKER_CONFIG: config.to_json(),
+                SUPERVISOR_FD: str(theirs.fileno()),
+            }
+            command = [sys.executable, "-m", "zmqengine.worker"]
+            self._child = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait(STOP_S)
+        if self._link is not None:
+            self._link.close()
+
+    def stop(self) -> None:
+        if self._child is not None and self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, signal.SIGCONT)
+            self._child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(1.0)
+        self.kill()
