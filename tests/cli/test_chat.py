@@ -13,6 +13,7 @@ from tests.cli.terminal import Terminal
 
 StartWorker = Callable[..., RunningWorker]
 CTRL_D = "\x04"
+PROMPT = "\n> "
 UP = "\x1b[A"
 
 
@@ -22,9 +23,10 @@ def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     started: list[Terminal] = []
 
     def start(worker: RunningWorker, *options: str) -> Terminal:
-        command = [*COMMAND, "chat", "-w", worker.name, *options]
+        # A seed, so that no answer happens to hold a prompt.
+        command = [*COMMAND, "chat", "-w", worker.name, "--seed", "1", *options]
         started.append(Terminal(command, {"XDG_STATE_HOME": str(tmp_path)}))
-        started[-1].wait_for("> ")
+        started[-1].wait_for(PROMPT)
         return started[-1]
 
     yield start
@@ -42,13 +44,13 @@ def test_each_answer_sees_the_turns_before_it(
         terminal.type(text + "\n")
         end = terminal.wait_for(" tokens in", start=start)
         tokens_in = int(terminal.shown[terminal.shown.rindex("[", 0, end) + 1 : end].split()[0])
-        return tokens_in, terminal.wait_for("> ", start=end)
+        return tokens_in, terminal.wait_for(PROMPT, start=end)
 
     first, at = ask("hello", 0)
     second, at = ask("hello", at)
     assert second > first + len("hello")
     terminal.type("/reset\n")
-    at = terminal.wait_for("> ", start=terminal.wait_for("a new conversation", start=at))
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for("a new conversation", start=at))
     third, _ = ask("hello", at)
     assert third == first
     terminal.type(CTRL_D)
@@ -65,14 +67,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     # Some of the answer is there.
     terminal.wait_for_more(at + 20)
     terminal.press_ctrl_c()
-    at = terminal.wait_for("> ", start=terminal.wait_for("[stopped]"))
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for("[stopped]"))
     assert "finish: abort" in terminal.shown
     terminal.press_ctrl_c()
-    at = terminal.wait_for("> ", start=terminal.wait_for("Ctrl-D leaves", start=at))
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for("Ctrl-D leaves", start=at))
     terminal.type("again\n")
     at = terminal.wait_for_more(at + 30)
     terminal.press_ctrl_c()
-    terminal.wait_for("> ", start=terminal.wait_for("[stopped]", start=at - 10))
+    terminal.wait_for(PROMPT, start=terminal.wait_for("[stopped]", start=at - 10))
     terminal.type(CTRL_D)
     assert terminal.end() == 0
     assert "Traceback" not in terminal.shown
@@ -82,9 +84,9 @@ def test_help_and_unknown_commands(start_worker: StartWorker, chat: Callable[...
     """A slip of the finger is not sent to the model."""
     terminal = chat(start_worker())
     terminal.type("/help\n")
-    at = terminal.wait_for("> ", start=terminal.wait_for("/reset  start a new conversation"))
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for("/reset  start a new conversation"))
     terminal.type("/rest\n")
-    terminal.wait_for("> ", start=terminal.wait_for("/rest is no command", start=at))
+    terminal.wait_for(PROMPT, start=terminal.wait_for("/rest is no command", start=at))
     terminal.type(CTRL_D)
     assert terminal.end() == 0
 
@@ -97,7 +99,7 @@ def test_the_history_outlives_the_program_and_is_private(
     yesterday = chat(worker)
     yesterday.type("a memorable question\n")
     at = yesterday.wait_for("\n", start=yesterday.wait_for("a memorable question"))
-    yesterday.wait_for("> ", start=at)
+    yesterday.wait_for(PROMPT, start=at)
     yesterday.type(CTRL_D)
     assert yesterday.end() == 0
     file = tmp_path / "zmqengine" / "chat"
@@ -113,8 +115,8 @@ def test_a_conversation_that_is_too_long_says_what_to_do(
     """The program stays, and the conversation is as it was."""
     terminal = chat(start_worker(context_tokens=100, eos_index=2))
     terminal.type("x" * 200 + "\n")
-    at = terminal.wait_for("> ", start=terminal.wait_for("/reset starts a new conversation"))
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for("/reset starts a new conversation"))
     terminal.type("short\n")
-    terminal.wait_for("> ", start=terminal.wait_for("\n", start=terminal.wait_for("short", start=at)))
+    terminal.wait_for(PROMPT, start=terminal.wait_for("\n", start=terminal.wait_for("short", start=at)))
     terminal.type(CTRL_D)
     assert terminal.end() == 0

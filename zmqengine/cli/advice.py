@@ -33,6 +33,8 @@ _ADVICE: tuple[tuple[type[ZmqEngineError], str], ...] = (
 def one_line(error: ZmqEngineError) -> str:
     """What happened and, unless the message says it, what to do."""
     message = error.message.strip().rstrip(".")
+    if "zmqengine " in message:
+        return message
     advice = next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")
     if error.retry_after_ms:
         advice = f"try again in {max(1, round(error.retry_after_ms / 1000))} s"

@@ -10,6 +10,8 @@ from zmqengine.cli.interrupts import ctrl_c_calls
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine_client import Completion, TextStream
 
+_RATE_TOKENS_MIN = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -18,6 +20,7 @@ class Answer:
     text: str
     completion: Completion
     interrupted: bool
+    first_tokens: int
     first_s: float
     whole_s: float
 
@@ -25,8 +28,9 @@ class Answer:
     def summary(self) -> str:
         """One line of figures."""
         tokens = len(self.completion.tokens)
-        decode_s = self.whole_s - self.first_s
-        rate = f", {(tokens - 1) / decode_s:.0f} tokens/s" if tokens > 1 and decode_s > 0 else ""
+        later_tokens, later_s = tokens - self.first_tokens, self.whole_s - self.first_s
+        # Of a handful that came together there is no rate to tell.
+        rate = f", {later_tokens / later_s:.0f} tokens/s" if later_tokens >= _RATE_TOKENS_MIN else ""
         cached = f" ({self.completion.cached_tokens} cached)" if self.completion.cached_tokens else ""
         resumed = f", resumed {self.completion.resumed} times" if self.completion.resumed else ""
         return (
@@ -41,19 +45,24 @@ def write_answer(stream: TextStream) -> Answer:
     Raises the errors of the stream.
     """
     started_s = time.monotonic()
-    first_s: float | None = None
+    first_s, first_tokens = None, 0
     parts: list[str] = []
     with ctrl_c_calls(stream.abort) as interrupt, ProgressLine(lambda: _prompt_progress(stream)) as progress:
         for chunk in stream:
             if first_s is None:
-                first_s = time.monotonic() - started_s
+                first_s, first_tokens = time.monotonic() - started_s, len(chunk.tokens)
                 progress.stop()
             parts.append(chunk.text)
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
     whole_s = time.monotonic() - started_s
     return Answer(
-        "".join(parts), stream.result, interrupt.pressed, whole_s if first_s is None else first_s, whole_s
+        text="".join(parts),
+        completion=stream.result,
+        interrupted=interrupt.pressed,
+        first_tokens=first_tokens,
+        first_s=whole_s if first_s is None else first_s,
+        whole_s=whole_s,
     )
 
 

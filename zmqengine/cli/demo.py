@@ -22,7 +22,7 @@ from zmqengine.cli.connection import ready_client
 from zmqengine.cli.options import Target
 from zmqengine.errors import WorkerLost, ZmqEngineError
 
-PROMPTS = ("Once upon a time", "One day")
+PROMPTS = ("Once upon a time", "There was once")
 _DRAW_EVERY_S = 1 / 30
 _CRASH_AFTER_CHUNKS = 40
 _END_WITHIN_S = 20.0

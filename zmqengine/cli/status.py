@@ -53,7 +53,7 @@ def _lines(description: Description, now: Status) -> list[str]:
         rows.append(
             ("model", f"{model.name}, {model.context_tokens} tokens of context, {model.vocab_size} words")
         )
-    rows += sorted(now.facts.items())
+    rows += sorted((name, fact) for name, fact in now.facts.items() if name != "model")
     rows += [(name, _number(number)) for name, number in sorted(now.numbers.items())]
     width = max(len(name) for name, _ in rows)
     return [f"{name:{width}}  {value}" for name, value in rows]
