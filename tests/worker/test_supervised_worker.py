@@ -16,8 +16,12 @@ from pathlib import Path
 import pytest
 import zmq
 
+from zmqengine.engine.fake_engine import expected_tokens
+from zmqengine.engine.interface import RowRequest
+from zmqengine.errors import ShutDown
 from zmqengine.protocol.codec import control_reply_decoder, encode
 from zmqengine.protocol.messages import Describe, Description
+from zmqengine_client import Client
 
 WAIT_S = 30.0
 COMMAND = (
@@ -146,31 +150,63 @@ def test_an_address_in_use_is_not_tried_again(supervise: Callable[..., Supervise
     assert first.describe_ready().epoch == description.epoch
 
 
-def test_die_with_parent_ends_supervisor_and_worker(supervise: Callable[..., Supervised]) -> None:
-    """SIGKILL of the program that started a worker for itself."""
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE); "
-            "print(child.pid, child.stderr.readline().decode().split('address=')[1].split()[0], flush=True); "
-            "child.wait()",
-            *COMMAND,
-            "--bind",
-            "tcp://127.0.0.1:0",
-            "--die-with-parent",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
+@pytest.mark.parametrize("more", [(), ("--no-supervise",)], ids=["supervised", "alone"])
+def test_die_with_parent_ends_what_a_killed_program_started(more: tuple[str, ...]) -> None:
+    """SIGKILL of the program that started a worker for itself leaves no worker."""
+    program = (
+        "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE); "
+        "print(child.pid, child.stderr.readline().decode().split('address=')[1].split()[0], flush=True); "
+        "child.wait()"
     )
+    options = ("--bind", "tcp://127.0.0.1:0", "--die-with-parent", *more)
+    command = [sys.executable, "-c", program, *COMMAND, *options]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    supervisor_pid, address = parent.stdout.readline().split()
+    started_pid, address = parent.stdout.readline().split()
     description = describe(address)
     assert description is not None
     parent.kill()
     parent.wait()
-    wait_until_dead(int(supervisor_pid))
+    wait_until_dead(int(started_pid))
     wait_until_dead(description.pid)
+
+
+def test_a_second_signal_ends_a_worker_that_drains(supervise: Callable[..., Supervised]) -> None:
+    """The first lets the stream go on, the second ends it with `shutdown`; the code is still 0."""
+    run = supervise("--engine", 'fake:{"step_ms": 20, "context_tokens": 1000000}', "--drain-timeout", "600")
+    run.describe_ready()
+    with Client(run.address()) as client:
+        stream = client.generate_tokens([1, 2, 3], max_tokens=900_000)
+        next(stream)
+        run.process.terminate()
+        end_s = time.monotonic() + WAIT_S
+        while client.describe().state != "draining":
+            assert time.monotonic() < end_s, run.log
+        before = len(next(stream).tokens)
+        assert before
+        run.process.terminate()
+        with pytest.raises(ShutDown) as ended:
+            stream.read()
+    assert ended.value.completion.finish == "shutdown"  # type: ignore[attr-defined]
+    assert run.process.wait(WAIT_S) == 0, run.log
+
+
+def test_a_hang_is_a_pause(supervise: Callable[..., Supervised]) -> None:
+    """mlx-lm #1505, #1834: an engine that blocks for ever is ended by the watchdog, and the stream goes on.
+
+    Each life of this worker blocks at its tenth step, so that the stream needs several.
+    """
+    engine = 'fake:{"faults": [{"place": "next", "action": "block", "index": 10}]}'
+    run = supervise("--engine", engine, "--pass-timeout", "0.5", "--restarts-max", "100")
+    run.describe_ready()
+    with Client(run.address()) as client:
+        completion = client.generate_tokens([1, 2, 3], max_tokens=20, seed=7).read()
+    request = RowRequest(row=0, prompt=[1, 2, 3], max_tokens=20, seed=7)
+    assert completion.tokens == expected_tokens(request)
+    assert completion.resumed >= 2
+    assert "Timeout" in run.log
+    assert "in run_pass" in run.log
+    assert "the worker exited with code 1: starting it again" in run.log
 
 
 def describe(address: str) -> Description | None:
