@@ -6,6 +6,7 @@ that it has no probabilities: sampling fields other than the seed do not change 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import threading
@@ -13,6 +14,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -30,7 +32,7 @@ from zmqengine.engine.interface import (
 from zmqengine.engine.random_bits import mix, seed_key
 
 FaultPlace = Literal["insert", "next", "prefill", "token", "remove", "reset", "trim", "stats", "close"]
-FaultAction = Literal["fail", "raise", "block", "exit"]
+FaultAction = Literal["fail", "raise", "block", "hang", "spin", "exit"]
 
 EXIT_CODE = 86
 
@@ -47,8 +49,9 @@ class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `times` times, or every time when that is None.
 
     `fail` ends the row with a RowFailure (at `insert`, `prefill` and `token`); `raise` raises FakeEngineError
-    out of the method; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `exit`
-    ends the process at once with EXIT_CODE.
+    out of the method; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `hang`
+    blocks in native code and `spin` runs in native code with the interpreter lock held, both for ever; `exit` ends
+    the process at once with EXIT_CODE.
     """
 
     place: FaultPlace
@@ -284,6 +287,11 @@ class FakeEngine:
         if fault.action == "block":
             self.unblock.wait()
             return
+        if fault.action == "hang":
+            while True:
+                ctypes.CDLL(None).pause()
+        if fault.action == "spin":
+            deque(repeat(None), maxlen=0)
         raise FakeEngineError(f"fake fault at {fault.place}")
 
     def _record(self, method: str, rows: Iterable[int]) -> None:

@@ -1,0 +1,123 @@
+"""A crash is a pause: the engine process is killed while many front-ends stream."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.front_end import FrontEndProcess, Tally, total
+from tests.support.workers import WorkerProcess
+from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine_client import Client, TokenStream
+from zmqengine_client.errors import WorkerLost
+
+KILLS = int(os.environ.get("ZMQENGINE_KILLS", "50"))
+FAKE = FakeEngineConfig(step_ms=2.0, rows_max=32)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_32_streams_of_4_front_ends_lose_and_repeat_nothing_over_50_kills(
+    make_worker: Callable[..., WorkerProcess], make_front_end: Callable[..., FrontEndProcess]
+) -> None:
+    """mlx-lm #854, #1390, #1909: SIGKILL at random moments, loading included, and every token is right."""
+    seed = random.randrange(2**32)
+    moments = random.Random(seed)
+    worker = make_worker(FAKE, restarts_max=10 * KILLS, restart_wait_ms=1, restart_wait_max_ms=1)
+    front_ends = [make_front_end(worker, number=number, fake=FAKE.to_json()) for number in range(4)]
+    for front_end in front_ends:
+        front_end.wait_streaming()
+    with worker.client() as client:
+        stream = client.generate_tokens([1, 2, 3], max_tokens=4000)
+        for _ in range(KILLS):
+            if moments.random() < 0.7:
+                stream = next_token(client, stream)
+            # The moment is what is tested; nothing is waited for here.
+            time.sleep(moments.uniform(0.0, 0.5))
+            worker.kill_engine()
+    tally = total(front_end.finish() for front_end in front_ends)
+    print(f"{KILLS} kills (seed {seed}): {tally}")
+    assert tally.errors == [], f"seed {seed}"
+    assert (tally.missing, tally.repeated, tally.wrong) == (0, 0, 0), f"seed {seed}"
+    assert tally.streams >= 32
+    assert tally.resumed >= KILLS // 2
+    assert tally.restart_events == tally.restarts_seen > 0
+
+
+def next_token(client: Client, stream: TokenStream) -> TokenStream:
+    """Wait until the worker that lives now makes tokens."""
+    resumed = client.counters.worker_restarts
+    for _ in stream:
+        if client.counters.worker_restarts > resumed:
+            return stream
+    return client.generate_tokens([1, 2, 3], max_tokens=4000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
+def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
+    make_worker: Callable[..., WorkerProcess],
+    make_front_end: Callable[..., FrontEndProcess],
+    temperature: float,
+) -> None:
+    """The same requests twice on pico, the second time with kills: the same tokens."""
+    worker = make_worker(None, restart_wait_ms=1)
+    worker.wait_ready()
+
+    def run(kills: int) -> Tally:
+        front_ends = [
+            make_front_end(
+                worker, number=number, streams_total=8, tokens_min=60, tokens_max=90, temperature=temperature,
+                ignore_eos=True,
+            )
+            for number in range(4)
+        ]  # fmt: skip
+        for _ in range(kills):
+            for front_end in front_ends:
+                front_end.wait_streaming()
+            worker.kill_engine()
+        return total(front_end.finish(200) for front_end in front_ends)
+
+    undisturbed, killed = run(0), run(1)
+    assert undisturbed.errors == killed.errors == []
+    assert (killed.missing, killed.repeated) == (0, 0)
+    assert killed.resumed >= 8
+    assert len(killed.outputs) == 32
+    assert killed.outputs == undisturbed.outputs
+
+
+def test_without_resume_a_death_ends_the_streams_with_worker_lost(
+    make_worker: Callable[..., WorkerProcess],
+) -> None:
+    """A caller who wants to know gets the error and the tokens so far."""
+    worker = make_worker(FAKE)
+    with worker.client(resume=False) as client:
+        stream = client.generate_tokens([1, 2, 3], max_tokens=4000)
+        first = next(stream)
+        worker.kill_engine()
+        with pytest.raises(WorkerLost) as caught:
+            stream.read()
+        kept: list[int] = caught.value.completion.tokens  # type: ignore[attr-defined]
+        assert kept[: len(first.tokens)] == first.tokens
+        again = client.generate_tokens([1, 2, 3], max_tokens=5)
+        assert len(again.read().tokens) == 5
+
+
+def test_a_caller_is_told_that_the_worker_was_lost_and_came_back(
+    make_worker: Callable[..., WorkerProcess],
+) -> None:
+    """An event and a counter, and the stream itself says how many deaths it survived."""
+    worker = make_worker(FAKE)
+    kinds: list[str] = []
+    with worker.client(on_event=lambda event: kinds.append(event.kind)) as client:
+        stream = client.generate_tokens([1, 2, 3], max_tokens=300)
+        next(stream)
+        worker.kill_engine()
+        assert stream.read().resumed == 1
+        assert client.counters.worker_restarts == client.counters.resumed_streams == 1
+    assert kinds.count("restarted") == kinds.count("resumed") == 1
