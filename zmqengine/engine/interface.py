@@ -160,7 +160,10 @@ class Engine(Protocol):
         ...
 
     def trim_prompt_cache(self, bytes_max: int) -> int:
-        """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed."""
+        """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed.
+
+        Buffers that the platform keeps for reuse are given back as well.
+        """
         ...
 
     def stats(self) -> EngineStats:

@@ -116,7 +116,10 @@ class MlxEngine:
 
     def trim_prompt_cache(self, bytes_max: int) -> int:
         """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed."""
-        return self._prefix_cache.trim(bytes_max)
+        freed = self._prefix_cache.trim(bytes_max)
+        # Whoever trims wants the memory itself, not buffers kept for reuse.
+        mx.clear_cache()
+        return freed
 
     def stats(self) -> EngineStats:
         """Counters and bytes."""

@@ -71,6 +71,7 @@ class Actor:
         limits: Limits,
         *,
         kv_bytes_max: int,
+        memory_limit_bytes: int | None = None,
         watchdog: Watchdog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,6 +82,7 @@ class Actor:
         self._board = board
         self._watchdog = watchdog
         self._clock = clock
+        self._memory_limit_bytes = memory_limit_bytes
         self._with_users = config.uses_curve
         self._decoder = command_decoder(config.frame_bytes_max)
         self.counters = Counters()
@@ -291,14 +293,14 @@ class Actor:
         return not unread or self._clock() >= self._ack_deadline_s or self._board.drain_requests > 1
 
     def _keep_memory(self, now_s: float) -> None:
-        limit = self._config.memory_limit_bytes
+        limit = self._memory_limit_bytes
         if limit is None or now_s < self._memory_check_s:
             return
         self._memory_check_s = now_s + 1.0
         try:
             stats = self._engine.stats()
             over = stats.active_bytes + stats.cache_bytes - limit
-            if over > 0 and stats.prompt_cache_bytes > 0:
+            if over > 0:
                 freed = self._engine.trim_prompt_cache(max(0, stats.prompt_cache_bytes - over))
                 log.info("prompt cache trimmed", extra={"freed_bytes": freed, "over_bytes": over})
         except Exception as error:  # noqa: BLE001 - one failure becomes terminal answers, or the end of the process
@@ -512,6 +514,7 @@ class Actor:
             "active_bytes": stats.active_bytes,
             "cache_bytes": stats.cache_bytes,
             "peak_bytes": stats.peak_bytes,
+            "memory_limit_bytes": self._memory_limit_bytes or 0,
             "frames": self._publisher.frames,
             "lags": self._publisher.lags,
         }

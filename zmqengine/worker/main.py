@@ -22,7 +22,14 @@ from zmqengine.worker.auth import open_guard
 from zmqengine.worker.board import Board
 from zmqengine.worker.control import ControlThread
 from zmqengine.worker.opening import Opened, open_engine, warm_up
-from zmqengine.worker.parent import EXIT_FAILED, EXIT_HOPELESS, EXIT_OK, SupervisorLink, watch_supervisor
+from zmqengine.worker.parent import (
+    EXIT_FAILED,
+    EXIT_HOPELESS,
+    EXIT_OK,
+    ParentProcess,
+    SupervisorLink,
+    watch_supervisor,
+)
 from zmqengine.worker.sockets import Sockets
 from zmqengine.worker.wakeup import Wakeup
 from zmqengine.worker.watchdog import Watchdog
@@ -45,7 +52,7 @@ def serve(config: WorkerConfig) -> int:
     board = Board(epoch=os.urandom(8), wakeup=wakeup)
     try:
         with _stop_signals(board):
-            return _Worker(config, board).run()
+            return Worker(config, board).run()
     except (ConfigError, ModelLoadError) as error:
         print(f"zmqengine worker: {error}", file=sys.stderr)
         return EXIT_HOPELESS
@@ -53,11 +60,14 @@ def serve(config: WorkerConfig) -> int:
         return EXIT_OK
 
 
-class _Worker:
+class Worker:
+    """One life of a worker; `run` binds, loads, serves and cleans up on the calling thread."""
+
     def __init__(self, config: WorkerConfig, board: Board) -> None:
         self._config = config
         self._board = board
-        self._supervisor: SupervisorLink | None = watch_supervisor(board.ask_to_drain)
+        self._supervisor: SupervisorLink | None = watch_supervisor(_stop_this_process)
+        self._parent = ParentProcess(_stop_this_process) if config.die_with_parent else None
 
     def run(self) -> int:
         context: zmq.Context[Any] = zmq.Context()
@@ -74,6 +84,8 @@ class _Worker:
         if self._supervisor is not None:
             self._supervisor.report(endpoints=sockets.endpoints)
             control.watch(self._supervisor)
+        elif self._parent is not None:
+            control.watch(self._parent)
         log.info("listening", extra={"address": sockets.endpoints.ctl, "epoch": self._board.epoch.hex()})
         control.start()
         try:
@@ -126,6 +138,7 @@ class _Worker:
             self._board,
             limits,
             kv_bytes_max=kv_budget(opened.memory_limit_bytes, info.parameter_bytes),
+            memory_limit_bytes=opened.memory_limit_bytes,
             watchdog=Watchdog(self._config.pass_timeout_s),
         )
 
@@ -163,6 +176,11 @@ def kv_budget(memory_limit_bytes: int, parameter_bytes: int) -> int:
             f"{memory_limit_bytes}: raise --memory-limit or take a smaller model"
         )
     return budget
+
+
+def _stop_this_process() -> None:
+    """As a signal from outside would: it reaches the main thread in whatever it does, loading included."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -98,8 +98,8 @@ class _DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         try:
-            _make_private(directory.parent)
-            _make_private(directory)
+            _make_private(directory.parent, refuse_open=False)
+            _make_private(directory, refuse_open=True)
             self._fd = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
@@ -128,13 +128,14 @@ class _DirectoryLock:
                 (self._directory / name).unlink()
 
 
-def _make_private(directory: Path) -> None:
-    """Make a directory only its owner can enter; refuse one that somebody else owns."""
-    if directory.exists():
-        if directory.stat().st_uid not in (os.getuid(), 0):
-            raise PermissionError(errno.EPERM, f"{directory} belongs to another user")
-        return
+def _make_private(directory: Path, *, refuse_open: bool) -> None:
+    """Make a directory that only its owner can enter; refuse one that another user owns, or may enter."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{directory} belongs to another user; choose another directory with ZMQENGINE_DIR")
+    if refuse_open and status.st_mode & 0o077:
+        raise ConfigError(f"other users may enter {directory}: chmod 700 it, or choose another directory")
 
 
 def _real_address(socket: zmq.Socket[bytes], wanted: str) -> str:

@@ -1,0 +1,86 @@
+"""Finding the row that makes steps fail, without real steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqengine.worker.recovery import STRIKES_MAX, Recovery
+
+
+class Request:
+    """What Recovery looks at."""
+
+    def __init__(self) -> None:
+        self.end: object | None = None
+        self.strikes = 0
+
+
+def requests(count: int) -> list[Any]:
+    return [Request() for _ in range(count)]
+
+
+def test_suspects_join_one_at_a_time_and_only_after_the_one_before_made_a_token() -> None:
+    """A suspect on probation is alone with those that are cleared."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    a, b = requests(2)
+    assert not recovery.is_active
+    assert recovery.failed([a, b], 0.0) == []
+    assert recovery.is_active
+    assert recovery.next_to_join() == [a]
+    assert recovery.next_to_join() == []
+    recovery.made_token(a)
+    assert recovery.next_to_join() == [b]
+    recovery.made_token(b)
+    assert recovery.next_to_join() == []
+    assert not recovery.is_active
+
+
+def test_the_one_on_probation_is_guilty_and_the_cleared_go_back_together() -> None:
+    """Two failures find a poisoned row among any number."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    a, b, bad, c = requests(4)
+    recovery.failed([a, b, bad, c], 0.0)
+    for innocent in (a, b):
+        assert recovery.next_to_join() == [innocent]
+        recovery.made_token(innocent)
+    assert recovery.next_to_join() == [bad]
+    assert recovery.failed([a, b, bad], 1.0) == [bad]
+    bad.end = "error"
+    assert recovery.next_to_join() == [a, b]
+    assert recovery.next_to_join() == [c]
+    recovery.made_token(c)
+    assert not recovery.is_active
+
+
+def test_a_row_that_only_fails_later_is_ended_after_its_strikes() -> None:
+    """A failure that probation does not show is bounded all the same."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    (late,) = requests(1)
+    for _ in range(STRIKES_MAX - 1):
+        assert recovery.failed([late], 0.0) == []
+        assert recovery.next_to_join() == [late]
+        recovery.made_token(late)
+    assert recovery.failed([late], 0.0) == [late]
+
+
+def test_a_suspect_that_ends_meanwhile_is_forgotten() -> None:
+    """An abort or a deadline during recovery does not block the others."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    a, b = requests(2)
+    recovery.failed([a, b], 0.0)
+    recovery.next_to_join()
+    a.end = "abort"
+    assert recovery.next_to_join() == [b]
+    b.end = "abort"
+    assert not recovery.is_active
+
+
+def test_only_failures_within_the_window_count() -> None:
+    """A failure a day is no reason to stop; many in a minute are."""
+    recovery = Recovery(failures_max=2, window_s=60)
+    for when in (0.0, 100.0, 200.0, 300.0):
+        recovery.failed([], when)
+        assert not recovery.has_failed_too_often
+    recovery.failed([], 301.0)
+    recovery.failed([], 302.0)
+    assert recovery.has_failed_too_often
