@@ -18,7 +18,7 @@ def test_the_section_is_rewritten_between_the_markers(tmp_path: Path) -> None:
     """The rest of the README stays, the picture is a relative link, and a second run changes nothing."""
     readme, results = tmp_path / "README.md", tmp_path / "benchmarks"
     readme.write_text(f"# before\n{BEGIN}\nold\n{END}\nafter\n")
-    report = report_of({"ours": [2.0], "theirs": [1.0]}, base="theirs", cases=["4", "8"])
+    report = report_of({"ours": [2.0], "theirs": [1.0]}, base="theirs", cases=["1", "4", "8"])
     save(report, results / "users-25m.json")
     plot(report, results / "users-25m.svg")
     arguments = ["--results", str(results), "--readme", str(readme)]
@@ -27,7 +27,7 @@ def test_the_section_is_rewritten_between_the_markers(tmp_path: Path) -> None:
     assert text.startswith("# before\n")
     assert text.endswith(f"{END}\nafter\n")
     assert "old" not in text
-    assert "| ours | 2 (x2.00) | 2 (x2.00) |" in text
+    assert "| ours | 2 (x2.00) | 2 (x2.00) | 2 (x2.00) |" in text
     assert "](benchmarks/users-25m.svg)" in text
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert readme.read_text() == text

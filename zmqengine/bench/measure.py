@@ -24,7 +24,7 @@ async def measure(context: Context, scenario: Scenario, case: str) -> Measures:
             server_s = server_after_s - server_before_s
             measures["server_cpu_cores"] = server_s / elapsed_s
             if measures.get("tokens"):
-                measures["server_cpu_per_token_ms"] = server_s * 1000 / measures["tokens"]
+                measures["server_cpu_per_token_us"] = server_s * 1e6 / measures["tokens"]
         memory = context.usage.memory_bytes()
         if memory is not None:
             measures["server_memory_bytes"] = memory

@@ -119,18 +119,16 @@ class OverheadRunner:
         self._on_progress = on_progress
 
     async def run(self, rounds: int) -> list[Cell]:
-        """Every case round by round, then admission and idleness of our worker."""
+        """Admission first, while the worker's maxima are young; every case round by round; then idleness."""
+        worker = next((t for targets in self._groups.values() for t in targets if t.kind == "worker"), None)
+        cells = [await self._admission(worker)] if worker else []
         await self._round("warm-up", min(4, max(self._options.streams)), 1, -1)
-        cells: list[Cell] = []
         for streams, processes in self._options.cases:
             case = f"{streams} streams" + (f", {processes} clients" if processes > 1 else "")
             for number in range(rounds):
                 self._on_progress(f"overhead: {case}, round {number + 1} of {rounds}")
                 cells += await self._round(case, streams, processes, number)
-        worker = next((t for targets in self._groups.values() for t in targets if t.kind == "worker"), None)
-        if worker is not None:
-            cells += [await self._admission(worker), await self._idle(worker)]
-        return cells
+        return [*cells, await self._idle(worker)] if worker else cells
 
     async def _round(self, case: str, streams: int, processes: int, number: int) -> list[Cell]:
         requests = self._requests(f"{case} {number}", streams)
@@ -175,8 +173,8 @@ class OverheadRunner:
             "tokens": result.tokens,
             "wall_s": result.wall_s,
             "tokens_per_s": result.tokens / result.wall_s,
-            "pass_ms_p50": result.wall_s * 1000 / result.steps,
             "server_cpu_cores": used_s / result.wall_s,
+            "server_cpu_per_token_us": used_s * 1e6 / result.tokens,
         }
 
     async def _group_run(
@@ -202,6 +200,8 @@ class OverheadRunner:
             used_s = (usage.cpu_s() or 0.0) - used_before_s
             measures = summarise(records)
             measures["server_cpu_cores"] = used_s / measures["wall_s"]
+            if measures["tokens"]:
+                measures["server_cpu_per_token_us"] = used_s * 1e6 / measures["tokens"]
             measures["client_cpu_cores"] = (_children_cpu_s() - load_before_s) / measures["wall_s"]
             return measures | (figures(before, await numbers.read()) if numbers else {})
         finally:

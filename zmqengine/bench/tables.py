@@ -13,6 +13,8 @@ from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of
 from zmqengine.bench.scenarios import SCENARIOS
 
+MANY_CASES = 3
+
 
 class Table(NamedTuple):
     """A heading and rows of text; the first column names the row."""
@@ -23,15 +25,15 @@ class Table(NamedTuple):
 
 
 def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
-    """One table a measure where a scenario has several cases, otherwise one a scenario."""
+    """One table a scenario; where it has many cases, one a measure."""
     rounds = Rounds(report)
     tables: list[Table] = []
     for scenario in report.scenarios():
         cases, shown = report.cases(scenario), shown_measures(scenario)
-        if len(cases) == 1:
-            tables += _by_measure(report, rounds, scenario, cases[0], shown, ranges)
-        else:
+        if len(cases) >= MANY_CASES:
             tables += _by_case(report, rounds, scenario, cases, shown, ranges)
+        else:
+            tables += _by_measure(report, rounds, scenario, cases, shown, ranges)
     return tables
 
 
@@ -57,20 +59,20 @@ def _by_case(
 
 
 def _by_measure(
-    report: Report, rounds: Rounds, scenario: str, case: str, shown: Sequence[str], ranges: bool
+    report: Report, rounds: Rounds, scenario: str, cases: Sequence[str], shown: Sequence[str], ranges: bool
 ) -> list[Table]:
+    places = [(case, label) for case in cases for label in report.labels()]
     measured = [
-        measure
-        for measure in shown
-        if any(rounds.figure(scenario, case, label, measure) for label in report.labels())
+        measure for measure in shown if any(rounds.figure(scenario, *place, measure) for place in places)
     ]
     rows = []
-    for label in report.labels():
+    for case, label in places:
         figures = [rounds.figure(scenario, case, label, measure) for measure in measured]
         if any(figures):
-            rows.append([label, *(text_of(figure, ranges=ranges) for figure in figures)])
-    headings = [kind_of(measure).heading for measure in measured]
-    return [Table(f"{scenario}: {case}", ["", *headings], rows)] if rows else []
+            name = label if len(cases) == 1 else f"{case}: {label}"
+            rows.append([name, *(text_of(figure, ranges=ranges) for figure in figures)])
+    title = f"{scenario}: {cases[0]}" if len(cases) == 1 else scenario
+    return [Table(title, ["", *(kind_of(measure).heading for measure in measured)], rows)] if rows else []
 
 
 def text_of(figure: Figure | None, *, ranges: bool = False) -> str:
@@ -131,7 +133,7 @@ def markdown(table: Table) -> str:
 def rich_table(table: Table) -> RichTable:
     rich = RichTable(title=table.title, title_justify="left")
     for number, column in enumerate(table.columns):
-        rich.add_column(column, justify="left" if number == 0 else "right")
+        rich.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in table.rows:
         rich.add_row(*row)
     return rich

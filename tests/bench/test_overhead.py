@@ -1,0 +1,63 @@
+"""`bench overhead` in small, on the bundled model: the bare generator, a real worker, real client processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from zmqengine.bench.overhead import BARE, OverheadOptions
+from zmqengine.bench.overhead_run import OverheadPlan, overhead
+from zmqengine.bench.report import Report, Rounds, errors_of
+
+OPTIONS = OverheadOptions(
+    streams=(1, 4),
+    processes=2,
+    prompt_tokens=16,
+    max_tokens=8,
+    requests_min=4,
+    requests_per_stream=1,
+    arrivals=2,
+    idle_s=1.0,
+)
+WORKER = "zmqengine"
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    plan = OverheadPlan(model="pico", options=OPTIONS, rounds=2, seed=3)
+    return asyncio.run(overhead(plan, on_progress=lambda text: None))
+
+
+def test_worker_and_bare_generator_make_the_same_tokens_in_turn(report: Report) -> None:
+    """Same prompts, same lengths, round by round; the bare generator is the base of every ratio."""
+    assert errors_of(report.cells) == []
+    assert report.base == BARE
+    cells = [cell for cell in report.cells if cell.scenario == "overhead"]
+    assert [cell.target for cell in cells] == [BARE, WORKER] * (len(cells) // 2)
+    assert [cell.case for cell in cells[::4]] == ["1 streams", "4 streams", "4 streams, 2 clients"]
+    for cell in cells:
+        assert cell.measures["tokens"] == 4 * OPTIONS.max_tokens
+    figure = Rounds(report).figure("overhead", "4 streams", WORKER, "tokens_per_s")
+    assert figure is not None
+    assert figure.ratio is not None
+
+
+def test_the_time_of_a_pass_outside_the_engine_is_told(report: Report) -> None:
+    """And what server and clients cost in processor time."""
+    for cell in report.cells:
+        if cell.scenario == "overhead" and cell.target == WORKER:
+            assert cell.measures["pass_outside_us_p50"] > 0
+            assert cell.measures["client_cpu_cores"] > 0
+
+
+def test_a_request_that_arrives_while_three_decode_starts_with_the_next_pass(report: Report) -> None:
+    """smg #1427 B, mlx_lm.server: nobody waits for a batch to end or for a timer."""
+    (cell,) = [cell for cell in report.cells if cell.scenario == "admission"]
+    assert cell.measures["admission_wait_passes_max"] == 1
+
+
+def test_an_idle_worker_is_watched(report: Report) -> None:
+    """With a session open."""
+    (cell,) = [cell for cell in report.cells if cell.scenario == "idle"]
+    assert cell.measures["idle_cpu_percent"] >= 0
