@@ -101,7 +101,7 @@ def test_a_mixed_batch_draws_from_each_rows_own_support(seed, vocab_size, spread
         if not sampling.temperature:
             assert token == row.argmax()
             continue
-        # A hair more than the exact nucleus: the threshold is found to 1 part in 100,000.
+        # A hair more than the exact nucleus: the threshold is found to 1 part in 10,000.
         wider = Sampling(
             temperature=sampling.temperature,
             top_p=min(1.0, sampling.top_p + 1e-4),

@@ -9,7 +9,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from zmqengine.engine.mlx_lm_border import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from zmqengine.engine.mlx_lm_border import (
+    BatchKVCache,
+    KVCache,
+    can_trim_prompt_cache,
+    make_prompt_cache,
+    trim_prompt_cache,
+)
 from zmqengine.engine.row import Caches
 
 
@@ -42,18 +48,48 @@ def extend(caches: Caches, others: Caches) -> Caches:
     return caches
 
 
-def keep_rows(caches: Caches, places: list[int]) -> Caches:
-    """Keep just the rows at `places` of a batch."""
+def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
+    """Keep just the rows at `places` of a batch; `held` is how many tokens each row of the batch holds."""
     if not places:
         return []
+    index = mx.array(places)
+    lengths = [held[place] for place in places]
     for cache in caches:
-        cache.filter(places)
+        if type(cache) is BatchKVCache and cache.keys is not None:
+            _keep_rows_of_kv(cache, index, lengths)
+        else:
+            cache.filter(places)
     return caches
 
 
-def extract(caches: Caches, place: int) -> Caches:
-    """The caches of one row of a batch, as copies."""
-    return [cache.extract(place) for cache in caches]
+def extract(caches: Caches, place: int, held: int) -> Caches:
+    """The caches of the row at `place`, which holds `held` tokens, as copies."""
+    return [
+        _extract_kv(cache, place, held)
+        if type(cache) is BatchKVCache and cache.keys is not None
+        else cache.extract(place)
+        for cache in caches
+    ]
+
+
+def _keep_rows_of_kv(cache: Any, index: mx.array, lengths: list[int]) -> None:
+    # BatchKVCache.filter asks the device for the padding, in every layer, and so waits for the step on its way.
+    # We know it: rows are right-justified, and a row that holds n tokens is n long.
+    start = cache._idx - max(lengths)
+    cache.keys = cache.keys[index][..., start:, :]
+    cache.values = cache.values[index][..., start:, :]
+    cache._idx -= start
+    cache.offset = mx.array(lengths)
+    cache.left_padding = mx.array([cache._idx - length for length in lengths])
+
+
+def _extract_kv(cache: Any, place: int, held: int) -> KVCache:
+    single = KVCache()  # type: ignore[no-untyped-call]
+    span = slice(cache._idx - held, cache._idx)
+    single.keys = mx.contiguous(cache.keys[place : place + 1, :, span])
+    single.values = mx.contiguous(cache.values[place : place + 1, :, span])
+    single.offset = held
+    return single
 
 
 def take_prefix(caches: Caches, held: int, wanted: int) -> Caches | None:

@@ -65,8 +65,8 @@ class DecodeBatch:
             return
         for place, row in enumerate(self.rows):
             if id(row) in leaving:
-                self._on_leave(row, partial(kv.extract, self.caches, place))
-        self.caches = kv.keep_rows(self.caches, places)
+                self._on_leave(row, partial(kv.extract, self.caches, place, row.held))
+        self.caches = kv.keep_rows(self.caches, places, [row.held for row in self.rows])
         self.rows = [self.rows[place] for place in places]
         self._changed = True
 

@@ -16,13 +16,21 @@ _set_limit = resource.setrlimit
 resource.setrlimit = _keep_limit
 try:
     from mlx_lm import __version__ as mlx_lm_version
-    from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+    from mlx_lm.models.cache import (
+        BatchKVCache,
+        KVCache,
+        can_trim_prompt_cache,
+        make_prompt_cache,
+        trim_prompt_cache,
+    )
     from mlx_lm.utils import _download as fetch_model
     from mlx_lm.utils import load_config, load_model, load_tokenizer
 finally:
     resource.setrlimit = _set_limit
 
 __all__ = [
+    "BatchKVCache",
+    "KVCache",
     "can_trim_prompt_cache",
     "fetch_model",
     "load_config",

@@ -140,7 +140,7 @@ class Prefill:
         self._launch(ready.caches, sum(lengths))
         for place, row in enumerate(rows):
             if row.held >= _COPIED_TOKENS_MIN:
-                self._remember(row, partial(kv.extract, ready.caches, place))
+                self._remember(row, partial(kv.extract, ready.caches, place, row.held))
         return ready
 
     def _finish(self, rows: list[Row]) -> Ready:
