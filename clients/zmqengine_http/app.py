@@ -11,13 +11,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import ZmqEngineError
@@ -54,62 +50,43 @@ ENDPOINTS = (
 )
 
 
-def create_app(config: HttpConfig, connect: Connect | None = None) -> Starlette:
-    """The application, which follows its workers from start-up to shut-down.
+class HttpApp:
+    """An ASGI application that follows its workers from start-up to shut-down. `service` is what its endpoints share.
 
-    `connect` makes the client of an address; by default an `AsyncClient` for it.
+    `connect` makes the client of an address; by default an `AsyncClient`.
     """
-    workers = [Worker(address, connect or _connect, config.probe_ms) for address in config.workers]
-    service = Service(config, Pool(workers, config.aliases), Tokenizing(config.tokenize_threads))
-    middleware = []
-    if config.cors_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["*"], allow_headers=["*"]
+
+    def __init__(self, config: HttpConfig, connect: Connect | None = None) -> None:
+        workers = [Worker(address, connect or _connect, config.probe_ms) for address in config.workers]
+        self.service = Service(config, Pool(workers, config.aliases), Tokenizing(config.tokenize_threads))
+        # A bare router: the middleware of an application would cost a call for every token.
+        routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
+        router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+        router.default = _Handled(self.service, _Endpoint("", "", _not_found, open=True))
+        self._app: ASGIApp = router
+        if config.cors_origins:
+            self._app = CORSMiddleware(
+                router, allow_origins=config.cors_origins, allow_methods=["*"], allow_headers=["*"]
             )
-        )
-    routes: list[BaseRoute] = [
-        Route(
-            endpoint.path, _Handled(service, endpoint.handler, open_=endpoint.open), methods=[endpoint.method]
-        )
-        for endpoint in ENDPOINTS
-    ]
-    app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        lifespan=_lifespan(service),
-        exception_handlers={HTTPException: _http_error},
-    )
-    app.router.redirect_slashes = False
-    app.router.default = _Handled(service, _not_found, open_=True)
-    app.state.service = service
-    return app
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection event, as ASGI has it."""
+        await self._app(scope, receive, send)
 
-def _connect(address: str, on_event: Callable[[ClientEvent], None]) -> AsyncClient:
-    return AsyncClient(address, name="zmqengine http", on_event=on_event)
-
-
-def _lifespan(service: Service) -> Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        following = [asyncio.create_task(worker.run()) for worker in service.pool.workers]
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+        following = [asyncio.create_task(worker.run()) for worker in self.service.pool.workers]
         try:
             yield
         finally:
             for task in following:
                 task.cancel()
             await asyncio.gather(*following, return_exceptions=True)
-            service.tokenizing.close()
-
-    return lifespan
+            self.service.tokenizing.close()
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: a method that an endpoint does not have."""
-    assert isinstance(error, HTTPException)
-    refusal = ApiError(error.status_code, error.detail, code="method_not_allowed")
-    return Response(refusal.body(), error.status_code, dict(error.headers or {}), "application/json")
+def _connect(address: str, on_event: Callable[[ClientEvent], None]) -> AsyncClient:
+    return AsyncClient(address, name="zmqengine http", on_event=on_event)
 
 
 async def _not_found(service: Service, exchange: Exchange) -> None:
@@ -119,10 +96,10 @@ async def _not_found(service: Service, exchange: Exchange) -> None:
 class _Handled:
     """A handler with all that surrounds it: the key check, errors as responses, the log line."""
 
-    def __init__(self, service: Service, handler: Handler, *, open_: bool) -> None:
+    def __init__(self, service: Service, endpoint: _Endpoint) -> None:
         self._service = service
-        self._handler = handler
-        keys = () if open_ else service.config.api_keys
+        self._endpoint = endpoint
+        keys = () if endpoint.open else service.config.api_keys
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,8 +110,9 @@ class _Handled:
         exchange = Exchange(scope, receive, send)
         started = time.monotonic()
         try:
+            self._check_method(scope["method"])
             self._check_key(exchange)
-            await self._handler(self._service, exchange)
+            await self._endpoint.handler(self._service, exchange)
         except Disconnected:
             exchange.facts["disconnected"] = True
         except ZmqEngineError as error:
@@ -148,6 +126,13 @@ class _Handled:
             )
         finally:
             _log(exchange, time.monotonic() - started)
+
+    def _check_method(self, method: str) -> None:
+        allowed = self._endpoint.method
+        if allowed and method != allowed and not (method == "HEAD" and allowed == "GET"):
+            raise ApiError(
+                405, f"{self._endpoint.path} takes {allowed}", code="method_not_allowed", allow=allowed
+            )
 
     def _check_key(self, exchange: Exchange) -> None:
         if not self._digests:

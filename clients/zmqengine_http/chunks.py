@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -150,7 +151,8 @@ class _Frame:
         return self.before + b'"choices":[],"usage":' + _encode(usage.document()) + b"}\n\n"
 
 
-class WholeChoice(NamedTuple):
+@dataclass(frozen=True)
+class WholeChoice:
     """One finished choice of a response that is not streamed."""
 
     index: int

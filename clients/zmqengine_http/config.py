@@ -16,7 +16,7 @@ from zmqengine_client.errors import ConfigError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 ENVIRONMENT_PREFIX = "ZMQENGINE_HTTP_"
 SECRET = ("api_keys",)
@@ -94,9 +94,10 @@ def _checked(values: dict[str, object], source: str) -> dict[str, object]:
 
 def _read_file(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        values: dict[str, object] = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
+    return values
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:

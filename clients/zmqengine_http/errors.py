@@ -25,6 +25,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_ms: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,6 +34,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_ms = retry_after_ms
+        self.allow = allow
 
     def body(self) -> bytes:
         """The JSON document of this error."""
@@ -49,6 +51,8 @@ class ApiError(Exception):
                 (b"retry-after", str(seconds).encode()),
                 (b"retry-after-ms", str(self.retry_after_ms).encode()),
             ]
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers

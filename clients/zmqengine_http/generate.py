@@ -156,12 +156,9 @@ async def _generating(service: Service, request: CommonRequest, job: _Job) -> As
                 busy.enter_context(worker.busy(request.n))
                 for _ in range(request.n):
                     index = len(answers)
-                    stream = worker.client.generate_tokens(
-                        prompt.tokens,
-                        seed=choice_seed(request.seed, index),
-                        request_id=f"{job.id}-{index}",
-                        **options,
-                    )
+                    options["seed"] = choice_seed(request.seed, index)
+                    options["request_id"] = f"{job.id}-{index}"
+                    stream = worker.client.generate_tokens(prompt.tokens, **options)
                     splitter = job.splitter(prompt)
                     text = AnswerText(
                         job.model.tokenizer, request.stop_strings, ends, show_special=splitter is not None

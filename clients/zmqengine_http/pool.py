@@ -37,15 +37,17 @@ class Pool:
         """The model of this name, or the only one there is. Raises a 404, or a 503 while nothing is known yet."""
         known = self.models()
         if name is None:
-            names = {model.card.name for model in known.values()}
+            names = sorted({model.card.name for model in known.values()})
+            if not names:
+                raise no_worker("any model")
             if len(names) > 1:
-                raise bad_field("model", f"one of {', '.join(sorted(names))} must be given")
-            name = next(iter(names), None)
+                raise bad_field("model", f"one of {', '.join(names)} must be given")
+            return known[names[0]]
         if name in known:
             return known[name]
-        if not known or any(worker.model is None for worker in self.workers):
+        if any(worker.model is None for worker in self.workers):
             # It may be the model of a worker that has not come up yet.
-            raise no_worker(name or "any model")
+            raise no_worker(name[:200])
         raise ApiError(404, f"The model {name[:200]!r} does not exist", param="model", code="model_not_found")
 
     def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> Worker:

@@ -13,7 +13,14 @@ import msgspec
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http import logs
 from zmqengine_http.errors import ApiError, bad_field
-from zmqengine_http.requests import AssistantMessage, ChatMessage, ChatRequest, ToolDefinition
+from zmqengine_http.requests import (
+    AssistantMessage,
+    ChatMessage,
+    ChatRequest,
+    RefusalPart,
+    TextPart,
+    ToolDefinition,
+)
 from zmqengine_http.worker import Model
 
 SLOW_S = 1.0
@@ -115,11 +122,10 @@ def _plain(message: ChatMessage, *, knows_developer: bool) -> dict[str, object]:
     return plain
 
 
-def _text(content: object) -> str:
+def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    assert isinstance(content, list)
-    return "".join(getattr(part, "text", None) or getattr(part, "refusal", "") for part in content)
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
 def _arguments(text: str) -> object:

@@ -198,12 +198,11 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True, forbid_unknown
         """Each prompt: a text or token ids. Raises a 400 for a list that mixes them."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
-        if len(kinds) > 1:
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        others = [item for item in self.prompt if not isinstance(item, int)]
+        if (ids and others) or len({type(item) for item in others}) > 1:
             raise bad_field("prompt", "a list holds strings, token ids or lists of token ids, not a mixture")
-        if kinds == {int}:
-            return [list(self.prompt)]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        return [ids] if ids else others
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.errors import ZmqEngineError
@@ -21,6 +21,7 @@ EVENT_STREAM = (
     # For nginx: pass each event on at once.
     (b"x-accel-buffering", b"no"),
 )
+T = TypeVar("T")
 KEEPALIVE = b": keepalive\n\n"
 Shapes = Callable[[], LogprobShape] | None
 BodyMaker = Callable[[Sequence[WholeChoice], Usage], bytes]
@@ -182,7 +183,7 @@ class _PendingLogprobs:
         return shaped
 
 
-async def _all(work: Sequence) -> list:
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all, or the first failure, with the others cancelled."""
     if len(work) == 1:
         return [await work[0]]

@@ -8,7 +8,7 @@ import uvicorn
 
 from zmqengine_client.errors import ConfigError
 from zmqengine_http import logs
-from zmqengine_http.app import create_app
+from zmqengine_http.app import HttpApp
 from zmqengine_http.config import HttpConfig
 
 
@@ -27,7 +27,7 @@ def serve(config: HttpConfig) -> int:
     )
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config),
+            HttpApp(config),
             # uvloop and httptools where they are installed, which the http extra sees to.
             loop="auto",
             http="auto",

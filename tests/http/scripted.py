@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.errors import ZmqEngineError
-from zmqengine.protocol.messages import Description, Limits, ModelCard, Progress, TokenizerBundle, TokenLogprob
+from zmqengine.protocol.messages import (
+    Description,
+    Limits,
+    ModelCard,
+    Progress,
+    TokenizerBundle,
+    TokenLogprob,
+    WorkerState,
+)
 from zmqengine_client.chunks import Completion, PromptProgress, TokenChunk
 from zmqengine_client.tokenizer import Tokenizer
 
@@ -36,7 +44,7 @@ class ScriptedClient:
         self.say = say
         self.name = name
         self.chunk_tokens = chunk_tokens
-        self.state = "ready"
+        self.state: WorkerState = "ready"
         self.prompts: list[str] = []
         self.options: list[dict[str, object]] = []
         self.streams: list[ScriptedStream] = []
@@ -77,7 +85,9 @@ class ScriptedClient:
 class ScriptedStream:
     """What `AsyncClient.generate_tokens` returns."""
 
-    def __init__(self, client: ScriptedClient, text: str, prompt: list[int], options: dict[str, object]) -> None:
+    def __init__(
+        self, client: ScriptedClient, text: str, prompt: list[int], options: dict[str, object]
+    ) -> None:
         self._client = client
         self._text = text
         self._prompt = prompt
@@ -98,7 +108,11 @@ class ScriptedStream:
             if self.closed:
                 return
             chunk = cut[place : place + step]
-            logprobs = None if self._options["logprobs"] is None else [TokenLogprob(-0.5, [(t, -0.5), (65, -1.5)]) for t in chunk]
+            logprobs = (
+                None
+                if self._options["logprobs"] is None
+                else [TokenLogprob(-0.5, [(t, -0.5), (65, -1.5)]) for t in chunk]
+            )
             self._sent += chunk
             yield TokenChunk(place, chunk, logprobs)
         self._finish = "stop" if cut[-1] == END_TOKEN else "length"

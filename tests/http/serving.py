@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import uvicorn
-from zmqengine_http import HttpConfig, create_app
+
+from zmqengine_http import HttpApp, HttpConfig
 from zmqengine_http.generate import Service
 from zmqengine_http.worker import Connect
 
@@ -36,13 +37,13 @@ class Front(NamedTuple):
 def serving(config: HttpConfig, connect: Connect | None = None, *, ready: bool = True) -> Iterator[Front]:
     """A front-end that is up and, with `ready`, has a worker."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    app = create_app(config, connect)
+    app = HttpApp(config, connect)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=5)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    front = Front(f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.service, server)
+    front = Front(f"http://127.0.0.1:{listener.getsockname()[1]}", app.service, server)
     try:
         wait_until(lambda: server.started, "the server is up")
         if ready:
@@ -87,12 +88,16 @@ class Reply(NamedTuple):
     @property
     def events(self) -> list[Any]:
         """The events of a stream that ended as it should."""
-        *events, last = [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part[:1] != ":"][:-1]
+        *events, last = [
+            part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part[:1] != ":"
+        ][:-1]
         assert last == "[DONE]"
         return [json.loads(event) for event in events]
 
 
-def call(front: Front, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Reply:  # noqa: B006
+def call(
+    front: Front, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
+) -> Reply:
     """One request on a connection of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)
     try:
@@ -110,7 +115,9 @@ def get(front: Front, path: str, **headers: str) -> Reply:
 
 def post(front: Front, path: str, body: object, **headers: str) -> Reply:
     """One POST with a JSON body."""
-    return call(front, "POST", path, json.dumps(body).encode(), {"content-type": "application/json", **headers})
+    return call(
+        front, "POST", path, json.dumps(body).encode(), {"content-type": "application/json", **headers}
+    )
 
 
 def chat(text: str = "Hi", **fields: object) -> dict[str, object]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zmqengine_http.tool_calls import FORMATS, Delta, HarmonySplitter, Markers, Splitter
 
 HERMES = Markers("<think>", "</think>", FORMATS["json_tools"])
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def split(text: str, cuts: list[int], markers: Markers = HERMES, **options: bool) -> tuple[str, str, list[Delta]]:
+def split(
+    text: str, cuts: list[int], markers: Markers = HERMES, *, calls: bool = True, reasoning_open: bool = False
+) -> tuple[str, str, list[Delta]]:
     """The reasoning, the content and the calls in `text` when it comes in pieces."""
-    splitter = Splitter(markers, **{"calls": True, **options})
+    splitter = Splitter(markers, calls=calls, reasoning_open=reasoning_open)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    deltas = [d for start, end in zip(places, places[1:], strict=False) for d in splitter.feed(text[start:end])]
+    deltas = [d for start, end in itertools.pairwise(places) for d in splitter.feed(text[start:end])]
     deltas += splitter.finish()
     content = "".join(delta.text for delta in deltas if delta.kind == "content")
     reasoning = "".join(delta.text for delta in deltas if delta.kind == "reasoning")
@@ -77,12 +81,14 @@ def test_a_format_without_an_end_goes_on_to_the_end_of_the_output(cuts: list[int
 def test_a_bare_object_is_a_call_where_the_family_writes_them_so(cuts: list[int]) -> None:
     """Llama 3 writes no marker; JSON that is no call stays text."""
     markers = Markers(calls=FORMATS["llama3_json"])
-    assert split('{"name": "add", "parameters": {"a": 1}}', cuts, markers)[2] == [Delta("call", '{"a":1}', "add")]
+    assert split('{"name": "add", "parameters": {"a": 1}}', cuts, markers)[2] == [
+        Delta("call", '{"a":1}', "add")
+    ]
     assert split('{"sum": 2}', cuts, markers) == ("", '{"sum": 2}', [])
     assert split("Say {", cuts, markers) == ("", "Say {", [])
 
 
-@given(st.text(alphabet="<>/tolcahink_{}\":1 \n", max_size=80), CUTS)
+@given(st.text(alphabet='<>/tolcahink_{}":1 \n', max_size=80), CUTS)
 def test_no_text_is_lost_and_arguments_always_parse(text: str, cuts: list[int]) -> None:
     """Whatever a model writes, the pieces do not depend on the cuts, and calls are JSON."""
     whole = split(text, [])
@@ -102,7 +108,7 @@ def test_channels_of_gpt_oss_come_apart(cuts: list[int]) -> None:
     """Analysis is reasoning, commentary to a function is a call, all else is content."""
     splitter = HarmonySplitter(calls=True)
     places = sorted({0, len(HARMONY), *(cut % len(HARMONY) for cut in cuts)})
-    deltas = [d for start, end in zip(places, places[1:], strict=False) for d in splitter.feed(HARMONY[start:end])]
+    deltas = [d for start, end in itertools.pairwise(places) for d in splitter.feed(HARMONY[start:end])]
     deltas += splitter.finish()
     assert "".join(d.text for d in deltas if d.kind == "reasoning") == "hm < |"
     assert "".join(d.text for d in deltas if d.kind == "content") == "Let me see."

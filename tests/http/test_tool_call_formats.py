@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zmqengine_http.tool_calls import FORMATS, Call, find_markers
 from zmqengine_http.tool_calls.lenient import Malformed, read_whole
 
@@ -14,14 +15,20 @@ WEATHER = Call("get_weather", {"city": "Łódź", "days": 3})
 SCHEMAS = {
     "get_weather": {
         "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        },
     }
 }
 BAR, GAP = "\uff5c", "\u2581"
 WRITTEN = [
     ("json_tools", '\n{"name": "get_weather", "arguments": {"city": "Łódź", "days": 3}}\n'),
     ("json_tools", '{"name": "get_weather", "arguments": "{\\"city\\": \\"Łódź\\", \\"days\\": 3}"}'),
-    ("json_tools", '{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "Łódź", "days": 3}}}'),
+    (
+        "json_tools",
+        '{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "Łódź", "days": 3}}}',
+    ),
     ("json_tools", "{'name': 'get_weather', 'arguments': {'city': 'Łódź', 'days': 3,}}"),
     (
         "qwen3_coder",
@@ -37,12 +44,20 @@ WRITTEN = [
     ("mistral", 'get_weather{"city": "Łódź", "days": 3}'),
     ("mistral", 'get_weather[CALL_ID]abc123[ARGS]{"city": "Łódź", "days": 3}'),
     ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Łódź", "days": 3}}'),
-    ("glm47", "get_weather\n<arg_key>city</arg_key>\n<arg_value>Łódź</arg_value>\n<arg_key>days</arg_key><arg_value>3</arg_value>\n"),
+    (
+        "glm47",
+        "get_weather\n<arg_key>city</arg_key>\n<arg_value>Łódź</arg_value>\n"
+        "<arg_key>days</arg_key><arg_value>3</arg_value>\n",
+    ),
     ("gemma4", 'call:get_weather{city:<|"|>Łódź<|"|>,days:3}'),
     ("gemma4", "call:get_weather{'city': 'Łódź', 'days': 3}"),
     ("function_gemma", "call:get_weather{city:<escape>Łódź<escape>,days:3}"),
     ("pythonic", "[get_weather(city='Łódź', days=3)]"),
-    ("kimi_k2", '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Łódź", "days": 3}<|tool_call_end|>'),
+    (
+        "kimi_k2",
+        "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Łódź", "days": 3}<|tool_call_end|>',
+    ),
     (
         "deepseek_v3",
         f"<{BAR}tool{GAP}call{GAP}begin{BAR}>function<{BAR}tool{GAP}sep{BAR}>get_weather\n"
@@ -82,7 +97,7 @@ def test_several_calls_are_read_in_order(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-@given(text=st.text(max_size=200) | st.text(alphabet='{}[]()<>"\':,=|a1 \\', max_size=60))
+@given(text=st.text(max_size=200) | st.text(alphabet="{}[]()<>\"':,=|a1 \\", max_size=60))
 def test_any_text_is_calls_or_malformed(name: str, text: str) -> None:
     """mlx-lm #1441: one malformed tool call killed the stream; here nothing but Malformed is ever raised."""
     try:
@@ -95,7 +110,11 @@ def test_any_text_is_calls_or_malformed(name: str, text: str) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
         max_leaves=12,
     )
@@ -107,7 +126,21 @@ def test_the_lenient_reader_reads_json_and_python(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"a": ', '{"a": 1', '{"a" 1}', "[1, 2", '"open', "{a: b}", "nan", "1e999", "[" * 1000 + "]" * 1000, "1 2"]
+    "text",
+    [
+        "",
+        "{",
+        '{"a": ',
+        '{"a": 1',
+        '{"a" 1}',
+        "[1, 2",
+        '"open',
+        "{a: b}",
+        "nan",
+        "1e999",
+        "[" * 1000 + "]" * 1000,
+        "1 2",
+    ],
 )
 def test_the_lenient_reader_never_guesses(text: str) -> None:
     """A value that is cut short or no value is Malformed, never repaired into another one."""

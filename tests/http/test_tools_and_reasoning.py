@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from zmqengine_http import HttpConfig
 
 from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
 from tests.http.serving import Front, Reply, chat, post, serving
+from zmqengine_http import HttpConfig
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "\u00e9"}}</tool_call>'
-FACTS: dict[str, str | bool | int] = {"tool_parser": "json_tools", "think_start": "<think>", "think_end": "</think>"}
+FACTS: dict[str, str | bool | int] = {
+    "tool_parser": "json_tools",
+    "think_start": "<think>",
+    "think_end": "</think>",
+}
 
 
 class Model:
@@ -31,11 +36,11 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def front(model: Model) -> Iterator[Front]:
-    with serving(HttpConfig(), lambda *_: model.client) as front:  # type: ignore[arg-type,return-value]
+    with serving(HttpConfig(), lambda *_: model.client) as front:  # type: ignore[arg-type]
         yield front
 
 
-def deltas(reply: Reply) -> list[dict[str, object]]:
+def deltas(reply: Reply) -> list[dict[str, Any]]:
     assert reply.status == 200
     return [event["choices"][0]["delta"] for event in reply.events if event["choices"]]
 
@@ -132,7 +137,7 @@ def test_a_model_without_tools_refuses_them_by_name() -> None:
     """A template that takes no tools would ignore them in silence."""
     template = TOOLS_TEMPLATE.split("{% endif %}", 1)[1]
     client = ScriptedClient(lambda prompt: "x", template=template)
-    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type,return-value]
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type]
         reply = post(front, "/v1/chat/completions", chat(tools=TOOLS))
         assert (reply.status, reply.error["param"]) == (400, "tools")
         assert post(front, "/v1/chat/completions", chat(tools=TOOLS, tool_choice="none")).status == 200
@@ -144,7 +149,7 @@ def test_chunks_of_many_tokens_make_the_same_answer() -> None:
     bodies = []
     for chunk_tokens in (1, 7, 1000):
         client = ScriptedClient(lambda prompt: text, facts=FACTS, chunk_tokens=chunk_tokens)
-        with serving(HttpConfig(), lambda *_, client=client: client) as front:  # type: ignore[misc]
+        with serving(HttpConfig(), lambda *_, client=client: client) as front:
             whole = post(front, "/v1/chat/completions", chat(tools=TOOLS)).json
             cut = post(front, "/v1/chat/completions", chat(stop=["STOP"], logprobs=True)).json
         call = whole["choices"][0]["message"]["tool_calls"][0]["function"]

@@ -52,7 +52,7 @@ import click
     help="A TOML file of these and further options. [env: ZMQENGINE_HTTP_CONFIG]",
 )
 @click.option("--print-config", is_flag=True, help="Print the options in force, as such a file, and exit.")
-def http(path: Path | None, print_config: bool, **options: object) -> None:
+def http(path: Path | None, print_config: bool, aliases: tuple[str, ...], **options: object) -> None:
     """Serve the OpenAI API, on workers that run already.
 
     Every option can stand in the environment as ZMQENGINE_HTTP_<OPTION>, lists separated by commas. An option wins over
@@ -68,7 +68,7 @@ def http(path: Path | None, print_config: bool, **options: object) -> None:
 
     given = os.environ.get("ZMQENGINE_HTTP_CONFIG")
     try:
-        options["aliases"] = config.alias_pairs(options["aliases"]) or None
+        options["aliases"] = config.alias_pairs(aliases) or None
         loaded = config.load(options, os.environ, path or (Path(given) if given else None))
         if print_config:
             click.echo(loaded.to_toml(), nl=False)

@@ -1,7 +1,7 @@
 """The channels of gpt-oss: analysis is reasoning, final is content, commentary to a function is a call.
 
-An output is messages, `<|start|>assistant<|channel|>CHANNEL to=functions.NAME<|message|>TEXT<|end|>`; the prompt ends within
-the first header. openai-harmony reads tokens, with a vocabulary that it downloads; this reads text.
+An output is messages, `<|start|>assistant<|channel|>CHANNEL to=functions.NAME<|message|>TEXT<|end|>`; the prompt ends
+within the first header. openai-harmony reads tokens, with a vocabulary that it downloads; this reads text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class HarmonySplitter:
         """What can be told of the answer after this text."""
         self._held += text
         deltas: list[Delta] = []
-        while self._held and (self._read_header(deltas) if self._state == "header" else self._read_body(deltas)):
+        while self._held and (
+            self._read_header(deltas) if self._state == "header" else self._read_body(deltas)
+        ):
             pass
         return deltas
 
