@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from zmqengine.cli.byte_size import ByteSize, shown
+from zmqengine.cli.byte_size import byte_size, shown
 from zmqengine.cli.main import main
 from zmqengine.cli.worker import HELP, HIDDEN, INTERNAL, worker
 from zmqengine.config import WorkerConfig
@@ -107,10 +107,10 @@ def test_a_model_that_is_not_there_is_one_line_and_not_zero(more: list[str], sho
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     """Units of 1024."""
-    assert ByteSize().convert(text, None, None) == size
+    assert byte_size(text) == size
 
 
 @pytest.mark.parametrize("size", [0, 1, 1023, 64 << 10, 16 << 20, 512 << 20, 3 << 29])
 def test_sizes_are_shown_as_they_are_read(size: int) -> None:
     """The defaults in --help can be typed back."""
-    assert ByteSize().convert(shown(size), None, None) == size
+    assert byte_size(shown(size)) == size

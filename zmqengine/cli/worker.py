@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from zmqengine.cli.byte_size import ByteSize, shown
+from zmqengine.cli.byte_size import byte_size, shown
 from zmqengine.config import LogFormat, LogLevel, WorkerConfig, option_name
 
 HELP = {
@@ -65,7 +65,7 @@ def _option(name: str, kind: Any, default: Any) -> click.Option:
         return click.Option([flags, name], default=default, is_flag=True, help=text, show_default=True)
     if "bytes" in name:
         text += "" if default is None else f"  [default: {shown(default)}]"
-        return click.Option([flag, name], default=default, type=ByteSize(), help=text)
+        return click.Option([flag, name], default=default, type=byte_size, metavar="SIZE", help=text)
     if kind in (LogLevel, LogFormat):
         choices = click.Choice(typing.get_args(kind))
         return click.Option([flag, name], default=default, type=choices, help=text, show_default=True)
