@@ -96,16 +96,15 @@ class Control:
     def keep_describing(self, now: float) -> None:
         """Describe now and again until `stop_describing`. Answers to earlier questions no longer count."""
         if self._describe_at == inf:
-            self._describe_from_id = next(self._ids)
-            self._describe_wait_s = DESCRIBE_FIRST_S
-            self._describe_at = now
-            self._describe(now)
+            self.describe_again(now, wait=False)
 
     def describe_again(self, now: float, *, wait: bool) -> None:
         """Begin the describe loop anew, at once or, so that failing attempts keep a pace, after a wait."""
         self._describe_from_id = next(self._ids)
         self._describe_wait_s = DESCRIBE_MAX_S if wait else DESCRIBE_FIRST_S
-        self._describe_at = now + DESCRIBE_MAX_S if wait else now
+        self._describe_at = now + DESCRIBE_MAX_S
+        if not wait:
+            self._describe(now)
 
     def stop_describing(self) -> None:
         """The session is open, or nobody needs one."""

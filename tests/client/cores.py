@@ -1,0 +1,44 @@
+"""Sessions and requests for tests of the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
+from zmqengine_client.options import make_options
+from zmqengine_client.request import Request
+from zmqengine_client.session import Session, SessionConfig
+
+
+def session(**options: Any) -> Session:
+    """A session core with a fixed secret."""
+    return Session(SessionConfig(address=CTL, name="test", session_secret=b"s" * 32, **options))
+
+
+def request(name: str = "r1", prompt: list[int] | None = None, **options: Any) -> Request:
+    """A request with a known seed."""
+    options = {"request_id": name, "seed": 7, "max_tokens": 20, **options}
+    return Request(prompt or [5, 6, 7], make_options(options))  # type: ignore[arg-type]
+
+
+def expected(request: Request) -> list[int]:
+    """The output it must get."""
+    stops = set(request.options.stop_token_ids) | (set() if request.options.ignore_eos else {0})
+    return expected_output(request.prompt, request.seed, request.max_tokens, stops)
+
+
+def live(**options: Any) -> Network:
+    """A network whose session is live."""
+    network = Network(session(**options), ScriptedWorker())
+    opener = request("opener", max_tokens=1)
+    network.session.start_request(opener, network.now)
+    network.settle()
+    network.run_pass()
+    network.settle()
+    network.wait(0.01)
+    network.settle()
+    assert network.session.connection.phase.value == "live"
+    assert opener.end is not None
+    assert network.worker is not None
+    assert not network.worker.requests(), "the opener was not acknowledged"
+    return network
