@@ -1,4 +1,4 @@
-"""The rows that decode: one model call a step makes one token for each of them.
+"""One batch of rows that decode: one model call a step makes one token for each of them.
 
 The call of a step is started before the tokens of the step before are looked at, so the device computes while
 the caller hands those tokens on.
@@ -45,6 +45,7 @@ class DecodeBatch:
         self._vocab_size = vocab_size
         self._on_leave = on_leave
         self._flight: _Flight | None = None
+        self._landing: _Flight | None = None
         self._changed = True
         self._plan: DrawPlan | None = None
         self._penalties = Penalties(vocab_size)
@@ -70,16 +71,25 @@ class DecodeBatch:
         self.rows = [self.rows[place] for place in places]
         self._changed = True
 
-    def next(self, result: StepResult) -> None:
-        """Start the next step and report the tokens of the one before."""
-        landed = self._flight
+    @property
+    def idle(self) -> bool:
+        """Whether there is neither a row nor a step on its way."""
+        return not self.rows and self._flight is None
+
+    def launch(self) -> None:
+        """Start the next step."""
+        self._landing = self._flight
         # A row whose last token is on its way needs no further step.
         self.leave([row for row in self.rows if row.sampled >= row.max_tokens])
-        self._flight = self._launch(landed) if self.rows else None
-        if landed is not None:
-            self._land(landed, result)
+        self._flight = self._start(self._landing) if self.rows else None
 
-    def _launch(self, landed: _Flight | None) -> _Flight:
+    def land(self, result: StepResult) -> None:
+        """Report the tokens of the step before the one that `launch` has started, waiting for them."""
+        if self._landing is not None:
+            self._report(self._landing, result)
+            self._landing = None
+
+    def _start(self, landed: _Flight | None) -> _Flight:
         inputs = self._inputs(landed)
         if self._changed:
             self._follow_change()
@@ -130,7 +140,7 @@ class DecodeBatch:
         self._measured_index = None if len(places) == len(self.rows) else mx.array(places)
         self._changed = False
 
-    def _land(self, landed: _Flight, result: StepResult) -> None:
+    def _report(self, landed: _Flight, result: StepResult) -> None:
         tokens: list[int] = landed.tokens.tolist()  # type: ignore[assignment]
         chosen_logits: list[float] = landed.chosen_logits.tolist()  # type: ignore[assignment]
         logprobs = _by_row(landed)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 # mlx-lm's caches grow by so many tokens at a time.
 _GROWTH_TOKENS = 256
+_PADDING_BYTES_MIN = 64 << 20
+# The rest is left to the system and to other programs.
+_SHARE = 0.8
+_CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -18,9 +24,15 @@ class CacheShape:
     layers: tuple[tuple[float, int | None], ...]
     constant_bytes: int
 
+    @property
+    def token_bytes(self) -> float:
+        """What one more token takes for ever, in the layers that see everything."""
+        return sum(token_bytes for token_bytes, cap in self.layers if cap is None)
+
     def project(self, tokens: int) -> int:
-        """Bytes of caches that hold `tokens`."""
-        grown = -(-tokens // _GROWTH_TOKENS) * _GROWTH_TOKENS
+        """Bytes of caches that hold `tokens`, at most."""
+        # A batch's caches start as long as its prompts and grow in steps from there.
+        grown = tokens + _GROWTH_TOKENS
         total = float(self.constant_bytes)
         for token_bytes, cap in self.layers:
             total += token_bytes * (grown if cap is None else min(grown, cap))
@@ -41,6 +53,36 @@ def measure_caches(caches: list[Any]) -> CacheShape:
         else:
             constant += cache.nbytes
     return CacheShape(tuple(layers), constant)
+
+
+def padding_allowance(parameter_bytes: int) -> int:
+    """Bytes that padding may take in one batch of rows.
+
+    Up to the size of the weights, padding is cheaper to read than the weights are a second time; but it may not
+    take more than a quarter of what they leave of the memory limit.
+    """
+    left = (mx.get_memory_limit() - parameter_bytes) // 4
+    return max(_PADDING_BYTES_MIN, min(parameter_bytes, left))
+
+
+def recommended_bytes() -> int:
+    """What MLX may hold here: what Metal recommends, else most of the memory of the device or of the container."""
+    facts = mx.device_info()
+    if int(facts.get("max_recommended_working_set_size", 0)) > 0:
+        return int(facts["max_recommended_working_set_size"])
+    if int(facts.get("total_memory", 0)) > 0:
+        return int(int(facts["total_memory"]) * _SHARE)
+    return int(system_bytes() * _SHARE)
+
+
+def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
+    """Memory of this machine, or of the container that this process runs in if that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(control_group.read_text()))
+    except (OSError, ValueError):
+        # No such file, or the word "max".
+        return machine
 
 
 def wire_memory() -> int | None:

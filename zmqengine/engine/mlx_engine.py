@@ -10,7 +10,8 @@ import mlx.core as mx
 from zmqengine.engine import caches as kv
 from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.interface import EngineStats, ModelInfo, RowFailure, RowRequest, StepResult
-from zmqengine.engine.memory import measure_caches, unwire_memory, wire_memory
+from zmqengine.engine.lanes import Lanes
+from zmqengine.engine.memory import measure_caches, padding_allowance, unwire_memory, wire_memory
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.row import Caches, Row
@@ -26,7 +27,9 @@ class MlxEngine:
 
     While rows decode, a step reads at most `prefill_chunk` tokens of prompts, padding included; while none does,
     at most `prefill_chunk_idle`. Prompts and what followed them are kept in at most `prompt_cache_bytes`, for
-    requests that begin with the same tokens. Everything runs on the default stream of the default device.
+    requests that begin with the same tokens. Rows of very different lengths decode in batches of their own, so
+    that padding takes at most `padding_bytes_max` in each. Everything runs on the default stream of the default
+    device.
 
     A model whose caches do not merge runs one row at a time: then `rows_max` is 1.
     """
@@ -40,8 +43,12 @@ class MlxEngine:
         prefill_chunk: int = PREFILL_CHUNK,
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
+        padding_bytes_max: int | None = None,
     ) -> None:
         self.info = info
+        self.padding_bytes_max = (
+            padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
+        )
         self._model = model
         self._prefill_chunk = prefill_chunk
         self._prefill_chunk_idle = max(prefill_chunk, prefill_chunk_idle)
@@ -85,7 +92,7 @@ class MlxEngine:
                 del self._rows[token.row]
         for failure in result.failures:
             del self._rows[failure.row]
-        chunk = self._prefill_chunk if self._decode.rows else self._prefill_chunk_idle
+        chunk = self._prefill_chunk if self._decode.busy else self._prefill_chunk_idle
         for ready in self._prefill.next(chunk, result):
             self._decode.join(ready.rows, ready.caches)
         self._generated_tokens += len(result.tokens)
@@ -153,7 +160,11 @@ class MlxEngine:
 
     def _start_batch(self) -> None:
         self._rows: dict[int, Row] = {}
-        self._decode = DecodeBatch(self._model, self.info.vocab_size, self._remember)
+        self._decode = Lanes(
+            lambda: DecodeBatch(self._model, self.info.vocab_size, self._remember),
+            self._shape.token_bytes,
+            self.padding_bytes_max,
+        )
         self._prefill = Prefill(
             self._model,
             self._prefix_cache,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -14,13 +13,14 @@ _BLAS = load_tuned_blas()
 import mlx.core as mx  # noqa: E402
 
 from zmqengine.engine.loader import Report, load  # noqa: E402
+from zmqengine.engine.memory import recommended_bytes  # noqa: E402
 from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.mlx_lm_border import mlx_lm_version  # noqa: E402
 from zmqengine.engine.tokenizer_bundle import TokenizerBundle  # noqa: E402
 from zmqengine.pico import model_path  # noqa: E402
 
-# Of a CPU's memory, what is left to the system and to other programs.
-_CPU_SHARE = 0.8
+# Freed buffers that MLX may keep for reuse, as a part of its limit.
+_SPARE_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ def open_mlx_engine(
     """
     limit = memory_limit_bytes or recommended_bytes()
     mx.set_memory_limit(limit)
+    mx.set_cache_limit(int(limit * _SPARE_SHARE))
     loaded = load(str(model_path()), report, name=model) if model == "pico" else load(model, report)
     engine = MlxEngine(
         loaded.model,
@@ -65,15 +66,6 @@ def open_mlx_engine(
         "blas": _BLAS,
     }
     return OpenedEngine(engine, loaded.tokenizer, limit, facts)
-
-
-def recommended_bytes() -> int:
-    """What MLX may hold on this machine: what Metal recommends, else most of the device's or system's memory."""
-    facts = mx.device_info()
-    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
-        if int(facts.get(key, 0)) > 0:
-            return int(facts[key])
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE)
 
 
 def device_name() -> str:

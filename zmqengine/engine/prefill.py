@@ -18,6 +18,8 @@ from zmqengine.engine.row import Caches, Row
 _SLICE_TOKENS_MIN = 16
 # Rows that were read together are copied out for the prompt cache from this length on.
 _COPIED_TOKENS_MIN = 256
+# Rows that hold fewer tokens, or up to twice as many as others, may be padded alike.
+_ALIKE_TOKENS = 1024
 # Chunks that may be on their way at once: the one that computes and the one to come after it.
 _CHUNKS_MAX = 2
 
@@ -92,11 +94,13 @@ class Prefill:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
         if not self._mergeable:
             return [[row] for row in rows]
-        by_length: dict[int, list[Row]] = {}
+        groups: dict[tuple[int, int], list[Row]] = {}
         for row in rows:
             # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
-            by_length.setdefault(min(row.remaining, 1) if self._paddable else row.remaining, []).append(row)
-        return list(by_length.values())
+            unread = min(row.remaining, 1) if self._paddable else row.remaining
+            # A row that found much in the prompt cache must not make the others as long as itself.
+            groups.setdefault((unread, (row.held // _ALIKE_TOKENS).bit_length()), []).append(row)
+        return list(groups.values())
 
     def _start(self, row: Row) -> None:
         found = self._prefix_cache.fetch(row.tokens)

@@ -1,0 +1,67 @@
+"""Rows of very different lengths do not pay for each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engines import Run, finish, greedy, make_engine, step
+from zmqengine.engine.interface import RowRequest, Sampling
+
+COUNT = 12
+LENGTHS = (5, 400, 6, 390, 40, 1)
+
+
+def prompt(length: int) -> list[int]:
+    return [(7 * place + length) % 300 for place in range(length)]
+
+
+@pytest.mark.parametrize("shape", ["llama", "sliding", "mamba"])
+@pytest.mark.parametrize("padding_bytes_max", [0, 30_000, 1 << 30])
+def test_how_rows_are_sorted_does_not_change_their_tokens(models, shape, padding_bytes_max):
+    """One batch, several, or one for each row: the same streams, penalties and seeds included."""
+    engine = make_engine(models[shape], padding_bytes_max=padding_bytes_max, prompt_cache_bytes=0)
+    hot = Sampling(temperature=1.0, presence_penalty=0.5)
+    run = Run()
+    for row, length in enumerate(LENGTHS):
+        engine.insert([RowRequest(row, prompt(length), COUNT)])
+        engine.insert([RowRequest(100 + row, prompt(length), COUNT, sampling=hot, seed=row, logprobs=1)])
+        step(engine, run)
+    finish(engine, run)
+    assert [run.ids(row) for row in range(len(LENGTHS))] == [
+        greedy(models[shape], prompt(n), COUNT) for n in LENGTHS
+    ]
+    for row, length in enumerate(LENGTHS):
+        alone = make_engine(models[shape])
+        alone.insert([RowRequest(0, prompt(length), COUNT, sampling=hot, seed=row)])
+        assert run.ids(100 + row) == finish(alone).ids(0)
+
+
+def test_padding_stays_within_its_bound(model):
+    """A row of 1,500 tokens beside 16 of 10: what is held is about what was projected, not 16 times as much."""
+    held = {}
+    for bound in (50_000, 1 << 30):
+        engine = make_engine(model, padding_bytes_max=bound, prompt_cache_bytes=0)
+        engine.insert([RowRequest(0, prompt(1500), COUNT)])
+        engine.insert([RowRequest(row, prompt(10), COUNT) for row in range(1, 17)])
+        run = Run()
+        while len(run.tokens) < 17:
+            step(engine, run)
+        held[bound] = engine.stats().kv_bytes
+        assert engine.stats().rows_decoding == 17
+    projected = engine.project_bytes(1500, COUNT) + 16 * engine.project_bytes(10, COUNT)
+    assert held[50_000] <= projected + 2 * 50_000
+    assert held[1 << 30] > 3 * projected
+
+
+def test_a_long_row_can_be_removed_from_beside_short_ones(model):
+    """Each batch ends by itself; nothing is left behind."""
+    engine = make_engine(model, padding_bytes_max=0, prompt_cache_bytes=0)
+    engine.insert([RowRequest(0, prompt(200), COUNT), RowRequest(1, prompt(20), COUNT)])
+    run = Run()
+    while len(run.tokens) < 2:
+        step(engine, run)
+    engine.remove([0])
+    finish(engine, run)
+    assert run.ids(1) == greedy(model, prompt(20), COUNT)
+    engine.next()
+    assert engine.stats().kv_bytes == 0
