@@ -1,0 +1,26 @@
+"""A front-end on a worker with the fake engine, shared by the tests of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from zmqengine_http import HttpConfig
+
+from tests.http.serving import Front, serving
+from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine_client.testing import FakeWorker
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[FakeWorker]:
+    """A worker on the fake engine: vocabulary 1000, context 4096, ids 1 to 256 are bytes, 0 ends."""
+    with FakeWorker(FakeEngineConfig(eos_index=50), process=True) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def front(worker: FakeWorker) -> Iterator[Front]:
+    """A front-end on that worker."""
+    with serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front:
+        yield front
