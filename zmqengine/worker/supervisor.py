@@ -121,8 +121,9 @@ class _Supervisor:
                 child.process.kill()
                 child.kill_at_s = None
             self._wait(child.kill_at_s)
-            if child.linked:
-                self._read_reports(child)
+            self._read_reports(child)
+        # What it said before it died: a port that was chosen stays chosen.
+        self._read_reports(child)
         return code
 
     def _pass_on_stop(self, child: _Child) -> None:
@@ -134,6 +135,8 @@ class _Supervisor:
             child.process.terminate()
 
     def _read_reports(self, child: _Child) -> None:
+        if not child.linked:
+            return
         try:
             received = child.link.recv(65_536)
         except BlockingIOError:
