@@ -44,12 +44,18 @@ class Publisher:
         if not self._send(session, frame, may_drop=True):
             return False
         session.progress.clear()
-        for request, row in zip(list(session.dirty), rows, strict=False):
+        sent = (
+            list(zip(session.dirty, rows, strict=False))
+            if left_over
+            else zip(session.dirty, rows, strict=True)
+        )
+        for request, row in sent:
             request.log.sent = row.first_index + len(row.tokens)
-            if row.end is not None:
-                request.end_sent = True
-            if request.is_fully_sent or (request.end is None and request.log.sent == len(request.log)):
+            request.end_sent = row.end is not None
+            if left_over and request.log.sent == len(request.log.tokens):
                 del session.dirty[request]
+        if not left_over:
+            session.dirty.clear()
         return not left_over
 
     def watermark(self, session: Session) -> None:
@@ -86,16 +92,17 @@ def _rows(session: Session) -> tuple[list[TokenRow], bool]:
     budget = FRAME_TOKENS_MAX
     for request in session.dirty:
         log = request.log
-        stop = len(log)
-        if stop - log.sent > budget:
-            stop = log.sent + budget
-        tokens, logprobs = log.slice(log.sent, stop)
-        end = request.end if stop == len(log) else None
-        rows.append(TokenRow(request.id, log.sent, tokens, logprobs, end))
-        budget -= len(tokens)
+        start, stop = log.sent, len(log.tokens)
+        if stop - start > budget:
+            until, end = start + budget, None
+        else:
+            until, end = stop, request.end
+        tokens, logprobs = log.slice(start, until)
+        rows.append(TokenRow(request.id, start, tokens, logprobs, end))
+        budget -= until - start
         if budget <= 0:
-            break
-    return rows, len(rows) < len(session.dirty) or budget <= 0
+            return rows, until < stop or len(rows) < len(session.dirty)
+    return rows, False
 
 
 def configure_output(socket: zmq.Socket[Any]) -> None:
