@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.support.processes import wait_until_dead
+from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine.errors import ShutDown
@@ -24,6 +26,7 @@ from zmqengine.protocol.messages import Describe, Description
 from zmqengine_client import Client
 
 WAIT_S = 30.0
+LISTENING = re.compile(r"listening address=(\S+)")
 COMMAND = (
     sys.executable,
     "-m",
@@ -54,10 +57,9 @@ class Supervised:
 
     def address(self) -> str:
         """Of ctl, once it listens."""
-        end_s = time.monotonic() + WAIT_S
-        while not (found := re.search(r"listening address=(\S+)", self.log)):
-            assert time.monotonic() < end_s, self.log
-            time.sleep(0.01)
+        wait_until(lambda: LISTENING.search(self.log), "it does not listen")
+        found = LISTENING.search(self.log)
+        assert found is not None
         return found[1]
 
     def describe_ready(self, *, other_than: Description | None = None) -> Description:
@@ -179,9 +181,7 @@ def test_a_second_signal_ends_a_worker_that_drains(supervise: Callable[..., Supe
         stream = client.generate_tokens([1, 2, 3], max_tokens=900_000)
         next(stream)
         run.process.terminate()
-        end_s = time.monotonic() + WAIT_S
-        while client.describe().state != "draining":
-            assert time.monotonic() < end_s, run.log
+        wait_until(lambda: client.describe().state == "draining", "it does not drain")
         before = len(next(stream).tokens)
         assert before
         run.process.terminate()
@@ -220,14 +220,3 @@ def describe(address: str) -> Description | None:
         reply = control_reply_decoder().decode(socket.recv_multipart())
     assert isinstance(reply, Description)
     return reply
-
-
-def wait_until_dead(pid: int) -> None:
-    """Return once no such process runs; one that only waits to be reaped does not."""
-    end_s = time.monotonic() + WAIT_S
-    command = ["ps", "-o", "stat=", "-p", str(pid)]
-    while (state := subprocess.run(command, capture_output=True, check=False).stdout.strip()) and state[
-        :1
-    ] != b"Z":
-        assert time.monotonic() < end_s, f"process {pid} lives on"
-        time.sleep(0.01)

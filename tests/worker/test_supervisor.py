@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import wait_until_dead
+from tests.support.workers import wait_until
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.parent import EXIT_HOPELESS
 
@@ -333,32 +335,11 @@ def test_the_options_travel_outside_the_argument_list(supervise: Start) -> None:
 
 def wait_for(path: Path) -> Path:
     """The path, once it exists."""
-    end_s = time.monotonic() + START_S
-    while not path.exists():
-        assert time.monotonic() < end_s, f"{path.name} never came"
-        time.sleep(0.005)
+    wait_until(path.exists, f"{path.name} never came")
     return path
-
-
-def wait_until_dead(pid: int) -> None:
-    """Return once no such process runs."""
-    end_s = time.monotonic() + START_S
-    while is_alive(pid):
-        assert time.monotonic() < end_s, f"process {pid} lives on"
-        time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie that nobody has waited for does not."""
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return bool(state) and not state.startswith("Z")
 
 
 def kill(pid: int) -> None:
     """SIGKILL, if it still runs."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
