@@ -6,14 +6,15 @@ import re
 import shutil
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import COMMAND
+from tests.support.workers import wait_until
 
+LISTENING = re.compile(r"listening address=(\S+)")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -41,11 +42,9 @@ def address(keys: Path) -> Iterator[str]:
     options += ["--authorized-keys", str(keys / "authorized"), "--engine", "fake:{}", "--no-supervise"]
     with log.open("w") as stderr:
         process = subprocess.Popen([*COMMAND, "worker", *options], stderr=stderr)
-    end_s = time.monotonic() + 30
-    while not (found := re.search(r"listening address=(\S+)", log.read_text())):
-        assert time.monotonic() < end_s, log.read_text()
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.01)
+    wait_until(lambda: LISTENING.search(log.read_text()) or process.poll(), "it does not listen")
+    found = LISTENING.search(log.read_text())
+    assert found is not None, log.read_text()
     yield found[1]
     process.kill()
     process.wait()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 
 from tests.cli.conftest import COMMAND, RunningWorker
+from tests.support.workers import wait_until
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 StartWorker = Callable[..., RunningWorker]
@@ -72,7 +72,4 @@ def test_drain_ends_the_worker_with_code_0(start_worker: StartWorker, run: Run) 
 
 def wait_until_ready(worker: RunningWorker, run: Run) -> None:
     """Ask until it says ready."""
-    end_s = time.monotonic() + 30
-    while run("status", "-w", worker.name, "--ready").returncode:
-        assert worker.process.poll() is None, worker.log.read_text()
-        assert time.monotonic() < end_s
+    wait_until(lambda: run("status", "-w", worker.name, "--ready").returncode == 0, worker.log.read_text())
