@@ -1,0 +1,58 @@
+"""From options to a warmed-up engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from zmqengine.config import WorkerConfig
+from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
+from zmqengine.errors import ConfigError
+from zmqengine.worker.main import kv_budget
+from zmqengine.worker.opening import open_engine, warm_up
+
+
+def _no_report(stage: str, fraction: float | None) -> None:
+    """Nobody listens."""
+
+
+def test_warm_up_makes_a_step_and_leaves_nothing() -> None:
+    """After it the engine has stepped and is empty."""
+    engine = FakeEngine()
+    warm_up(engine)
+    stats = engine.stats()
+    assert stats.generated_tokens == 2
+    assert stats.rows_decoding + stats.rows_prefilling == 0
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_the_warm_up_row_is_removed_when_a_step_raises(step: int) -> None:
+    """smg #1427 review: the warm-up probe leaked when a step raised. Here it is removed in a `finally`."""
+    engine = FakeEngine(FakeEngineConfig(faults=(FakeFault(place="next", action="raise", index=step),)))
+    with pytest.raises(FakeEngineError):
+        warm_up(engine)
+    assert engine.stats().rows_decoding + engine.stats().rows_prefilling == 0
+    assert [call.method for call in engine.calls].count("remove") == 1
+
+
+@pytest.mark.parametrize("place", ["insert", "prefill", "token"])
+def test_a_warm_up_row_that_fails_is_a_failed_start(place: Literal["insert", "prefill", "token"]) -> None:
+    """smg #1427 review: construction failed and the server said SERVING. A warm-up that fails is an error."""
+    engine = FakeEngine(FakeEngineConfig(faults=(FakeFault(place=place, action="fail"),)))
+    with pytest.raises(RuntimeError, match="warm-up"):
+        warm_up(engine)
+    assert engine.stats().rows_decoding + engine.stats().rows_prefilling == 0
+
+
+def test_a_wrong_fake_engine_is_one_error() -> None:
+    """The JSON of a fake engine is checked like any option."""
+    with pytest.raises(ConfigError, match="colour"):
+        open_engine(WorkerConfig(engine='fake:{"colour": 1}'), _no_report)
+
+
+def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
+    """What is left beside the weights is the budget for caches; nothing left is an error that says what to do."""
+    assert kv_budget(1000, 100) == 800
+    with pytest.raises(ConfigError, match="--memory-limit"):
+        kv_budget(1000, 900)
