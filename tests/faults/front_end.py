@@ -1,7 +1,8 @@
 """A front-end process: keeps a number of streams running and checks every token of every one.
 
-Run as `python -m tests.faults.front_end JSON`; `Job` is the JSON. It prints `READY` when its first tokens have come,
-stops starting streams when its standard input ends or `streams_total` have been started, and then prints a `Tally`.
+Run as `python -m tests.faults.front_end JSON`; `Job` is the JSON. It prints `READY` when its first tokens have come. It
+starts no more streams when `streams_total` have been started or, without that, when its standard input ends; once
+all have ended it prints a `Tally`.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class FrontEnd:
 
     def _fill(self) -> None:
         job = self.job
-        while len(self._running) < job.streams and not self.stop.is_set():
-            if job.streams_total is not None and self._started >= job.streams_total:
+        while len(self._running) < job.streams:
+            if self.stop.is_set() if job.streams_total is None else self._started >= job.streams_total:
                 return
             request = RowRequest(
                 row=0,

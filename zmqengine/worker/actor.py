@@ -120,6 +120,8 @@ class Actor:
         self._poller = zmq.Poller()
         for source in (cmd, out, board.wakeup):
             self._poller.register(source, zmq.POLLIN)
+        # Whoever asks for the status as soon as the state is ready finds every number there.
+        self._write_board()
 
     # --- the loop ------------------------------------------------------------------------------------------
 
