@@ -35,7 +35,7 @@ def test_worker_and_bare_generator_make_the_same_tokens_in_turn(report: Report) 
     assert report.base == BARE
     cells = [cell for cell in report.cells if cell.scenario == "overhead"]
     assert [cell.target for cell in cells] == [BARE, WORKER] * (len(cells) // 2)
-    assert [cell.case for cell in cells[::4]] == ["1 streams", "4 streams", "4 streams, 2 clients"]
+    assert [cell.case for cell in cells[::4]] == ["1 stream", "4 streams", "4 streams, 2 clients"]
     for cell in cells:
         assert cell.measures["tokens"] == 4 * OPTIONS.max_tokens
     figure = Rounds(report).figure("overhead", "4 streams", WORKER, "tokens_per_s")

@@ -1,13 +1,14 @@
 """A front-end of its own: `python -m zmqengine.bench.load_process`, driven over its standard streams.
 
-In: a line with a LoadJob, later any line to start. Out: a line once the session is open, then a line with the
-records. So that the processes of one measurement start together, whatever their start-up took.
+In: a line with a LoadJob, later any line to start. Out: a line once the session is open, then a line with a
+LoadResult. So that the processes of one measurement start together, whatever their start-up took.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import msgspec
 
@@ -19,6 +20,13 @@ from zmqengine.bench.targets import Outcome, TargetSpec
 READY = b"ready\n"
 
 
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process saw, and the processor time it took while the work ran."""
+
+    records: list[RequestRecord]
+    cpu_s: float
+
+
 class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     """A closed loop of `users` over `requests`."""
 
@@ -28,13 +36,15 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-async def run_job(job: LoadJob) -> list[Outcome]:
-    """Open a session, say so, wait for the word, and run."""
+async def run_job(job: LoadJob) -> tuple[list[Outcome], float]:
+    """Open a session, say so, wait for the word, and run. Also the processor time of the run."""
     session = await open_session(job.target, timeout_s=job.timeout_s)
     try:
         _say(READY)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-        return await closed_loop(session, job.requests, job.users)
+        before_s = time.process_time()
+        outcomes = await closed_loop(session, job.requests, job.users)
+        return outcomes, time.process_time() - before_s
     finally:
         await session.close()
 
@@ -42,9 +52,9 @@ async def run_job(job: LoadJob) -> list[Outcome]:
 def main() -> None:
     """Run one job."""
     job = msgspec.json.decode(sys.stdin.readline(), type=LoadJob)
-    outcomes = asyncio.run(run_job(job))
-    records: list[RequestRecord] = [outcome.record() for outcome in outcomes]
-    _say(msgspec.json.encode(records) + b"\n")
+    outcomes, cpu_s = asyncio.run(run_job(job))
+    result = LoadResult(records=[outcome.record() for outcome in outcomes], cpu_s=cpu_s)
+    _say(msgspec.json.encode(result) + b"\n")
 
 
 def _say(line: bytes) -> None:

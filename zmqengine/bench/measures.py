@@ -25,10 +25,14 @@ PERCENTILES = (50, 90, 99)
 
 
 class MeasureKind(msgspec.Struct, frozen=True):
-    """How a figure is read: its heading, and which direction is good ("" for neither)."""
+    """How a figure is read: its heading, which direction is good ("" for neither), and whether ratios tell anything.
+
+    They do for rates, times and sizes; a count is compared by looking at it.
+    """
 
     heading: str
     better: Literal["higher", "lower", ""]
+    is_rate: bool = True
 
 
 def summarise(records: Sequence[RequestRecord]) -> Measures:
@@ -112,31 +116,41 @@ def longest_silence_ms(record: RequestRecord, from_s: float, to_s: float) -> flo
     return max(gaps, default=None)
 
 
-_HEADINGS: dict[str, tuple[str, Literal["higher", "lower", ""]]] = {
-    "tokens_per_s": ("tokens/s", "higher"),
-    "prompt_tokens_per_s": ("prompt tokens/s", "higher"),
-    "completed": ("completed", "higher"),
-    "cached_tokens": ("cached tokens", "higher"),
-    "speedup": ("together / in turn", "higher"),
-    "ratio_to_bare": ("of bare", "higher"),
-    "requests": ("requests", ""),
-    "tokens": ("tokens", ""),
-    "tokens_per_chunk": ("tokens a chunk", ""),
-    "client_cpu_cores": ("client CPU (cores)", ""),
+_KINDS: dict[str, MeasureKind] = {
+    "tokens_per_s": MeasureKind("tokens/s", "higher"),
+    "prompt_tokens_per_s": MeasureKind("prompt tokens/s", "higher"),
+    "speedup": MeasureKind("in turn / together", "higher"),
+    "pass_outside_us_p50": MeasureKind("pass outside next(), p50 (us)", "lower"),
+    "pass_outside_us_p99": MeasureKind("pass outside next(), p99 (us)", "lower"),
+    "pass_ms_p50": MeasureKind("pass, p50 (ms)", "lower"),
+    "pass_ms_max": MeasureKind("pass, max (ms)", "lower"),
+    "admission_wait_passes_max": MeasureKind("passes from arrival to prefill, max", "lower", is_rate=False),
+    "silence_max_ms": MeasureKind("longest silence of a stream (ms)", "lower"),
+    "ttft_long_ms": MeasureKind("TTFT of the long prompt (ms)", "lower"),
+    "ttft_next_ms": MeasureKind("TTFT of the next request (ms)", "lower"),
+    "cpu_after_left_cores": MeasureKind("server CPU after they left (cores)", "lower", is_rate=False),
+    "idle_cpu_percent": MeasureKind("server CPU (% of a core)", "lower", is_rate=False),
+    "client_cpu_cores": MeasureKind("client CPU (cores)", "", is_rate=False),
+    "tokens_per_chunk": MeasureKind("tokens a chunk", "", is_rate=False),
+    "completed": MeasureKind("completed", "higher", is_rate=False),
+    "survivors_complete": MeasureKind("survivors complete", "higher", is_rate=False),
+    "hindered_complete": MeasureKind("slow and stopped ones complete", "higher", is_rate=False),
+    "cached_tokens": MeasureKind("cached tokens", "higher", is_rate=False),
+    **{
+        name: MeasureKind(name.replace("_", " "), "", is_rate=False)
+        for name in ("requests", "hindered_requests", "tokens", "prompt_tokens", "passes")
+    },
 }
+_WORDS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "end to end", "cpu": "CPU"}
+_UNITS = ("ms", "us", "s", "bytes", "cores", "percent")
 
 
 def kind_of(name: str) -> MeasureKind:
-    """How the figure of this name is read: what is not listed is a time, a size or a count, and less is better."""
-    if name in _HEADINGS:
-        return MeasureKind(*_HEADINGS[name])
-    words = (
-        name.replace("ttft", "TTFT")
-        .replace("itl", "ITL")
-        .replace("tpot", "TPOT")
-        .replace("e2e", "end to end")
-    )
-    stem, _, unit = words.rpartition("_")
-    if unit in ("ms", "s", "us", "bytes", "cores", "percent"):
-        return MeasureKind(f"{stem.replace('_', ' ')} ({unit})", "lower")
-    return MeasureKind(words.replace("_", " "), "lower")
+    """How the figure of this name is read. What is not listed is a time, a size or a count of mishaps."""
+    if name in _KINDS:
+        return _KINDS[name]
+    *words, last = name.split("_")
+    text = " ".join(_WORDS.get(word, word) for word in words)
+    if last in _UNITS:
+        return MeasureKind(f"{text} ({last})", "lower")
+    return MeasureKind(f"{text} {last}".strip(), "lower", is_rate=False)

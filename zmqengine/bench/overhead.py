@@ -124,7 +124,9 @@ class OverheadRunner:
         cells = [await self._admission(worker)] if worker else []
         await self._round("warm-up", min(4, max(self._options.streams)), 1, -1)
         for streams, processes in self._options.cases:
-            case = f"{streams} streams" + (f", {processes} clients" if processes > 1 else "")
+            case = f"{streams} stream{'s' if streams > 1 else ''}" + (
+                f", {processes} clients" if processes > 1 else ""
+            )
             for number in range(rounds):
                 self._on_progress(f"overhead: {case}, round {number + 1} of {rounds}")
                 cells += await self._round(case, streams, processes, number)
@@ -195,14 +197,14 @@ class OverheadRunner:
         numbers = WorkerNumbers(targets[0].worker) if targets[0].worker else None
         try:
             before = await numbers.read() if numbers else {}
-            used_before_s, load_before_s = usage.cpu_s() or 0.0, _children_cpu_s()
-            records = [record for own in await run_together(jobs) for record in own]
+            used_before_s = usage.cpu_s() or 0.0
+            results = await run_together(jobs)
             used_s = (usage.cpu_s() or 0.0) - used_before_s
-            measures = summarise(records)
+            measures = summarise([record for result in results for record in result.records])
             measures["server_cpu_cores"] = used_s / measures["wall_s"]
             if measures["tokens"]:
                 measures["server_cpu_per_token_us"] = used_s * 1e6 / measures["tokens"]
-            measures["client_cpu_cores"] = (_children_cpu_s() - load_before_s) / measures["wall_s"]
+            measures["client_cpu_cores"] = sum(result.cpu_s for result in results) / measures["wall_s"]
             return measures | (figures(before, await numbers.read()) if numbers else {})
         finally:
             if numbers:
@@ -249,8 +251,3 @@ class OverheadRunner:
             round=0,
             measures={"idle_cpu_percent": used_s / self._options.idle_s * 100},
         )
-
-
-def _children_cpu_s() -> float:
-    times = os.times()
-    return times.children_user + times.children_system

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zmqengine.bench.load_process import READY, LoadJob
-from zmqengine.bench.records import RequestRecord
+from zmqengine.bench.load_process import READY, LoadJob, LoadResult
 from zmqengine.bench.targets import TargetError
 
 START_TIMEOUT_S = 120.0
@@ -39,13 +38,13 @@ class LoadProcess:
         if line != READY:
             raise TargetError(f"{self._job.target.label}: a load process could not start")
 
-    async def run(self) -> list[RequestRecord]:
-        """Let it go and wait for its records."""
+    async def run(self) -> LoadResult:
+        """Let it go and wait for what it saw."""
         self._tell(b"go\n")
         line = await self._line()
         if not line:
             raise TargetError(f"{self._job.target.label}: a load process died")
-        return msgspec.json.decode(line, type=list[RequestRecord])
+        return msgspec.json.decode(line, type=LoadResult)
 
     def pause(self) -> None:
         """Stop the process in its tracks, as a debugger or a full laptop lid does."""
@@ -81,8 +80,8 @@ class LoadProcess:
 
 async def run_together(
     jobs: Sequence[LoadJob], *, slow: Sequence[int] = (), stalled: Sequence[int] = (), stall_s: float = 0.0
-) -> list[list[RequestRecord]]:
-    """The records of each job, one process a job, started together.
+) -> list[LoadResult]:
+    """The result of each job, one process a job, started together.
 
     Processes numbered in `slow` run one fifth of the time; those in `stalled` are stopped once, for `stall_s`,
     soon after the start.
@@ -93,13 +92,13 @@ async def run_together(
         runs = [asyncio.ensure_future(process.run()) for process in processes]
         hindrances = [_slow_down(processes[number], runs[number]) for number in slow]
         hindrances += [_stall(processes[number], stall_s) for number in stalled]
-        records, _ = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*hindrances))
-        return list(records)
+        results, _ = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*hindrances))
+        return list(results)
     finally:
         await asyncio.gather(*(process.end() for process in processes))
 
 
-async def _slow_down(process: LoadProcess, run: asyncio.Future[list[RequestRecord]]) -> None:
+async def _slow_down(process: LoadProcess, run: asyncio.Future[LoadResult]) -> None:
     while not run.done():
         process.pause()
         await asyncio.sleep(0.2)

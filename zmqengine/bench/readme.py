@@ -5,62 +5,97 @@ What stands between the two markers is replaced; running it again changes nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from zmqengine.bench.report import Report, errors_of, load
-from zmqengine.bench.tables import markdown, preface, tables_of
+from zmqengine.bench.tables import machine_line, markdown, model_line, ratio_line, tables_of
 from zmqengine.bench.targets import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m zmqengine.bench.readme -->"
 END = "<!-- performance: end -->"
 
-# Of each report the tables whose titles begin so; the whole of a report is one click away.
-SHOWN: dict[str, tuple[str, ...]] = {
-    "overhead-0.2m": ("overhead: tokens/s", "overhead: pass outside", "admission", "idle"),
-    "overhead-pico": ("overhead: tokens/s",),
-    "users-0.2m": ("users: tokens/s",),
-    "users-25m": ("users: tokens/s", "users: TTFT max", "users: ITL p99"),
-    "shapes-25m": ("burst", "prefix", "agents", "trace"),
-    "stress-25m": ("interference", "overload", "front-ends: tokens/s", "front-ends: hindered"),
-    "cancel-25m": ("cancel",),
-    "two-models-25m": ("two-models",),
-}
+
+class Chapter(NamedTuple):
+    """One report of the suite: its heading, and the beginnings of the titles of the tables that are shown."""
+
+    name: str
+    heading: str
+    tables: tuple[str, ...]
+
+
+CHAPTERS = (
+    Chapter(
+        "users-25m",
+        "Users who wait for their answer",
+        ("users: tokens/s", "users: TTFT p50", "users: TTFT max", "users: ITL p99"),
+    ),
+    Chapter(
+        "overhead-0.2m",
+        "What the worker, the wire and the client cost",
+        ("overhead: tokens/s", "overhead: pass outside", "admission", "idle"),
+    ),
+    Chapter("overhead-pico", "The same on the bundled model", ("overhead: tokens/s",)),
+    Chapter("users-0.2m", "When the model costs nothing", ("users: tokens/s", "users: TTFT max")),
+    Chapter("shapes-25m", "Bursts, shared prefixes, agents, a trace", ("burst", "prefix", "agents", "trace")),
+    Chapter(
+        "stress-25m",
+        "A long prompt, 200 requests at once, many client processes",
+        ("interference", "overload", "front-ends: tokens/s", "front-ends: ITL p99", "front-ends: slow"),
+    ),
+    Chapter("cancel-25m", "Readers who leave", ("cancel",)),
+    Chapter("two-models-25m", "Two models on one machine", ("two-models",)),
+)
 
 
 def section(results: Path, readme: Path) -> str:
     """The text between the markers. Raises TargetError if there is no report."""
-    lines = [BEGIN, ""]
-    for name, titles in SHOWN.items():
-        path = results / f"{name}.json"
-        if path.is_file():
-            lines += _part(load(path), path, readme, titles)
-    if len(lines) == 2:
+    found = [
+        (chapter, load(path)) for chapter in CHAPTERS if (path := results / f"{chapter.name}.json").is_file()
+    ]
+    if not found:
         raise TargetError(f"{results} has no reports: `zmqengine bench suite --out {results}` makes them")
+    lines = [BEGIN, "", *_head([report for _, report in found], results)]
+    for chapter, report in found:
+        picture = results / f"{chapter.name}.svg"
+        link = picture.resolve().relative_to(readme.resolve().parent).as_posix() if picture.is_file() else ""
+        lines += _chapter(chapter, report, link)
     return "\n".join([*lines, END])
 
 
-def _part(report: Report, path: Path, readme: Path, titles: tuple[str, ...]) -> Iterator[str]:
-    picture = path.with_suffix(".svg")
-    yield f"### {path.stem}"
+def _head(reports: Sequence[Report], results: Path) -> Iterator[str]:
+    yield f"Measured with `zmqengine bench suite --out {results.name}`, targets in turn, round by round, on:"
     yield ""
-    yield (
-        f"{report.started_at[:10]}. "
-        + ". ".join(line[0].upper() + line[1:] for line in preface(report))
-        + "."
-    )
+    yield from dict.fromkeys(f"- {report.started_at[:10]}, {machine_line(report)}" for report in reports)
+    yield ""
+    yield f"{_sentence(ratio_line(reports[0]).partition(';')[0])} TTFT is the time to the first token,"
+    yield "ITL the time between neighbouring tokens of a stream."
+    yield ""
+
+
+def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
+    yield f"### {chapter.heading}"
+    yield ""
+    yield f"{_sentence(model_line(report))} Ratios are to {report.base}, round by round."
     yield ""
     for table in tables_of(report):
-        if table.title.startswith(titles):
+        if table.title.startswith(chapter.tables):
             yield markdown(table)
             yield ""
-    for line in errors_of(report.cells):
-        yield f"- not measured: {line}"
-    if picture.is_file():
-        yield f"![{path.stem}]({picture.resolve().relative_to(readme.resolve().parent).as_posix()})"
+    failures = errors_of(report.cells)
+    yield from (f"- not measured: {line}" for line in failures)
+    if failures:
         yield ""
+    if picture:
+        yield f"![{chapter.heading}]({picture})"
+        yield ""
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def rewrite(text: str, new_section: str) -> str:

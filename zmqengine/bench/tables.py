@@ -52,7 +52,7 @@ def _by_case(
         for label in report.labels():
             figures = [rounds.figure(scenario, case, label, measure) for case in cases]
             if any(figures):
-                rows.append([label, *(text_of(figure, ranges=ranges) for figure in figures)])
+                rows.append([label, *(text_of(f, measure, ranges=ranges) for f in figures)])
         if rows:
             tables.append(Table(f"{scenario}: {kind_of(measure).heading}", ["", *cases], rows))
     return tables
@@ -70,19 +70,20 @@ def _by_measure(
         figures = [rounds.figure(scenario, case, label, measure) for measure in measured]
         if any(figures):
             name = label if len(cases) == 1 else f"{case}: {label}"
-            rows.append([name, *(text_of(figure, ranges=ranges) for figure in figures)])
+            texts = [text_of(f, m, ranges=ranges) for f, m in zip(figures, measured, strict=True)]
+            rows.append([name, *texts])
     title = f"{scenario}: {cases[0]}" if len(cases) == 1 else scenario
     return [Table(title, ["", *(kind_of(measure).heading for measure in measured)], rows)] if rows else []
 
 
-def text_of(figure: Figure | None, *, ranges: bool = False) -> str:
-    """`median (x ratio)`, or a dash; with `ranges` also the least and greatest."""
+def text_of(figure: Figure | None, measure: str, *, ranges: bool = False) -> str:
+    """`median (x ratio)`, or a dash; with `ranges` also the least and greatest. Counts have no ratio."""
     if figure is None:
         return "-"
     text = number_text(figure.median)
     if ranges and figure.rounds > 1:
         text += f" [{number_text(figure.least)} to {number_text(figure.greatest)}]"
-    return text if figure.ratio is None else f"{text} (x{figure.ratio:.2f})"
+    return f"{text} (x{figure.ratio:.2f})" if figure.ratio is not None and kind_of(measure).is_rate else text
 
 
 def number_text(value: float) -> str:
@@ -95,21 +96,36 @@ def number_text(value: float) -> str:
 
 
 def preface(report: Report) -> list[str]:
-    """What a reader must know before the figures: the machine, the versions, the model."""
-    machine, versions, model = report.machine, report.versions, report.model
-    lines = [
-        f"{machine.get('cpu', 'unknown processor')}, {machine.get('cores', '?')} cores, {machine.get('system', '')}; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
-    ]
+    """What a reader must know before the figures: the machine, the versions, the model, the base of ratios."""
+    return [machine_line(report), model_line(report), ratio_line(report), *report.notes]
+
+
+def machine_line(report: Report) -> str:
+    """The machine and what ran on it."""
+    machine = report.machine
+    packages = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    blas = next(
+        (facts["blas"] for facts in (target.facts for target in report.targets) if "blas" in facts), ""
+    )
+    where = f"{machine.get('cpu', 'unknown processor')}, {machine.get('cores', '?')} cores, {machine.get('system', '')}"
+    return f"{where}; {packages}{f'; BLAS {blas} on one thread' if blas else ''}"
+
+
+def model_line(report: Report) -> str:
+    """The model, and plainly so if its weights are random."""
+    model = report.model
     size = f", {model.parameters:,} parameters" if model.parameters else ""
     kind = (
         ", random weights (it writes nonsense; its cost is that of a trained model)"
         if model.random_weights
         else ""
     )
-    lines.append(f"model {model.name}{size}{f', {model.dtype}' if model.dtype else ''}{kind}")
-    lines.append(f"ratios are to {report.base}, round by round; figures are medians over rounds")
-    return [*lines, *report.notes]
+    return f"model {model.name}{size}{f', {model.dtype}' if model.dtype else ''}{kind}"
+
+
+def ratio_line(report: Report) -> str:
+    """How the figures were taken."""
+    return f"medians over rounds; ratios are to {report.base}, round by round"
 
 
 def show(report: Report, console: Console, *, ranges: bool = False) -> None:

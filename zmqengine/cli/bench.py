@@ -15,6 +15,8 @@ import msgspec
 from zmqengine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from zmqengine.bench.report import Report
     from zmqengine.bench.targets import TargetSpec
 
@@ -34,6 +36,7 @@ SCENARIO_NAMES = (
 SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "0.5b", "8b")
 
 Options = TypeVar("Options", bound=msgspec.Struct)
+FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 OUT_FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -162,8 +165,6 @@ def overhead(
 @click.option("--all", "everything", is_flag=True, help="Every measure, not the telling ones only.")
 def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) -> None:
     """Ratios of two reports; what is within noise is marked."""
-    from rich.console import Console
-
     from zmqengine.bench.compare import compare as pairs
     from zmqengine.bench.compare import comparison_table
     from zmqengine.bench.report import load
@@ -171,7 +172,7 @@ def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) 
 
     renamed = dict(_pair(text, "--same") for text in same)
     table = comparison_table(pairs(load(first), load(second), renamed), everything=everything)
-    Console().print(rich_table(table))
+    _console().print(rich_table(table))
 
 
 @bench.command()
@@ -219,18 +220,23 @@ def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple
 
 
 def _finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
-    from rich.console import Console
-
     from zmqengine.bench.report import save
     from zmqengine.bench.tables import show as show_tables
 
     if out:
         save(report, out)
-    show_tables(report, Console(), ranges=ranges)
+    show_tables(report, _console(), ranges=ranges)
     if picture:
         from zmqengine.bench.plot import plot
 
         plot(report, picture)
+
+
+def _console() -> Console:
+    """As wide as the terminal; a file has no width."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def _worker(text: str) -> TargetSpec:

@@ -25,14 +25,14 @@ async def run(context: Context, case: str) -> Measures:
     healthy = int(case.split()[0])
     slow = options.front_ends_slow if case.endswith(HINDERED) else 0
     stalled = options.front_ends_stalled if case.endswith(HINDERED) else 0
-    records = await run_together(
+    results = await run_together(
         [_job(context) for _ in range(healthy + slow + stalled)],
         slow=range(healthy, healthy + slow),
         stalled=range(healthy + slow, healthy + slow + stalled),
         stall_s=options.stall_s,
     )
-    measures = summarise([record for own in records[:healthy] for record in own])
-    hindered = [record for own in records[healthy:] for record in own]
+    measures = summarise([record for result in results[:healthy] for record in result.records])
+    hindered = [record for result in results[healthy:] for record in result.records]
     if hindered:
         whole = sum(record.completed and record.tokens == options.max_tokens for record in hindered)
         measures["hindered_requests"] = len(hindered)

@@ -27,7 +27,7 @@ async def run(context: Context, case: str) -> Measures:
     if processes == 1:
         return summarise(context.records(await closed_loop(context.session, requests, users)))
     jobs = split(context, requests, users, processes)
-    return summarise([record for records in await run_together(jobs) for record in records])
+    return summarise([record for result in await run_together(jobs) for record in result.records])
 
 
 def split(context: Context, requests: Sequence[RequestSpec], users: int, processes: int) -> list[LoadJob]:
