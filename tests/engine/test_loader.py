@@ -7,9 +7,11 @@ import resource
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -57,6 +59,16 @@ def test_every_array_is_found_even_where_it_is_no_parameter():
 
     shapes = sorted(array.shape for array in find_arrays(Layer()))
     assert shapes == [(2,), (2,), (2, 2), (3,), (4,), (7,)]
+
+
+def test_a_loaded_model_holds_nothing_lazy(model_directory):
+    """vllm-mlx #479, omlx #1485: another thread can read every array, which it cannot while one is lazy."""
+    model = load(str(model_directory)).model
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: [np.array(array).size > 0 for array in find_arrays(model)]).result()
+        lazy = mx.ones((3,)) + 1
+        with pytest.raises(RuntimeError, match="Stream"):
+            pool.submit(np.array, lazy).result()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
@@ -127,6 +129,21 @@ def test_reset_forgets_all(model):
     generate(engine, tokens(60))
     engine.reset()
     assert generate(engine, tokens(60))[1] == 0
+
+
+def test_kept_caches_hold_nothing_lazy(model):
+    """omlx #1437, #1423: they are evaluated on the engine's thread, so another thread may read their bytes."""
+    engine = make_engine(model)
+    engine.insert([RowRequest(row, tokens(30 + row, row), COUNT) for row in range(3)])
+    run = Run()
+    for _ in range(4):
+        step(engine, run)
+    engine.remove([1])
+    finish(engine, run)
+    kept = [kv.arrays(each.caches) for each in engine._prefix_cache._entries.values()]
+    assert len(kept) == 3
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: [np.array(array).size > 0 for arrays in kept for array in arrays]).result()
 
 
 def entry(length: int) -> list[KVCache]:

@@ -95,6 +95,7 @@ class MlxEngine:
         chunk = self._prefill_chunk if self._decode.busy else self._prefill_chunk_idle
         for ready in self._prefill.next(chunk, result):
             self._decode.join(ready.rows, ready.caches)
+        self._prefix_cache.settle()
         self._generated_tokens += len(result.tokens)
         self._steps += 1
         if self._steps % _CLEAR_STEPS == 0:
@@ -108,6 +109,7 @@ class MlxEngine:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
+        self._prefix_cache.settle()
 
     def reset(self) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import caches as kv
@@ -31,6 +32,7 @@ class PrefixCache:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._families: dict[bytes, dict[int, _Entry]] = {}
         self._count = 0
+        self._unsettled: list[mx.array] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,11 +62,11 @@ class PrefixCache:
         return not any(_covers(entry, ours) for entry in family.values())
 
     def store(self, tokens: Sequence[int], caches: Caches) -> None:
-        """Keep `caches`, which hold `tokens` and belong to nobody else. Their evaluation starts here."""
+        """Keep `caches`, which hold `tokens` and belong to nobody else. `settle` must follow."""
         entry = _Entry(np.asarray(tokens, np.uint32), caches, kv.byte_count(caches))
         if entry.bytes > self.bytes_max:
             return
-        kv.start(kv.arrays(caches))
+        self._unsettled += kv.arrays(caches)
         family = self._families.get(_family(entry.tokens), {})
         for number in [number for number, other in family.items() if _covers(entry, other.tokens)]:
             self._drop(number)
@@ -73,6 +75,12 @@ class PrefixCache:
         self._families.setdefault(_family(entry.tokens), {})[self._count] = entry
         self.bytes += entry.bytes
         self.trim(self.bytes_max)
+
+    def settle(self) -> None:
+        """Start to compute what was stored, so that no entry keeps a whole batch alive, or waits for another thread."""
+        if self._unsettled:
+            kv.start(self._unsettled)
+            self._unsettled = []
 
     def trim(self, bytes_max: int) -> int:
         """Drop least recently used entries until `bytes_max` is kept; returns the bytes dropped."""
@@ -85,6 +93,7 @@ class PrefixCache:
         """Drop everything."""
         self._entries.clear()
         self._families.clear()
+        self._unsettled = []
         self.bytes = 0
 
     def _drop(self, number: int) -> None:
