@@ -28,6 +28,8 @@ class SseServer:
     connections: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    _handlers: list[asyncio.Task[None]] = field(default_factory=list)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[SseServer]:
@@ -38,9 +40,16 @@ class SseServer:
             yield self
         finally:
             server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.gather(*self._handlers)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.append(task)
         try:
             while await self._one_request(reader, writer):
                 pass

@@ -69,6 +69,6 @@ def test_errors_of_a_target_are_counted_and_the_others_go_on() -> None:
 
 def test_a_scenario_that_cannot_be_run_says_why() -> None:
     """A stream that ends before the long prompt can be sent: no figure, and no crash."""
-    (cell,) = asyncio.run(measure("interference", [server()], rounds=1))
+    (cell,) = asyncio.run(measure("interference", [server(0.0)], rounds=1, warm_up=False))
     assert "ended before" in cell.error
     assert cell.measures == {}

@@ -53,7 +53,7 @@ def plot(report: Report, path: Path) -> None:
     rounds = Rounds(report)
     measured = {(scenario, measure) for scenario, _, _, measure in rounds}
     panels = [panel for panel in (*LINES, *BARS) if panel in measured]
-    columns = max(2, min(len(panels), PANELS_PER_ROW))
+    columns = 2 if len(panels) in (1, 2, 4) else PANELS_PER_ROW
     rows = max(1, -(-len(panels) // columns))
     with matplotlib.rc_context(STYLE):
         figure, grid = plt.subplots(rows, columns, figsize=(4.4 * columns, 3.1 * rows + 0.9), squeeze=False)
@@ -128,4 +128,4 @@ def _caption(report: Report) -> str:
     packages = ", ".join(
         f"{name} {versions[name]}" for name in ("zmqengine", "mlx", "mlx-lm") if name in versions
     )
-    return f"{machine.get('cpu', '')}, {machine.get('cores', '?')} cores; {packages}; {model_line(report)}"
+    return f"{machine.get('cpu', '')}, {machine.get('cores', '?')} cores; {packages}\n{model_line(report)}"
