@@ -39,6 +39,8 @@ class WorkerConfig:
     """Requests in the batch at once, in prefill and decode together."""
     prefill_chunk: int = 512
     """Prompt tokens read in one pass: the longest that a new prompt holds up everybody else's next token."""
+    prefill_ms: float = 200.0
+    """What a pass that reads prompts may take while others decode; chunks shrink to it. 0: as it comes."""
     prompt_cache_bytes: int = 512 * MIB
     """Kept for prompts that start alike; 0 turns the prompt cache off."""
     memory_limit_bytes: int | None = None
@@ -172,6 +174,7 @@ _DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {
     "rows_max": (1, 4096),
     "prefill_chunk": (1, 65_536),
+    "prefill_ms": (0, 1000 * _DAY_S),
     "prompt_cache_bytes": (0, 1 << 50),
     "memory_limit_bytes": (MIB, 1 << 50),
     "queue_max": (1, 1_000_000),
