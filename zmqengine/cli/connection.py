@@ -25,7 +25,7 @@ def connect(target: Target, *, name: str, **more: Any) -> Client:
 def ready_client(target: Target, *, name: str) -> Iterator[Client]:
     """A client of a worker that has its model loaded."""
     with connect(target, name=name, on_event=_tell) as client:
-        with ProgressLine(lambda: _loading(client)):
+        with ProgressLine(lambda: loading(client)):
             client.wait_ready()
         yield client
 
@@ -45,7 +45,8 @@ def _tell(event: ClientEvent) -> None:
         click.echo(f"\nzmqengine: {event.message}", err=True)
 
 
-def _loading(client: Client) -> str | None:
+def loading(client: Client) -> str | None:
+    """How far the worker is on its way to ready; None once it is."""
     try:
         description = client.describe()
     except ZmqEngineError:

@@ -18,14 +18,17 @@ from typing import IO, Any
 import click
 
 from zmqengine.cli.columns import Columns, side_by_side
-from zmqengine.cli.connection import ready_client
+from zmqengine.cli.connection import connect, loading
 from zmqengine.cli.options import Target
-from zmqengine.errors import WorkerLost, ZmqEngineError
+from zmqengine.cli.progress_line import ProgressLine
+from zmqengine.errors import NotReady, WorkerLost
+from zmqengine_client import Client
 
 PROMPTS = ("Once upon a time", "There was once")
 _DRAW_EVERY_S = 1 / 30
 _CRASH_AFTER_CHUNKS = 40
 _END_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.5
 
 
 @click.command()
@@ -90,14 +93,21 @@ def _worker(name: str, model: str) -> Iterator[int]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
         try:
-            with ready_client(Target(name), name="demo") as client:
-                yield client.describe().pid
-        except ZmqEngineError as error:
-            if process.poll() is None:
-                raise
-            raise WorkerLost(f"the worker ended: {_last_line(log) or error}") from error
+            with connect(Target(name), name="demo") as client, ProgressLine(lambda: loading(client)):
+                pid = _wait_ready(client, process, log)
+            yield pid
         finally:
             _end(process)
+
+
+def _wait_ready(client: Client, process: subprocess.Popen[bytes], log: IO[str]) -> int:
+    """Wait as long as there is a worker to wait for; the process id of its engine."""
+    while True:
+        try:
+            return client.wait_ready(timeout_s=_LOOK_EVERY_S).pid
+        except (WorkerLost, NotReady):
+            if process.poll() is not None:
+                raise WorkerLost(f"the worker ended: {_last_line(log)}") from None
 
 
 @contextlib.contextmanager
