@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.cli.terminal import Terminal
+from tests.support.workers import WorkerProcess
+from zmqengine.engine.fake_engine import FakeEngineConfig
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 StartWorker = Callable[..., RunningWorker]
@@ -111,3 +113,19 @@ def test_a_long_prompt_shows_its_progress_on_a_terminal(start_worker: StartWorke
         assert terminal.end() == 0
     finally:
         terminal.close()
+
+
+def test_a_crash_of_the_worker_is_told_and_costs_no_token(run: Run) -> None:
+    """Standard output is what it would have been; standard error says that the worker was lost and is back."""
+    with WorkerProcess(FakeEngineConfig(vocab_size=257, step_ms=10), restart_wait_ms=1) as worker:
+        arguments = ("generate", "-w", worker.address, "-n", "200", "--seed", "3", "Once")
+        calm = run(*arguments)
+        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        first = os.read(process.stdout.fileno(), 1)
+        worker.kill_engine()
+        rest, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert (first + rest).decode() == calm.stdout
+    assert told.decode().strip().startswith("zmqengine: ")
+    assert b"Traceback" not in told

@@ -107,7 +107,7 @@ def _wait_ready(client: Client, process: subprocess.Popen[bytes], log: IO[str]) 
             return client.wait_ready(timeout_s=_LOOK_EVERY_S).pid
         except (WorkerLost, NotReady):
             if process.poll() is not None:
-                raise WorkerLost(f"the worker ended: {_last_line(log)}") from None
+                raise WorkerLost(_last_line(log) or "the worker ended without a word") from None
 
 
 @contextlib.contextmanager
@@ -185,4 +185,4 @@ def _end(process: subprocess.Popen[Any]) -> None:
 def _last_line(log: IO[str]) -> str:
     log.seek(0)
     lines = log.read().split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "")
+    return next((line for line in reversed(lines) if line.strip()), "").removeprefix("zmqengine worker: ")

@@ -56,6 +56,7 @@ class ProgressLine:
 
 
 def bar(fraction: float, width: int = 24) -> str:
-    """`[######      ]  25 %`."""
-    full = round(max(0.0, min(1.0, fraction)) * width)
-    return f"[{'#' * full}{' ' * (width - full)}] {fraction:4.0%}".replace("%", " %")
+    """`[######      ]  25 %`; a fraction outside 0 to 1 counts as the nearer end."""
+    fraction = max(0.0, min(1.0, fraction))
+    full = round(fraction * width)
+    return f"[{'#' * full}{' ' * (width - full)}] {fraction * 100:3.0f} %"
