@@ -9,6 +9,8 @@ from zmqengine.errors import BadRequest
 
 def stop_list(stop: str | Sequence[str]) -> list[str]:
     """`stop` as a list. Raises `BadRequest` for anything but non-empty strings."""
+    if not isinstance(stop, (str, list, tuple)):
+        raise BadRequest(f"stop must be a string or strings, not {type(stop).__name__}")
     stops = [stop] if isinstance(stop, str) and stop else list(stop)
     if not all(isinstance(text, str) and text for text in stops):
         raise BadRequest("stop must be a string or strings, none of them empty")

@@ -20,8 +20,11 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from zmqengine.config import WorkerConfig
 from zmqengine_client.client import Client
+from zmqengine_client.keys import CurveKeys
 
 if TYPE_CHECKING:
     from zmqengine.engine.fake_engine import FakeEngineConfig
@@ -35,24 +38,32 @@ class FakeWorker:
     """A worker on the fake engine at an address of its own, for as long as the `with` block lasts.
 
     It runs in a thread of this process, or with `process=True` in a child process: that one can be killed and started
-    again. `engine` shapes the engine and asks it for faults; `options` are further fields of `WorkerConfig`.
+    again. `engine` shapes the engine and asks it for faults; `options` are further fields of `WorkerConfig`. A tcp
+    `bind` may have port 0 in a child process; `keys` are for the client that waits until the worker is ready.
     """
 
     def __init__(
-        self, engine: FakeEngineConfig | None = None, *, process: bool = False, **options: Any
+        self,
+        engine: FakeEngineConfig | None = None,
+        *,
+        process: bool = False,
+        keys: CurveKeys | None = None,
+        **options: Any,
     ) -> None:
         from zmqengine.engine.fake_engine import FakeEngineConfig
 
         self.engine = engine or FakeEngineConfig()
+        self._keys = keys
         self._directory = tempfile.mkdtemp(prefix="zmqengine-", dir="/tmp")
         options.setdefault("bind", f"ipc://{self._directory}/w/ctl")
         self.config = WorkerConfig(engine=f"fake:{self.engine.to_json()}", log_level="error", **options)
         self._runner: _Process | _Thread = _Process() if process else _Thread()
+        self._address = self.config.endpoints.ctl
 
     @property
     def address(self) -> str:
         """The address for clients."""
-        return self.config.endpoints.ctl
+        return self._address
 
     @property
     def pid(self) -> int:
@@ -71,9 +82,10 @@ class FakeWorker:
 
     def start(self) -> None:
         """Start it, at the same address as before. Returns when it takes requests."""
-        self._runner.start(self.config)
+        self.config = self._runner.start(self.config)
+        self._address = self.config.endpoints.ctl
         try:
-            with Client(self.address, connect_timeout_s=START_S) as client:
+            with Client(self.address, keys=self._keys, connect_timeout_s=START_S) as client:
                 client.wait_ready(START_S)
         except BaseException:
             self._runner.stop()
@@ -127,7 +139,7 @@ class _Thread:
         self._board: Board | None = None
         self.pid = os.getpid()
 
-    def start(self, config: WorkerConfig) -> None:
+    def start(self, config: WorkerConfig) -> WorkerConfig:
         from zmqengine.worker.board import Board
         from zmqengine.worker.main import Worker
         from zmqengine.worker.wakeup import Wakeup
@@ -136,6 +148,7 @@ class _Thread:
         worker = Worker(config, self._board)
         self._thread = threading.Thread(target=worker.run, name="fake-worker", daemon=True)
         self._thread.start()
+        return config
 
     def kill(self) -> None:
         raise RuntimeError("a thread cannot be killed: give process=True")
@@ -167,8 +180,8 @@ class _Process:
             raise RuntimeError("the worker was not started")
         return self._child.pid
 
-    def start(self, config: WorkerConfig) -> None:
-        from zmqengine.worker.parent import SUPERVISOR_FD, WORKER_CONFIG
+    def start(self, config: WorkerConfig) -> WorkerConfig:
+        from zmqengine.worker.parent import SUPERVISOR_FD, WORKER_CONFIG, Report
 
         # The worker drains when the other end of this is closed, in whatever way we go.
         self._link, theirs = socket.socketpair()
@@ -182,6 +195,15 @@ class _Process:
             self._child = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
+        self._link.settimeout(START_S)
+        with self._link.makefile("rb") as lines:
+            # An empty line: the worker ended before it was up, and has said why.
+            first = lines.readline() or b"{}"
+        endpoints = msgspec.json.decode(first, type=Report).endpoints
+        if endpoints is None:
+            self.kill()
+            raise RuntimeError("the worker did not start: see what it wrote on standard error")
+        return config.pinned(endpoints)
 
     def kill(self) -> None:
         if self._child is not None:

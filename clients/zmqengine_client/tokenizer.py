@@ -42,8 +42,9 @@ class Tokenizer:
             raise BadRequest(f"a text must be a str, not {type(text).__name__}")
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise BadRequest(f"the text is no valid Unicode: {error.reason}") from None
+        except (TypeError, UnicodeEncodeError):
+            # The library says so of half a surrogate pair.
+            raise BadRequest("the text is no valid Unicode") from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""

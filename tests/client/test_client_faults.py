@@ -1,0 +1,203 @@
+"""Both clients when the worker dies, freezes, comes late or moves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.errors import WorkerLost
+from zmqengine_client.testing import FakeWorker
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def worker() -> Iterator[FakeWorker]:
+    """A worker process that can be killed."""
+    with FakeWorker(FakeEngineConfig(step_ms=2.0), process=True) as worker:
+        yield worker
+
+
+async def read_all(client: Any, streams: list[Any]) -> None:
+    """Read many streams in one task."""
+    async for _ in client.select(streams):
+        continue
+
+
+def test_a_killed_worker_is_a_pause_for_32_streams(connect: Connect, worker: FakeWorker) -> None:
+    """mlx-lm #854: an abort of the process is a pause. SIGKILL twice: the tokens are those without a crash."""
+
+    async def scenario() -> None:
+        events: list[str] = []
+        async with connect(worker.address, on_event=lambda event: events.append(event.kind)) as client:
+            streams = [client.generate_tokens([1, number], max_tokens=400) for number in range(32)]
+            reading = asyncio.ensure_future(read_all(client, streams))
+            for kill in range(1, 3):
+                while client.counters.tokens < kill * 3000:
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(worker.restart)
+            await reading
+            for number, result in enumerate(stream.result for stream in streams):
+                assert result.tokens == worker.expected_tokens([1, number], 400, seed=result.seed)
+                assert result.resumed == 2
+            counters = client.counters
+            assert (counters.worker_restarts, counters.resumed_streams) == (2, 64)
+            assert events.count("restarted") == 2
+            assert events.count("resumed") == 64
+
+    asyncio.run(scenario())
+
+
+def test_text_goes_on_in_the_middle_of_a_character(connect: Connect, worker: FakeWorker) -> None:
+    """A death between the bytes of a character changes nothing in the text."""
+
+    async def scenario() -> None:
+        async with connect(worker.address) as client:
+            tokenizer = await client.tokenizer()
+            stream = client.generate("x", max_tokens=600, seed=4)
+            await stream.__anext__()
+            await asyncio.to_thread(worker.restart)
+            text = await stream.text()
+            assert stream.result.resumed == 1
+            expected = worker.expected_tokens(tokenizer.encode("x"), 600, seed=4)
+            assert stream.result.tokens == expected
+            assert text == tokenizer.decode(expected)
+
+    asyncio.run(scenario())
+
+
+def test_without_resume_a_death_is_worker_lost_with_what_there_is(
+    connect: Connect, worker: FakeWorker
+) -> None:
+    """`resume=False`, for those who would rather decide themselves."""
+
+    async def scenario() -> None:
+        async with connect(worker.address, resume=False) as client:
+            stream = client.generate_tokens([1], max_tokens=4000, seed=1)
+            await stream.__anext__()
+            await asyncio.to_thread(worker.restart)
+            with pytest.raises(WorkerLost) as caught:
+                await stream.read()
+            tokens = caught.value.completion.tokens  # type: ignore[attr-defined]
+            assert tokens == worker.expected_tokens([1], len(tokens), seed=1)
+            assert len((await client.generate_tokens([1], max_tokens=5).read()).tokens) == 5
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_does_not_come_back_is_worker_lost_in_time(
+    connect: Connect, worker: FakeWorker
+) -> None:
+    """No connection and no supervisor: the stream ends after `worker_lost_timeout_s`."""
+
+    async def scenario() -> None:
+        async with connect(worker.address, worker_lost_timeout_s=0.5) as client:
+            stream = client.generate_tokens([1], max_tokens=4000)
+            await stream.__anext__()
+            await asyncio.to_thread(worker.kill)
+            with pytest.raises(WorkerLost, match="zmqengine worker"):
+                await stream.read()
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_worker_is_worker_lost_in_time(connect: Connect, worker: FakeWorker) -> None:
+    """mlx-lm #1505: deadlocked, and healthy by the look of its connections. Silence is what counts."""
+
+    async def scenario() -> None:
+        async with connect(worker.address, worker_lost_timeout_s=6.0, answer_timeout_s=2.0) as client:
+            stream = client.generate_tokens([1], max_tokens=4000)
+            await stream.__anext__()
+            worker.freeze()
+            with pytest.raises(WorkerLost):
+                await stream.read()
+            worker.thaw()
+            assert len((await client.generate_tokens([2], max_tokens=5).read()).tokens) == 5
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_frozen_for_a_while_loses_nothing(connect: Connect, worker: FakeWorker) -> None:
+    """The stream waits and goes on."""
+
+    async def scenario() -> None:
+        async with connect(worker.address) as client:
+            stream = client.generate_tokens([1], max_tokens=300, seed=1)
+            await stream.__anext__()
+            worker.freeze()
+            await asyncio.sleep(1.0)
+            worker.thaw()
+            result = await stream.read()
+            assert result.tokens == worker.expected_tokens([1], 300, seed=1)
+            assert result.resumed == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_client_may_be_there_before_its_worker(connect: Connect) -> None:
+    """Front-ends and worker start in any order."""
+    late = FakeWorker(process=True)
+
+    async def scenario() -> None:
+        async with connect(late.address) as client:
+            reading = asyncio.ensure_future(client.generate_tokens([1], max_tokens=5).read())
+            describing = asyncio.ensure_future(client.describe())
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(late.start)
+            assert len((await reading).tokens) == 5
+            assert (await describing).name
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        late.__exit__()
+
+
+def test_over_tcp_everything_is_the_same(connect: Connect) -> None:
+    """Heartbeats and ports instead of files; a restart at the same address included."""
+    with FakeWorker(FakeEngineConfig(step_ms=2.0), process=True, bind="tcp://127.0.0.1:0") as worker:
+
+        async def scenario() -> None:
+            async with connect(worker.address) as client:
+                stream = client.generate_tokens([1], max_tokens=300, seed=1)
+                await stream.__anext__()
+                await asyncio.to_thread(worker.restart)
+                result = await stream.read()
+                assert result.tokens == worker.expected_tokens([1], 300, seed=1)
+                assert result.resumed == 1
+
+        asyncio.run(scenario())
+
+
+def test_an_idle_client_finds_the_next_worker(connect: Connect, worker: FakeWorker) -> None:
+    """A restart between two requests is nobody's business."""
+
+    async def scenario() -> None:
+        async with connect(worker.address) as client:
+            await client.generate_tokens([1], max_tokens=5).read()
+            await asyncio.to_thread(worker.restart)
+            result = await client.generate_tokens([1], max_tokens=5, seed=0).read()
+            assert result.tokens == worker.expected_tokens([1], 5)
+            assert result.resumed == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_client_uses_no_processor_time(connect: Connect, worker: FakeWorker) -> None:
+    """Nobody spins: neither an idle session nor one whose worker is gone."""
+
+    async def scenario() -> None:
+        async with connect(worker.address) as client:
+            await client.generate_tokens([1], max_tokens=5).read()
+            for _ in range(2):
+                started = time.process_time()
+                await asyncio.sleep(1.0)
+                assert time.process_time() - started < 0.5
+                await asyncio.to_thread(worker.kill)
+
+    asyncio.run(scenario())
