@@ -78,6 +78,8 @@ class Sockets:
             # A front-end that vanishes without a word is noticed.
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+            # libzmq cannot send its heartbeat when the connection is full of frames that nobody acknowledges.
+            socket.setsockopt(zmq.TCP_MAXRT, HEARTBEAT_TIMEOUT_MS)
         if self._guard is not None:
             self._guard.secure(socket)
         try:
