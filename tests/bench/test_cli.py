@@ -1,0 +1,116 @@
+"""`zmqengine bench` as it is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.bench.reports import report_of
+from tests.bench.sse_server import SseServer
+from zmqengine.bench.report import load, save
+from zmqengine.bench.server_usage import listening_pid
+from zmqengine.cli.bench import bench
+from zmqengine.errors import ConfigError, ZmqEngineError
+
+START_TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A server on a loop of its own, in a thread of this process."""
+    server, ready = SseServer({"m": [" a", " b"], "default": [" c"]}), threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with server.running():
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(START_TIMEOUT_S)
+    yield server.url
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(START_TIMEOUT_S)
+    assert not thread.is_alive()
+    loop.close()
+
+
+def type_in(*words: str) -> Result:
+    return CliRunner().invoke(bench, list(words))
+
+
+def test_two_servers_are_measured_side_by_side(url: str, tmp_path: Path) -> None:
+    """A table, a report that says how to do it again, and a picture."""
+    report_path, picture = tmp_path / "report.json", tmp_path / "picture.svg"
+    result = type_in(
+        *("serve", "--url", f"one={url}#m", "--url", url, "--size", "small", "--rounds", "2"),
+        *("--set", "users=[1,2]", "--set", "requests_min=2"),
+        *("--out", str(report_path), "--plot", str(picture), "--ranges"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "tokens/s" in result.stdout
+    report = load(report_path)
+    assert report.labels() == ["one", url]
+    assert report.cases("users") == ["1", "2"]
+    assert report.options["requests_min"] == 2
+    assert {"cpu", "cores", "memory"} <= report.machine.keys()
+    assert {"python", "numpy"} <= report.versions.keys()
+    assert picture.stat().st_size > 1000
+    tokens = {cell.target: cell.measures["tokens"] / cell.measures["requests"] for cell in report.cells}
+    assert tokens == {"one": 2, url: 1}
+    shown = type_in("show", str(report_path))
+    assert shown.exit_code == 0
+    assert "users" in shown.stdout
+
+
+def test_the_process_behind_a_url_of_this_machine_is_found(url: str) -> None:
+    """So that its memory and processor time are in the report; for another machine there is nothing to find."""
+    import os
+
+    assert listening_pid(url) in (os.getpid(), None)
+    assert listening_pid("http://192.0.2.1:80/v1") is None
+
+
+def test_compare_prints_ratios_of_two_reports(tmp_path: Path) -> None:
+    """With names matched by --same."""
+    save(report_of({"ours": [100.0, 110.0]}), tmp_path / "a.json")
+    save(report_of({"mine": [210.0, 220.0]}), tmp_path / "b.json")
+    result = type_in("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--same", "ours=mine")
+    assert result.exit_code == 0
+    assert "x2.05" in result.stdout
+    assert "better" in result.stdout
+
+
+def test_a_model_is_made(tmp_path: Path) -> None:
+    """Its directory is printed on standard output and nothing else is."""
+    result = type_in("model", "--shape", "0.2m", "--out", str(tmp_path / "tiny"))
+    assert result.exit_code == 0
+    assert result.stdout.strip() == str(tmp_path / "tiny")
+    assert json.loads((tmp_path / "tiny" / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve"], "nothing to measure"),
+        (["serve", "--url", "127.0.0.1"], "give a URL like"),
+        (["serve", "--url", "http://127.0.0.1:9/v1", "--set", "user=1"], "--set user: there is users"),
+        (["serve", "--url", "http://127.0.0.1:9/v1", "--set", "users=x"], "--set"),
+        (["serve", "--url", "http://127.0.0.1:9/v1", "--scenario", "users"], "cannot connect"),
+        (["overhead", "--model", "/nowhere"], "zmqengine bench model"),
+        (["suite", "--part", "nothing"], "no part nothing"),
+    ],
+)
+def test_a_mistake_is_one_error_that_says_what_to_do(words: list[str], message: str) -> None:
+    """Named errors, which the command line shows as one line."""
+    result = type_in(*words)
+    assert isinstance(result.exception, (ConfigError, ZmqEngineError))
+    assert message in str(result.exception)
