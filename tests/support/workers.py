@@ -54,6 +54,11 @@ class WorkerProcess:
         """What the worker has said on standard error."""
         return (self.directory / "log").read_text(errors="replace")
 
+    @property
+    def listening_at(self) -> str:
+        """The real address of ctl, once the worker has said it; empty before."""
+        return [*self.log.split("address="), ""][1].split(" ")[0]
+
     def client(self, **options: Any) -> Client:
         """A client that gives up only where a test would hang."""
         defaults: dict[str, Any] = {
