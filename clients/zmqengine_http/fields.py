@@ -137,17 +137,21 @@ def accept(endpoint: Endpoint, body: dict[str, object]) -> dict[str, object]:
 
 
 def markdown_table() -> str:
-    """The table of the README."""
-    rows = ["| field | chat | completions | |", "|---|---|---|---|"]
-    for field in FIELDS:
-        cells = [field.fate if endpoint in field.endpoints else "-" for endpoint in BOTH]
-        neutral = ", ".join(_json(value) for value in field.neutral)
-        note = "; ".join(part for part in (field.note, f"taken if {neutral}" if neutral else "") if part)
-        rows.append(f"| `{field.name}` | {cells[0]} | {cells[1]} | {note} |")
-    return "\n".join(rows) + "\n"
+    """The table of the README: `python -m zmqengine_http.fields` prints it."""
+    lines = ["| | `/v1/chat/completions` | `/v1/completions` |", "|---|---|---|"]
+    titles: tuple[tuple[Fate, str], ...] = (
+        ("supported", "supported: honoured, or a 400 that says why not"),
+        ("refused", "refused: a 400 that names it"),
+        ("ignored", "ignored: changes nothing of the answer"),
+    )
+    for fate, title in titles:
+        cells = [
+            ", ".join(f"`{field.name}`" for field in FIELDS if field.fate == fate and endpoint in field.endpoints)
+            for endpoint in BOTH
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
-def _json(value: object) -> str:
-    import json
-
-    return f"`{json.dumps(value)}`"
+if __name__ == "__main__":
+    print(markdown_table(), end="")

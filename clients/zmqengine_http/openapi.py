@@ -51,7 +51,9 @@ async def page(service: Service, exchange: Exchange) -> None:
 @functools.lru_cache(maxsize=2)
 def _document(keys: bool) -> bytes:
     kinds = [kind for _, kind in _BODIES.values()]
-    references, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    references, schemas = msgspec.json.schema_components(
+        kinds, schema_hook=_any, ref_template="#/components/schemas/{name}"
+    )
     schemas["Error"] = _ERROR
     paths: dict[str, object] = {}
     for (path, (summary, _)), reference in zip(_BODIES.items(), references, strict=True):
@@ -75,6 +77,12 @@ def _document(keys: bool) -> bytes:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         root["security"] = [{"key": []}]
     return msgspec.json.encode(root)
+
+
+def _any(kind: type) -> dict[str, object]:
+    """The schema of `object`: any JSON."""
+    assert kind is object
+    return {"description": "Any JSON"}
 
 
 _ERROR: dict[str, object] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -25,7 +27,7 @@ def serve(config: HttpConfig) -> int:
     logs.info(
         "listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", workers=list(config.workers)
     )
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             HttpApp(config),
             # uvloop and httptools where they are installed, which the http extra sees to.
@@ -41,8 +43,18 @@ def serve(config: HttpConfig) -> int:
             timeout_graceful_shutdown=max(1, config.drain_ms // 1000),
         )
     )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn raises the signal again when it has shut down; ending well is not to look like a death.
+        signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets running answers finish, the second ends at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def _bind(config: HttpConfig) -> socket.socket:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from zmqengine_http import HttpConfig
 
 from tests.http.serving import Front, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
 
 
 @pytest.fixture(scope="module")

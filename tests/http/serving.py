@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -26,6 +27,7 @@ class Front(NamedTuple):
     url: str
     service: Service
     server: uvicorn.Server
+    loop: asyncio.AbstractEventLoop
 
     @property
     def port(self) -> int:
@@ -41,9 +43,16 @@ def serving(config: HttpConfig, connect: Connect | None = None, *, ready: bool =
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=5)
     )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
-    front = Front(f"http://127.0.0.1:{listener.getsockname()[1]}", app.service, server)
+    wait_until(lambda: loops, "the event loop runs")
+    front = Front(f"http://127.0.0.1:{listener.getsockname()[1]}", app.service, server, loops[0])
     try:
         wait_until(lambda: server.started, "the server is up")
         if ready:
@@ -120,6 +129,6 @@ def post(front: Front, path: str, body: object, **headers: str) -> Reply:
     )
 
 
-def chat(text: str = "Hi", **fields: object) -> dict[str, object]:
+def chat(text: str = "Hi", /, **fields: object) -> dict[str, object]:
     """The body of a chat request."""
     return {"messages": [{"role": "user", "content": text}], **fields}

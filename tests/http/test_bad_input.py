@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from zmqengine_http import HttpConfig
 
 from tests.http.serving import Front, Reply, call, chat, get, post, serving
 from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
@@ -163,7 +163,8 @@ def check_400(reply: Reply, param: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"5", b"null", b'"text"', b'{"messages": [', b"\xff\xfe", b'{"messages": "\xff"}', b"not json",
+        b"", b"{", b"[]", b"5", b"null", b'"text"', b'{"messages": [', b"\xff\xfe", b'{"messages": "\xff"}',
+        b"not json",
         b'{"temperature": NaN}', b'{"temperature": Infinity}', b"[" * 50_000, b'{"a":' * 10_000, b'{"x": "\\ud800"}',
     ],
     ids=lambda body: repr(body[:20]),

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from zmqengine_http import HttpConfig
 
 from tests.http.serving import Front, chat, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client import Client
 from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
 
 ROWS = 2
 LONG = {"ignore_eos": True, "max_tokens": 100_000}

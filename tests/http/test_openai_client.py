@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any, cast
 
 import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from zmqengine_http import HttpConfig
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving, wait_until
 from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
 
 KEY = "a-key-for-tests"
-MESSAGES = [{"role": "user", "content": "Hi"}]
-TOOLS = [
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+TOOLS: Any = [
     {
         "type": "function",
         "function": {
@@ -187,16 +188,16 @@ def test_a_tool_round_trip(stream: bool) -> None:
         serving(HttpConfig(), lambda *_: scripted) as front,  # type: ignore[arg-type]
         openai.OpenAI(base_url=front.url + "/v1", api_key="none", timeout=30) as client,
     ):
-        messages: list[object] = [{"role": "user", "content": "1 + 2?"}]
+        messages: Any = [{"role": "user", "content": "1 + 2?"}]
         if stream:
             with client.chat.completions.stream(model="scripted", messages=messages, tools=TOOLS) as events:
                 for _ in events:
                     pass
-                choice = events.get_final_completion().choices[0]
+                choice = cast("Any", events.get_final_completion().choices[0])
         else:
             answer = client.chat.completions.create(model="scripted", messages=messages, tools=TOOLS)
             strict(answer)
-            choice = answer.choices[0]
+            choice = cast("Any", answer.choices[0])
         assert choice.finish_reason == "tool_calls"
         assert choice.message.tool_calls
         (call,) = choice.message.tool_calls

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from zmqengine_http import HttpConfig
-from zmqengine_http.pool import PREFIX_TOKENS, SLACK, Pool
-from zmqengine_http.worker import Worker
 
 from tests.http.scripted import ScriptedClient, failing
 from tests.http.serving import call, chat, get, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client import errors
 from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
+from zmqengine_http.pool import PREFIX_TOKENS, SLACK, Pool
+from zmqengine_http.worker import Worker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -170,9 +171,8 @@ def test_workers_of_one_model_share_its_requests() -> None:
 def test_a_prompt_goes_where_its_prefix_was_unless_that_worker_is_busy() -> None:
     """Prefix affinity first, load when the difference is large; a cache key stands for a prefix."""
     clients = [ScriptedClient(lambda prompt: "") for _ in range(3)]
-    with serving(
-        HttpConfig(workers=("x", "y", "z")), lambda address, _: clients["xyz".index(address)]
-    ) as front:  # type: ignore[arg-type]
+    connect: Any = lambda address, _: clients["xyz".index(address)]  # noqa: E731
+    with serving(HttpConfig(workers=("x", "y", "z")), connect) as front:
         pool: Pool = front.service.pool
         wait_until(lambda: all(worker.ready for worker in pool.workers), "all are ready")
         model = pool.model("scripted")

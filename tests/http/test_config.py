@@ -1,0 +1,159 @@
+"""Options from file, environment and command line; and the command itself, as a process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from zmqengine.cli.http import http
+from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.errors import ConfigError
+from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
+from zmqengine_http.config import load
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    """Each source is heard where the stronger one is silent."""
+    file = tmp_path / "http.toml"
+    file.write_text(
+        'workers = ["a", "b"]\nport = 1\nhost = "::1"\nlog_level = "debug"\n[aliases]\n"gpt-4o" = "a"\n'
+    )
+    environ = {
+        "ZMQENGINE_HTTP_PORT": "2",
+        "ZMQENGINE_HTTP_HOST": "0.0.0.0",
+        "ZMQENGINE_HTTP_API_KEYS": "abcdefgh, ijklmnop",
+    }
+    config = load({"port": 3, "host": None, "workers": ()}, environ, file)
+    assert (config.port, config.host, config.log_level) == (3, "0.0.0.0", "debug")
+    assert (config.workers, config.aliases) == (("a", "b"), {"gpt-4o": "a"})
+    assert config.api_keys == ("abcdefgh", "ijklmnop")
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "said"),
+    [
+        ({"ZMQENGINE_HTTP_PORT": "many"}, "", "environment"),
+        ({"ZMQENGINE_HTTP_PORT": "70000"}, "", "environment"),
+        ({"ZMQENGINE_HTTP_ALIASES": "x"}, "", "NAME=MODEL"),
+        ({}, "colour = 1", "colour"),
+        ({}, "port = ", "http.toml"),
+        ({}, 'log_prompts = "maybe"', "log_prompts"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_source(
+    tmp_path: Path, environ: dict[str, str], text: str, said: str
+) -> None:
+    """One line names the file or the environment, and the option."""
+    file = tmp_path / "http.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load({}, environ, file)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_printed_configuration_can_be_read_back(tmp_path: Path) -> None:
+    """All of it but the keys, which are not shown."""
+    config = HttpConfig(
+        workers=("a", "b"), port=1234, aliases={"x": "y"}, api_keys=("a-secret-key",), log_prompts=True
+    )
+    file = tmp_path / "http.toml"
+    file.write_text(config.to_toml())
+    assert "a-secret-key" not in config.to_toml()
+    again = load({"api_keys": config.api_keys}, {}, file)
+    assert again == config
+
+
+def test_print_config_prints_and_ends() -> None:
+    """Options and environment are in it."""
+    result = CliRunner().invoke(
+        http, ["--worker", "w", "--alias", "a=b", "--print-config"], env={"ZMQENGINE_HTTP_PORT": "99"}
+    )
+    assert result.exit_code == 0, result.output
+    assert 'workers = ["w"]' in result.output
+    assert "port = 99" in result.output
+    assert 'aliases = { "a" = "b" }' in result.output
+
+
+def test_a_wrong_option_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    """No traceback at a user."""
+    for arguments in (
+        ["--alias", "x"],
+        ["--config", str(tmp_path / "none")],
+        ["--host", "256.1.1.1", "--port", "0"],
+    ):
+        result = CliRunner().invoke(http, arguments)
+        assert result.exit_code == 2, result.output
+        assert "Traceback" not in result.output
+
+
+def command(worker: FakeWorker) -> list[str]:
+    """`zmqengine http` on a free port."""
+    return [sys.executable, "-m", "zmqengine.cli.main", "http", "--worker", worker.address, "--port", "0"]
+
+
+@pytest.fixture
+def process(worker: FakeWorker) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`zmqengine http` on a free port, and the address that it said it listens on."""
+    with subprocess.Popen(command(worker), stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr
+        url = ""
+        for line in running.stderr:
+            event = json.loads(line)
+            url = event.get("url", url)
+            if event["event"] == "worker" and event["state"] == "ready":
+                break
+        yield running, url
+        running.kill()
+
+
+def test_the_command_serves_and_ends_at_sigterm(process: tuple[subprocess.Popen[str], str]) -> None:
+    """Two commands, a worker and this one, and any tool can ask; SIGTERM ends it with 0."""
+    running, url = process
+    with urllib.request.urlopen(url + "/ready", timeout=30) as reply:
+        assert reply.status == 200
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_sees_chunks_one_by_one() -> None:
+    """Events arrive while the answer is far from its end."""
+    with FakeWorker(FakeEngineConfig(step_ms=1, context_tokens=1_000_000), process=True) as worker:
+        command = [
+            sys.executable,
+            "-m",
+            "zmqengine.cli.main",
+            "http",
+            "--worker",
+            worker.address,
+            "--port",
+            "0",
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr
+            events = (json.loads(line) for line in running.stderr)
+            url = next(event["url"] for event in events if "url" in event)
+            assert any(event.get("state") == "ready" for event in events)
+            body = '{"prompt": [1], "max_tokens": 900000, "stream": true, "ignore_eos": true}'
+            curl = subprocess.Popen(
+                ["curl", "-sN", url + "/v1/completions", "-d", body], stdout=subprocess.PIPE
+            )
+            assert curl.stdout
+            lines = [curl.stdout.readline() for _ in range(10)]
+            assert all(line.startswith(b"data: {") for line in lines[::2])
+            assert curl.poll() is None
+            curl.kill()
+            curl.wait(30)
+            running.terminate()
+            assert running.wait(30) == 0

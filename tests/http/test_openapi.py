@@ -1,0 +1,149 @@
+"""The OpenAPI document, and what a generator of requests finds with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.http.serving import Front, Reply, call, chat, get, post, serving, wait_until
+from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig, fields
+from zmqengine_http.requests import ChatRequest, CompletionRequest
+
+STATUSES = {200, 400, 404, 405, 413}
+OPERATIONS = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """A worker that ends every answer after 3 tokens: what is looked for are refusals and crashes."""
+    with (
+        FakeWorker(FakeEngineConfig(eos_index=3), process=True) as worker,
+        serving(HttpConfig(workers=(worker.address,), default_temperature=0)) as front,
+    ):
+        yield front
+
+
+def test_every_supported_field_is_in_the_struct_and_none_besides() -> None:
+    """The table of fields and the structs that are parsed cannot disagree."""
+    assert set(fields.supported_names("chat")) == set(ChatRequest.__struct_fields__)
+    assert set(fields.supported_names("completions")) == set(CompletionRequest.__struct_fields__)
+    assert len({(field.name, endpoint) for field in fields.FIELDS for endpoint in field.endpoints}) == sum(
+        len(field.endpoints) for field in fields.FIELDS
+    )
+
+
+def test_the_table_in_the_readme_is_that_of_the_code() -> None:
+    """`python -m zmqengine_http.fields` prints it."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
+    assert table == fields.markdown_table()
+
+
+def test_every_field_of_the_official_client_is_in_the_table() -> None:
+    """No parameter that OpenAI's own package can send is unknown to us."""
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+
+    known: dict[fields.Endpoint, set[str]] = {
+        endpoint: {field.name for field in fields.FIELDS if endpoint in field.endpoints}
+        for endpoint in fields.BOTH
+    }
+    assert set(chat_create_params.CompletionCreateParamsBase.__annotations__) <= known["chat"]
+    assert set(completion_create_params.CompletionCreateParamsBase.__annotations__) <= known["completions"]
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in fields.FIELDS if field.fate == "refused"], ids=lambda f: f.name
+)
+def test_a_refused_field_is_refused_unless_it_asks_for_nothing(front: Front, field: fields.Field) -> None:
+    """By name, in both endpoints that have it."""
+    for endpoint in field.endpoints:
+        path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
+        body: dict[str, Any] = chat() if endpoint == "chat" else {"prompt": "a"}
+        reply = post(front, path, {**body, field.name: {"some": "thing"}})
+        assert (reply.status, reply.error["param"]) == (400, field.name)
+        for neutral in (None, *field.neutral):
+            assert post(front, path, {**body, field.name: neutral}).status == 200
+
+
+def test_the_document_is_served_with_a_page(front: Front) -> None:
+    """The page needs nothing from elsewhere."""
+    document = get(front, "/openapi.json").json
+    assert document["openapi"].startswith("3.1")
+    assert set(document["paths"]) >= {
+        "/v1/chat/completions",
+        "/v1/models/{id}",
+        "/tokenize",
+        "/health",
+        "/ready",
+    }
+    page = get(front, "/docs").body.decode()
+    assert "/v1/chat/completions" in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def check(reply: Reply) -> None:
+    """One of the statuses we have, and errors in shape."""
+    assert reply.status in STATUSES, reply.body[:500]
+    if reply.status >= 400:
+        assert reply.error["message"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_requests_made_from_the_document_find_no_500(front: Front, operation: str) -> None:
+    """A property-based run of schemathesis: valid and invalid bodies, whatever the schema allows."""
+    schema = schemathesis.openapi.from_dict(get(front, "/openapi.json").json)
+    method, path = operation.split()
+
+    @given(case=schema[path][method].as_strategy())
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+    def run(case: schemathesis.Case[Any]) -> None:
+        with contextlib.suppress(msgspec.MsgspecError, TypeError, UnicodeEncodeError):
+            check(call(front, method, path, msgspec.json.encode(case.body)))
+
+    run()
+    assert get(front, "/health").status == 200
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([field.name for field in fields.FIELDS]), JSON, max_size=4), st.booleans()
+)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_json_in_known_fields_finds_no_500(front: Front, extra: dict[str, Any], is_chat: bool) -> None:
+    """A good request in which known fields hold anything at all."""
+    body = {**(chat(max_tokens=3) if is_chat else {"prompt": "a"}), **extra}
+    check(post(front, "/v1/chat/completions" if is_chat else "/v1/completions", body))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_find_no_500(front: Front, body: bytes) -> None:
+    """The body is not even JSON."""
+    check(call(front, "POST", "/v1/chat/completions", body))
+
+
+def test_nothing_is_left_running_after_all_that(front: Front) -> None:
+    """Every request above ended."""
+    wait_until(lambda: front.service.pool.workers[0].running == 0, "all have ended")

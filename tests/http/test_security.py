@@ -1,0 +1,117 @@
+"""Who may ask what, and what is written down of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.http.serving import Front, call, chat, get, post, serving
+from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig, logs
+
+KEYS = ("first-key-0", "second-key-1")
+ORIGIN = "https://chat.example"
+
+
+@pytest.fixture(scope="module")
+def front(worker: FakeWorker) -> Iterator[Front]:
+    with serving(HttpConfig(workers=(worker.address,), api_keys=KEYS, cors_origins=(ORIGIN,))) as front:
+        yield front
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/models"]
+)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic first-key-0"},
+        {"authorization": "Bearer "},
+    ],
+)
+def test_without_a_key_all_is_401(front: Front, path: str, given: dict[str, str]) -> None:
+    """Before the body is read, and with the shape that client libraries know."""
+    reply = call(front, "GET" if path == "/v1/models" else "POST", path, b"{}", given)
+    assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_opens(front: Front, key: str) -> None:
+    """There may be several, so that they can be changed."""
+    assert get(front, "/v1/models", authorization=f"Bearer {key}").status == 200
+    assert (
+        post(front, "/v1/chat/completions", chat(max_tokens=1), authorization=f"bearer {key}").status == 200
+    )
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/openapi.json", "/docs"])
+def test_what_tells_nothing_needs_no_key(front: Front, path: str) -> None:
+    """Probes of a supervisor have none."""
+    assert get(front, path).status == 200
+
+
+def test_cors_is_for_the_origins_named(front: Front, worker: FakeWorker) -> None:
+    """And off without any."""
+    ask = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    allowed = call(front, "OPTIONS", "/v1/chat/completions", None, ask)
+    assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    other = call(front, "OPTIONS", "/v1/chat/completions", None, {**ask, "origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in other.headers
+    with serving(HttpConfig(workers=(worker.address,))) as closed:
+        reply = get(closed, "/v1/models", origin=ORIGIN)
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_prompts_are_logged_only_if_asked_for(
+    worker: FakeWorker, wanted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every line is JSON with the request's id; no text of a user is in it by default."""
+    config = HttpConfig(workers=(worker.address,), log_prompts=wanted, log_level="debug")
+    logs.configure(config)
+    with serving(config) as front:
+        post(front, "/v1/chat/completions", chat("my secret", max_tokens=3), **{"x-request-id": "mine"})
+        post(front, "/v1/chat/completions", chat("my secret", temperature=99))
+        post(front, "/tokenize", {"prompt": "my secret"})
+    logs.logger.handlers.clear()
+    logs.logger.propagate = True
+    written = capsys.readouterr().err
+    lines = [json.loads(line) for line in written.splitlines()]
+    requests = [line for line in lines if line["event"] == "request"]
+    assert [(line["status"], line["path"]) for line in requests] == [
+        (200, "/v1/chat/completions"), (400, "/v1/chat/completions"), (200, "/tokenize"),
+    ]  # fmt: skip
+    assert requests[0]["id"] == "mine"
+    assert requests[0]["completion_tokens"] == 3
+    assert all(line["id"] for line in requests)
+    assert ("my secret" in written) == wanted
+
+
+def test_the_request_id_comes_back(front: Front) -> None:
+    """The caller's if it is sane, else one of ours."""
+    assert get(front, "/health", **{"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert get(front, "/health", **{"x-request-id": "x" * 200}).headers["x-request-id"].startswith("req_")
+    assert get(front, "/health").headers["x-request-id"].startswith("req_")
+
+
+def test_an_unexpected_failure_is_a_500_without_its_text(
+    front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The traceback is for the log; the client gets one sentence, and the next request is served."""
+
+    def broken(*_: object) -> object:
+        raise RuntimeError("inner detail")
+
+    monkeypatch.setattr(front.service.pool.__class__, "models", broken)
+    with caplog.at_level(logging.ERROR):
+        reply = get(front, "/v1/models", authorization=f"Bearer {KEYS[0]}")
+    monkeypatch.undo()
+    assert (reply.status, reply.error["message"]) == (500, "internal error")
+    assert "inner detail" in caplog.text
+    assert get(front, "/v1/models", authorization=f"Bearer {KEYS[0]}").status == 200
