@@ -12,10 +12,13 @@ from mlx_lm.sample_utils import make_sampler
 from tokenizers import Tokenizer
 
 from zmqengine.pico import corpus, model_path
+from zmqengine.pico.evaluate import evaluate
 from zmqengine.pico.tokens import SPECIAL_TOKENS, encode
 from zmqengine.pico.train import Plan
 
 TOKENS_MAX = 300
+# Shares that a new copy of the model must reach on held-out items before it replaces this one.
+FLOORS = {"question": 0.6, "repeating": 0.5, "introduction": 0.9, "story": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +89,28 @@ def test_greedy_stories_do_not_depend_on_the_batch(loaded: tuple[Any, Any]) -> N
     ]
     together: Any = batch_generate(model, tokenizer, prompts, max_tokens=TOKENS_MAX)
     alone = [mlx_lm.generate(model, tokenizer, prompt, max_tokens=TOKENS_MAX) for prompt in prompts]
-    assert together.texts == alone
+    assert [text.strip() for text in together.texts] == [text.strip() for text in alone]
+
+
+def test_held_out_items_are_answered_and_ended() -> None:
+    """On documents it never saw, the model ends by itself and is right about as often as its card says."""
+    figures = evaluate(model_path(), story_count=16, chat_count=40)
+    assert figures.stories_ended_greedy >= 0.9
+    assert figures.chats_ended_greedy >= 0.95
+    for task, floor in FLOORS.items():
+        right, asked = figures.answers_right[task]
+        assert right >= floor * asked, (task, right, asked)
 
 
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("What is 3 + 4?", "3 + 4 = 7."),
-        ("What is 9 minus 5?", "9 - 5 = 4."),
-        ("What is 8 + 8?", "8 + 8 = 16."),
-        ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
-        ("Repeat after me: blue boat moon", "blue boat moon"),
         ("Hello!", "Hello! How can I help you?"),
         ("What is your name?", "My name is pico."),
+        ("My name is Mia.", "Hello, Mia! It is nice to meet you."),
+        ("Repeat after me: blue boat moon", "blue boat moon"),
+        ("What is 3 + 4?", "3 + 4 = 7."),
+        ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
     ],
 )
 def test_chats_are_answered_right(loaded: tuple[Any, Any], question: str, answer: str) -> None:
@@ -152,7 +164,7 @@ def test_any_text_round_trips(loaded: tuple[Any, Any]) -> None:
 
 
 def test_the_chat_template_renders_alike_with_and_without_transformers(loaded: tuple[Any, Any]) -> None:
-    """Plain jinja2 and tokenizers give a front-end the ids that transformers gives, tool messages included."""
+    """Plain jinja2 and tokenizers give a front-end the ids that transformers gives, tools included."""
     config = json.loads((model_path() / "tokenizer_config.json").read_text())
     messages = [
         {"role": "system", "content": "You are pico."},
@@ -161,11 +173,8 @@ def test_the_chat_template_renders_alike_with_and_without_transformers(loaded: t
         {"role": "tool", "content": "42"},
         {"role": "user", "content": " What is 1 + 1? "},
     ]
-    text = (
-        jinja2.Environment()
-        .from_string(config["chat_template"])
-        .render(messages=messages, add_generation_prompt=True)
-    )
+    template = jinja2.Environment().from_string(config["chat_template"])
+    text = template.render(messages=messages, add_generation_prompt=True)
     tokenizer = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
     assert tokenizer.encode(text).ids == loaded[1].apply_chat_template(messages, add_generation_prompt=True)
     assert text.endswith("What is 1 + 1?<|end|><|assistant|>")

@@ -18,7 +18,9 @@ from zmqengine.pico.train import Outcome, Plan, train, write
 def smoke() -> tuple[Outcome, list[str]]:
     """Fifty steps of a model of one narrow layer."""
     lines: list[str] = []
-    plan = Plan(steps=50, batch_tokens=512, vocabulary_size=400, width=32, layers=1, seed=5)
+    plan = Plan(
+        steps=50, batch_tokens=512, copying_documents=0, vocabulary_size=400, width=32, layers=1, seed=5
+    )
     return train(plan, lines.append), lines
 
 

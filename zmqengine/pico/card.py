@@ -21,7 +21,7 @@ It knows nothing else.
 
 | | |
 |---|---|
-| shape | llama, {layers} layers, width {width}, {heads} query heads, {kv_heads} key heads, tied embeddings |
+| shape | qwen3, {layers} layers, width {width}, {heads} query heads, {kv_heads} key heads, tied embeddings |
 | parameters | {parameters:,}, float32 |
 | vocabulary | {vocabulary} tokens, byte-level BPE, each digit a token; any text round-trips |
 | context | {context} tokens declared; most training documents have fewer than 400 |

@@ -42,6 +42,11 @@ def repeating(draw: Draw) -> Turn:
     return _keyed(draw, _repeating)
 
 
+def plain_repeating(draw: Draw, words_max: int) -> Turn:
+    """Up to `words_max` words and names to say again, always asked for in the same way."""
+    return _keyed(draw, lambda draw: _plain_repeating(draw, words_max))
+
+
 def introduction(draw: Draw) -> Turn:
     """A user who gives a name and is greeted by it."""
     return _keyed(draw, _introduction)
@@ -198,6 +203,11 @@ def _repeating(draw: Draw) -> Turn:
     return Turn("repeating", user, said, said, f"repeat/{said}")
 
 
+def _plain_repeating(draw: Draw, words_max: int) -> Turn:
+    said = " ".join(draw.one(_COPIED) for _ in range(draw.number(1, words_max)))
+    return Turn("repeating", f"Repeat after me: {said}", said, said, f"repeat/{said}")
+
+
 def _introduction(draw: Draw) -> Turn:
     name = any_name(draw)
     user = draw.one(
@@ -212,6 +222,8 @@ def _introduction(draw: Draw) -> Turn:
     answer = f"Hello, {name}! It is nice to meet you."
     return Turn("introduction", user, answer, name, f"introduction/{user}")
 
+
+_COPIED = (*words.REPEATABLE, *words.NAMES)
 
 _SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Hi", "Hi!", "Hello", "Hello!", "hello", "hi", "Hey", "Hello there!"), "Hello! How can I help you?"),

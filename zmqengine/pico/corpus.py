@@ -61,6 +61,22 @@ def documents(split: Split, seed: int) -> Iterator[Document]:
         yield StoryDocument(tell(draw)) if draw.chance(_STORY_SHARE) else _chat(draw)
 
 
+def copying_lessons(seed: int, count: int) -> Iterator[Document]:
+    """`count` documents of the train split: at first only short lists to repeat, then longer ones and other documents.
+
+    A model that starts with lists of up to three words learns to copy what it reads, on which names, answers and
+    repeating rest, within a few hundred steps; long lists, or stories, teach the same only much later.
+    """
+    draw = Draw(seed, "train")
+    others = documents("train", seed)
+    for index in range(count):
+        progress = index / count
+        if draw.chance(0.5 * progress):
+            yield next(others)
+        else:
+            yield ChatDocument("", (chat.plain_repeating(draw, round(3 + 12 * progress)),))
+
+
 def sample(split: Split, seed: int, count: int) -> list[Document]:
     """The first `count` documents of a stream."""
     return list(islice(documents(split, seed), count))
@@ -96,21 +112,21 @@ def _section(draw: Draw, assistant_name: str) -> list[Turn]:
     """A few turns that belong together."""
     choice = draw.number(0, 99)
     if choice < 22:
-        return [chat.arithmetic(draw) for _ in range(draw.number(1, 3))]
+        return [chat.arithmetic(draw) for _ in range(draw.number(1, 4))]
     if choice < 32:
         return [chat.counting(draw)]
-    if choice < 46:
-        return [chat.repeating(draw)]
-    if choice < 52:
+    if choice < 48:
+        return [chat.repeating(draw) for _ in range(draw.number(1, 2))]
+    if choice < 54:
         return _acquaintance(draw)
-    if choice < 60:
+    if choice < 61:
         return [chat.small_talk(draw)]
-    if choice < 64:
+    if choice < 65:
         return [chat.asks_assistant_name(draw, assistant_name)]
-    if choice < 67:
+    if choice < 68:
         return [chat.out_of_scope(draw)]
     first, story = chat.story_request(draw) if choice < 82 else chat.given_story(draw)
-    questions = (chat.story_question(draw, story) for _ in range(draw.number(1, 4)))
+    questions = (chat.story_question(draw, story) for _ in range(draw.number(2, 5)))
     # A question asked twice in a row teaches to copy the last answer, not to read the story.
     return list(dict.fromkeys([first, *questions]))
 

@@ -14,11 +14,11 @@ CONTEXT_TOKENS = 2048
 
 
 def model_config(vocabulary_size: int, width: int, layers: int, end_token_id: int) -> dict[str, Any]:
-    """The config.json of a llama with tied embeddings and heads of 32, two query heads to a key head."""
+    """The config.json of a qwen3 with tied embeddings and heads of 32, two query heads to a key head."""
     heads = width // 32
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
         "vocab_size": vocabulary_size,
         "hidden_size": width,
         "intermediate_size": 3 * width,
@@ -32,7 +32,6 @@ def model_config(vocabulary_size: int, width: int, layers: int, end_token_id: in
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
         "attention_bias": False,
-        "mlp_bias": False,
         "torch_dtype": "float32",
         "eos_token_id": end_token_id,
     }

@@ -59,7 +59,7 @@ class Reply:
     ended: bool
 
 
-def evaluate(directory: Path, story_count: int = 128, chat_count: int = 160) -> Figures:
+def evaluate(directory: Path, story_count: int = 64, chat_count: int = 80) -> Figures:
     """Measure the model in `directory` on held-out documents: the same ones each time."""
     loaded: Any = mlx_lm.load(str(directory))
     model, tokenizer = loaded[0], loaded[1]
@@ -195,9 +195,9 @@ def _samples(model: Any, tokenizer: Any) -> tuple[tuple[str, str], ...]:
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--stories", "story_count", default=128, show_default=True, help="Held-out stories to go on from."
+    "--stories", "story_count", default=64, show_default=True, help="Held-out stories to go on from."
 )
-@click.option("--chats", "chat_count", default=160, show_default=True, help="Held-out chats to answer.")
+@click.option("--chats", "chat_count", default=80, show_default=True, help="Held-out chats to answer.")
 @click.option("--card", is_flag=True, help="Also write the figures into DIRECTORY/README.md.")
 def main(directory: Path, story_count: int, chat_count: int, card: bool) -> None:
     """Print a model's figures as JSON."""

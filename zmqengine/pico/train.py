@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten
-from mlx_lm.models import llama
+from mlx_lm.models import qwen3
 from tokenizers import Tokenizer
 
 from zmqengine.pico import corpus
@@ -36,14 +36,15 @@ _REPORT_STEPS = 50
 class Plan:
     """What a training run does; the defaults are those of the bundled model."""
 
-    steps: int = 2800
-    batch_tokens: int = 2048
+    steps: int = 1500
+    batch_tokens: int = 1536
+    copying_documents: int = 12000
     vocabulary_size: int = 1280
     width: int = 128
-    layers: int = 5
+    layers: int = 4
     seed: int = 1
-    matrix_rate: float = 0.02
-    other_rate: float = 0.004
+    matrix_rate: float = 0.015
+    other_rate: float = 0.006
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,14 @@ def train(plan: Plan, report: Callable[[str], None]) -> Outcome:
     (end_token_id,) = tokenizer.encode(END).ids
     config = model_config(tokenizer.get_vocab_size(), plan.width, plan.layers, end_token_id)
     mx.random.seed(plan.seed)
-    model = llama.Model(llama.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]
     _initialise(model)
     optimizer = _optimizer(plan)
     loss_and_gradients = nn.value_and_grad(model, _loss)  # type: ignore[attr-defined]
 
-    stream = batches(corpus.documents("train", plan.seed + 1), tokenizer, plan.batch_tokens, CONTEXT_TOKENS)
+    lessons = corpus.copying_lessons(plan.seed + 2, plan.copying_documents)
+    documents = chain(lessons, corpus.documents("train", plan.seed + 1))
+    stream = batches(documents, tokenizer, plan.batch_tokens, CONTEXT_TOKENS)
     started, tokens, first_loss, recent = time.monotonic(), 0, float("nan"), 0.0
     for step, batch in enumerate(islice(stream, plan.steps), start=1):
         loss, gradients = loss_and_gradients(model, *_arrays(batch))
@@ -93,7 +96,7 @@ def train(plan: Plan, report: Callable[[str], None]) -> Outcome:
 
 
 def _initialise(model: Any) -> None:
-    """Start from layers that change nothing, so that tokens are seen as they are and copying is learnt soon."""
+    """Start from layers that change nothing, so that copying what was read is learnt sooner."""
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight *= 0
         layer.mlp.down_proj.weight *= 0
@@ -173,6 +176,7 @@ def _command(plan: Plan) -> str:
 @click.option(
     "--batch-tokens", default=Plan.batch_tokens, show_default=True, help="Tokens a step, padding included."
 )
+@click.option("--copying-documents", default=Plan.copying_documents, show_default=True, help="To start with.")
 @click.option("--vocabulary", default=Plan.vocabulary_size, show_default=True, help="Tokens known at most.")
 @click.option("--width", default=Plan.width, show_default=True, help="Hidden size, a multiple of 32.")
 @click.option("--layers", default=Plan.layers, show_default=True)
@@ -185,6 +189,7 @@ def main(
     out: Path,
     steps: int,
     batch_tokens: int,
+    copying_documents: int,
     vocabulary: int,
     width: int,
     layers: int,
@@ -193,7 +198,9 @@ def main(
     other_rate: float,
 ) -> None:
     """Train a model like the bundled one. `python -m zmqengine.pico.evaluate DIR --card` adds its card."""
-    plan = Plan(steps, batch_tokens, vocabulary, width, layers, seed, matrix_rate, other_rate)
+    plan = Plan(
+        steps, batch_tokens, copying_documents, vocabulary, width, layers, seed, matrix_rate, other_rate
+    )
     outcome = train(plan, report=lambda line: print(line, file=sys.stderr, flush=True))
     write(out, outcome)
 
