@@ -32,7 +32,8 @@ class Answer:
         # Of a handful that came together there is no rate to tell.
         rate = f", {later_tokens / later_s:.0f} tokens/s" if later_tokens >= _RATE_TOKENS_MIN else ""
         cached = f" ({self.completion.cached_tokens} cached)" if self.completion.cached_tokens else ""
-        resumed = f", resumed {self.completion.resumed} times" if self.completion.resumed else ""
+        times = self.completion.resumed
+        resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
         return (
             f"{self.completion.prompt_tokens} tokens in{cached}, {tokens} out, "
             f"first after {self.first_s * 1000:.0f} ms{rate}, finish: {self.completion.finish}{resumed}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import selectors
@@ -11,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +26,7 @@ from zmqengine.worker.parent import (
     ParentProcess,
     Report,
 )
+from zmqengine.worker.signals import signals_as_bytes
 
 WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
 KILL_AFTER_S = 5.0
@@ -45,7 +45,7 @@ def supervise(config: WorkerConfig, *, command: Sequence[str] = WORKER_COMMAND) 
     killed if it does neither in time. When this process dies, however it does, the worker drains. Call it
     on the main thread.
     """
-    with _signals() as wakeup:
+    with signals_as_bytes((*_STOP_SIGNALS, signal.SIGCHLD)) as wakeup:
         return _Supervisor(config, tuple(command), wakeup).run()
 
 
@@ -216,24 +216,6 @@ class _Supervisor:
         if child.process.poll() is None:
             child.process.kill()
             child.process.wait()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket that gets the number of each signal as a byte; the earlier handlers come back at the end."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        numbers = (*_STOP_SIGNALS, signal.SIGCHLD)
-        earlier = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        earlier_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield ours
-        finally:
-            signal.set_wakeup_fd(earlier_fd)
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,0 +1,28 @@
+"""Signals as something to wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+
+@contextlib.contextmanager
+def signals_as_bytes(numbers: Sequence[signal.Signals]) -> Iterator[socket.socket]:
+    """A non-blocking socket that gets the number of each of these signals as a byte.
+
+    They do nothing else meanwhile; the earlier handlers come back at the end. Call it on the main thread.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        earlier = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        earlier_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(earlier_fd)
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
