@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -80,3 +81,28 @@ def test_a_port_in_use_is_one_clear_error() -> None:
     with pytest.raises(ConfigError, match=f"{port} is in use"):
         Sockets(tcp(port), frame_bytes_max=4096)
     holder.destroy(linger=0)
+
+
+def test_a_lock_file_that_was_just_unlinked_is_not_taken_for_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between open and lock the holder may unlink the file: a lock on the dead file would let two workers in."""
+    directory = tmp_path / "w"
+    first = Sockets(ipc(directory), frame_bytes_max=4096)
+    real_open, opened = os.open, []
+
+    def open_then_release(path: Path, *arguments: int) -> int:
+        fd = real_open(path, *arguments)
+        opened.append(fd)
+        if len(opened) == 1:
+            first.close(linger_ms=0)
+            directory.mkdir(mode=0o700, exist_ok=True)
+        return fd
+
+    monkeypatch.setattr(os, "open", open_then_release)
+    second = Sockets(ipc(directory), frame_bytes_max=4096)
+    monkeypatch.undo()
+    assert len(opened) == 2
+    with pytest.raises(ConfigError, match="already running"):
+        Sockets(ipc(directory), frame_bytes_max=4096)
+    second.close(linger_ms=0)

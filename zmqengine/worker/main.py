@@ -99,6 +99,8 @@ class Worker:
             sockets.close(linger_ms=FLUSH_MS)
 
     def _load_and_serve(self, sockets: Sockets) -> int:
+        # Importing MLX and mlx-lm is most of the wait for a small model.
+        self._report_progress("starting the engine", None)
         opened = open_engine(self._config, self._report_progress)
         try:
             self._board.state = "warming"
@@ -185,14 +187,14 @@ def _stop_this_process() -> None:
 
 @contextlib.contextmanager
 def _stop_signals(board: Board) -> Iterator[None]:
-    """SIGTERM and SIGINT drain; before the worker is ready they end it at once."""
+    """SIGTERM, SIGINT and SIGHUP drain; before the worker is ready they end it at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         board.ask_to_drain()
         if board.state in ("loading", "warming"):
             raise _StoppedEarly
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     earlier = {number: signal.signal(number, stop) for number in numbers}
     # Rings even when another thread receives the signal, so that an idle actor drains at once.
     earlier_fd = signal.set_wakeup_fd(board.wakeup.signal_fd, warn_on_full_buffer=False)

@@ -102,17 +102,31 @@ class _DirectoryLock:
         try:
             _make_private(directory.parent, refuse_open=False)
             _make_private(directory, refuse_open=True)
-            self._fd = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
+            self._fd = self._lock(directory / "lock")
+        except BlockingIOError:
             raise ConfigError(
                 f"a worker is already running at {directory}; give this one another --name"
             ) from None
+        except OSError as error:
+            raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
         self._remove_sockets()
+
+    @staticmethod
+    def _lock(path: Path) -> int:
+        """A descriptor of the file at `path`, locked. Raises `BlockingIOError` while somebody else holds it."""
+        while True:
+            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The holder before us may have unlinked the file between our open and our lock: then try its heir.
+                if os.fstat(fd).st_ino == path.stat().st_ino:
+                    return fd
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
 
     def release(self) -> None:
         """Remove the socket files and let the next worker in."""
