@@ -241,7 +241,7 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone(model):
 
 def test_a_step_that_raises_loses_the_batch_and_nothing_else(model):
     """The exception comes out of `next()`; after `reset()` the engine serves as before."""
-    faults = [RuntimeError("out of memory")]
+    faults: list[Exception] = []
 
     class Faulty:
         layers = model.layers
@@ -255,6 +255,7 @@ def test_a_step_that_raises_loses_the_batch_and_nothing_else(model):
             return model(inputs, cache=cache)
 
     engine = make_engine(Faulty())
+    faults.append(RuntimeError("out of memory"))
     engine.insert(requests(some_prompts(3)))
     with pytest.raises(RuntimeError, match="out of memory"):
         finish(engine)

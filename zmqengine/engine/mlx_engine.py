@@ -11,9 +11,10 @@ from zmqengine.engine import caches as kv
 from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.interface import EngineStats, ModelInfo, RowFailure, RowRequest, StepResult
 from zmqengine.engine.lanes import Lanes
-from zmqengine.engine.memory import measure_caches, padding_allowance, unwire_memory, wire_memory
+from zmqengine.engine.memory import padding_allowance, unwire_memory, wire_memory
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.prefix_cache import PrefixCache
+from zmqengine.engine.probe import probe
 from zmqengine.engine.row import Caches, Row
 
 PREFILL_CHUNK = 512
@@ -31,7 +32,7 @@ class MlxEngine:
     that padding takes at most `padding_bytes_max` in each. Everything runs on the default stream of the default
     device.
 
-    A model whose caches do not merge runs one row at a time: then `rows_max` is 1.
+    A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
     """
 
     def __init__(
@@ -55,14 +56,12 @@ class MlxEngine:
         self._wired_limit = wire_memory()
         self._closed = False
         try:
-            probe = self._probe()
+            self._abilities = probe(model)
         except BaseException:
             self.close()
             raise
-        self._shape = measure_caches(probe)
-        self._mergeable = kv.can_merge(probe)
-        self.rows_max = rows_max if self._mergeable else 1
-        self._prefix_cache = PrefixCache(prompt_cache_bytes if self._mergeable else 0)
+        self.rows_max = rows_max if self._abilities.mergeable else 1
+        self._prefix_cache = PrefixCache(prompt_cache_bytes if self._abilities.mergeable else 0)
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._start_batch()
 
@@ -121,7 +120,7 @@ class MlxEngine:
 
     def project_bytes(self, prompt_tokens: int, max_tokens: int) -> int:
         """Bytes of KV cache that a request of this size holds at its end."""
-        return self._shape.project(prompt_tokens + max_tokens)
+        return self._abilities.shape.project(prompt_tokens + max_tokens)
 
     def trim_prompt_cache(self, bytes_max: int) -> int:
         """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed."""
@@ -164,25 +163,18 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         self._decode = Lanes(
             lambda: DecodeBatch(self._model, self.info.vocab_size, self._remember),
-            self._shape.token_bytes,
+            self._abilities.shape.token_bytes,
             self.padding_bytes_max,
         )
         self._prefill = Prefill(
             self._model,
             self._prefix_cache,
-            mergeable=self._mergeable,
-            paddable=not self._shape.constant_bytes,
+            mergeable=self._abilities.mergeable,
+            paddable=self._abilities.paddable,
         )
 
     def _remember(self, row: Row, extract: Callable[[], Caches]) -> None:
         """Keep the caches of a row that leaves the batch, for requests that go on from its tokens."""
         tokens = row.tokens[: row.held]
-        if self._mergeable and len(tokens) == row.held and self._prefix_cache.wants(tokens):
+        if self._abilities.mergeable and len(tokens) == row.held and self._prefix_cache.wants(tokens):
             self._prefix_cache.store(tokens, extract())
-
-    def _probe(self) -> Caches:
-        """The caches of one row after one token."""
-        caches = kv.new_caches(self._model)
-        mx.eval(self._model(mx.array([[0]], dtype=mx.uint32), cache=caches))
-        mx.eval(kv.arrays(caches))
-        return caches

@@ -1,0 +1,45 @@
+"""What a model cannot do together is found out at the start, and the model is served all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engines import finish, greedy, make_engine
+from tests.support.models import LLAMA, build_model
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.probe import probe
+
+
+@pytest.mark.parametrize(("shape", "paddable"), [("llama", True), ("sliding", True), ("mamba", False)])
+def test_padding_is_used_only_where_it_changes_nothing(models, shape, paddable):
+    """mlx-lm's first Mamba takes padding for text; its rows still share a batch."""
+    abilities = probe(models[shape])
+    assert (abilities.mergeable, abilities.paddable) == (True, paddable)
+
+
+def test_a_model_that_raises_in_a_batch_is_served_one_row_at_a_time():
+    """mlx-lm 0.32.2's Gemma 2 cannot take the mask of a batch: without the probe every second request would fail."""
+    model = build_model({**LLAMA, "model_type": "gemma2"})
+    abilities = probe(model)
+    assert not abilities.mergeable
+    engine = make_engine(model)
+    assert engine.rows_max == 1
+    for prompt in ([5], [6, 7, 8], list(range(40))):
+        engine.insert([RowRequest(0, prompt, 8)])
+        assert finish(engine).ids(0) == greedy(model, prompt, 8)
+
+
+def test_a_model_that_raises_alone_does_not_become_an_engine(model):
+    """smg #1427 review: construction failure ends the start."""
+
+    class Broken:
+        layers = model.layers
+
+        def make_cache(self):
+            return model.make_cache()
+
+        def __call__(self, inputs, cache=None):
+            raise ValueError("shapes do not fit")
+
+    with pytest.raises(ValueError, match="shapes do not fit"):
+        make_engine(Broken())

@@ -1,0 +1,83 @@
+"""Finds out what a model can do before anybody asks it to.
+
+Some of mlx-lm's models raise when rows are stepped together, and some take padding for text. Each of them is still
+served: one row at a time, or only rows of one length in a prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine import caches as kv
+from zmqengine.engine.memory import CacheShape, measure_caches
+from zmqengine.engine.row import Caches
+
+# Three rows, as a mask that fits two by chance does not fit three. Every vocabulary has these ids.
+_ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
+# Of the spread of a row's logits: rounding is far below, another text far above.
+_TOLERANCE = 0.2
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a model's caches are like, and whether rows can share a call, with padding or without."""
+
+    shape: CacheShape
+    mergeable: bool
+    paddable: bool
+
+
+def probe(model: Any) -> Abilities:
+    """Run `model` on a few tokens, alone and together. Raises what it raises alone."""
+    starts = [_read_alone(model, row[:-1]) for row in _ROWS]
+    mergeable = all(map(kv.can_merge, starts))
+    merged = kv.merge(starts) if mergeable else []
+    alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
+    mergeable = mergeable and _agrees(model, lambda: merged, alone)
+    paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
+    return Abilities(measure_caches(starts[0]), mergeable, paddable)
+
+
+def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> bool:
+    """Whether a step of the rows together, after `read`, gives the logits that each gave alone."""
+    try:
+        together = _last_logits(model, [row[-1:] for row in _ROWS], read())
+    except Exception:  # noqa: BLE001 - whatever it raises, it is not to be done
+        return False
+    return all(
+        bool(np.abs(one - other).max() <= _TOLERANCE * one.std())
+        for one, other in zip(alone, together, strict=True)
+    )
+
+
+def _read_alone(model: Any, tokens: list[int]) -> Caches:
+    caches = kv.new_caches(model)
+    mx.eval(model(_ids([tokens]), cache=caches))
+    return caches
+
+
+def _read_padded(model: Any) -> Caches:
+    lengths = [len(row) - 1 for row in _ROWS]
+    padding = [max(lengths) - length for length in lengths]
+    caches = kv.merge([kv.new_caches(model) for _ in _ROWS])
+    for cache in caches:
+        cache.prepare(lengths=lengths, right_padding=padding)
+    model(_ids([row[:-1] + [0] * extra for row, extra in zip(_ROWS, padding, strict=True)]), cache=caches)
+    for cache in caches:
+        cache.finalize()
+    return caches
+
+
+def _last_logits(model: Any, rows: list[list[int]], caches: Caches) -> np.ndarray:
+    logits = model(_ids(rows), cache=caches)[:, -1, :].astype(mx.float32)
+    mx.eval(logits, kv.arrays(caches))
+    return np.array(logits)
+
+
+def _ids(rows: list[list[int]]) -> mx.array:
+    return mx.array(rows, dtype=mx.uint32)
