@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -51,6 +52,8 @@ from zmqengine_client.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+log = logging.getLogger("zmqengine.client")
 
 ChunkT = TypeVar("ChunkT")
 ReplyT = TypeVar("ReplyT", bound=ControlReply)
@@ -269,9 +272,12 @@ class AsyncClient:
                 self._start(request)
         except ZmqEngineError as error:
             refuse(request, error)
-        except BaseException:
+        except asyncio.CancelledError:
             refuse(request, WorkerLost("the client was closed"))
             raise
+        except Exception as error:
+            log.exception("request %s: the prompt cannot be prepared", request.id)
+            refuse(request, ZmqEngineError(f"the prompt cannot be prepared: {error}"))
         finally:
             inbox.notify()
 

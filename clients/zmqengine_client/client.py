@@ -222,8 +222,8 @@ class Client:
         self._io.post(lambda now: self._io.session.abort_request(request, now))
 
     def check(self) -> None:
-        """Raise RuntimeError if the client is closed or belongs to another process."""
-        self._io.check()
+        """Raise RuntimeError if waiting is no use: the client is closed, forked, or this is its own I/O thread."""
+        self._io.check_waiting()
 
     def _generate_text(self, encode: Encode, stop: str | Sequence[str], options: Options) -> TextStream:
         request = new_request(options)
@@ -253,7 +253,7 @@ class Client:
     def _control(
         self, make: Callable[[int], ControlRequest] | None, timeout_s: float | None = None
     ) -> ControlReply:
-        self._io.check()
+        self.check()
         inbox = Inbox()
         call = ControlCall(make, inbox, timeout_s)
         self._io.post(lambda now: self._io.session.start_control(call, now))

@@ -64,6 +64,14 @@ class IoThread:
         if self._ended.is_set():
             raise RuntimeError("the client is closed")
 
+    def check_waiting(self) -> None:
+        """As `check`, and raise on the I/O thread itself: `on_event` would wait for what only it can bring."""
+        self.check()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "on_event must not wait for the client that calls it: hand over to another thread"
+            )
+
     def post(self, command: Command) -> None:
         """Have `command` called with the time on the I/O thread, soon. Dropped when the thread has ended."""
         if not self.usable:

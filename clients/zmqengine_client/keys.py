@@ -49,6 +49,8 @@ def load_keys(client_key: str | Path, server_key: str | Path) -> CurveKeys:
     public, secret = _certificate(Path(client_key))
     if secret is None:
         raise ConfigError(f"{client_key} has no secret key: give the file that ends in .key_secret")
+    if Path(client_key).stat().st_mode & 0o077:
+        raise ConfigError(f"other users can read the secret key in {client_key}: chmod 600 it")
     text = str(server_key)
     if len(text) == Z85_KEY_CHARS and not Path(text).exists():
         return CurveKeys(public, secret, text.encode())

@@ -18,8 +18,10 @@ from zmqengine.errors import (
     RowFailed,
     WorkerLost,
 )
-from zmqengine_client import tokenizer_shelf
+from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine_client import Completion, tokenizer_shelf
 from zmqengine_client.testing import FakeWorker
+from zmqengine_client.tokenizer import Tokenizer
 
 Connect = Callable[..., Any]
 HANG_S = 30.0
@@ -42,6 +44,13 @@ async def rows_free(client: Any) -> bool:
 async def rows_busy(client: Any) -> bool:
     """Whether something runs that can be aborted."""
     return not await rows_free(client)
+
+
+def completion_of(error: BaseException) -> Completion:
+    """What a failed stream's error carries."""
+    completion = error.completion  # type: ignore[attr-defined]
+    assert isinstance(completion, Completion)
+    return completion
 
 
 async def fail_while_reading(stream: Any) -> None:
@@ -242,9 +251,9 @@ def test_an_aborted_stream_ends_normally_with_what_has_come(connect: Connect, wo
 def test_bad_input_is_refused_by_name_when_the_stream_is_read(
     connect: Connect,
     worker: FakeWorker,
-    prompt: list,
-    options: dict,
-    error: type,  # type: ignore[type-arg]
+    prompt: list[Any],
+    options: dict[str, Any],
+    error: type[Exception],
 ) -> None:
     """vllm-mlx #799, ollama #17183: honoured or refused. The error is typed and comes before anything is sent."""
 
@@ -253,7 +262,7 @@ def test_bad_input_is_refused_by_name_when_the_stream_is_read(
             stream = client.generate_tokens(prompt, **options)
             with pytest.raises(error) as caught:
                 await stream.read()
-            assert caught.value.completion.tokens == []
+            assert completion_of(caught.value).tokens == []
             with pytest.raises(error):
                 _ = stream.result
 
@@ -298,7 +307,7 @@ def test_a_failed_row_raises_with_what_there_is() -> None:
                 bad = client.generate_tokens([66], max_tokens=20, seed=1)
                 with pytest.raises(RowFailed) as caught:
                     await bad.read()
-                assert caught.value.completion.tokens == worker.expected_tokens([66], 5, seed=1)  # type: ignore[attr-defined]
+                assert completion_of(caught.value).tokens == worker.expected_tokens([66], 5, seed=1)
                 assert (await good.read()).tokens == worker.expected_tokens([1], 20, seed=1)
 
         from tests.client.flavours import ClientInThreads
@@ -313,7 +322,7 @@ def test_a_deadline_raises_with_what_there_is(connect: Connect, worker: FakeWork
         async with connect(worker.address) as client:
             with pytest.raises(DeadlineExceeded) as caught:
                 await client.generate_tokens([1], max_tokens=4000, deadline_ms=100).read()
-            assert caught.value.completion.finish == "deadline"
+            assert completion_of(caught.value).finish == "deadline"
 
     asyncio.run(scenario())
 
@@ -384,7 +393,12 @@ def test_the_tokenizer_is_fetched_once(
     """Once for all streams and clients of the process; the next process has it from disk."""
     fetched = []
     add = tokenizer_shelf.add
-    monkeypatch.setattr(tokenizer_shelf, "add", lambda bundle: fetched.append(bundle.hash) or add(bundle))
+
+    def counted(bundle: TokenizerBundle) -> Tokenizer:
+        fetched.append(bundle.hash)
+        return add(bundle)
+
+    monkeypatch.setattr(tokenizer_shelf, "add", counted)
 
     async def scenario() -> None:
         for _ in range(2):
@@ -422,9 +436,10 @@ def test_progress_of_a_long_prompt_is_told(connect: Connect) -> None:
 
         async def scenario() -> None:
             async with connect(worker.address) as client:
-                stream = client.generate_tokens([1] * 200, max_tokens=3)
-                assert stream.progress is None
+                stream: Any = client.generate_tokens([1] * 200, max_tokens=3)
+                before = stream.progress
                 await stream.read()
+                assert before is None
                 assert stream.progress.total == 200
                 assert 100 < stream.progress.done <= 200
 

@@ -23,7 +23,8 @@ def certificates(directory: Path, *names: str) -> None:
     """Key files as `zmqengine keygen` writes them."""
     directory.mkdir(exist_ok=True)
     for name in names:
-        zmq.auth.create_certificates(directory, name)
+        _, secret = zmq.auth.create_certificates(directory, name)
+        Path(secret).chmod(0o600)
 
 
 def test_keys_come_from_files(tmp_path: Path) -> None:
@@ -34,6 +35,14 @@ def test_keys_come_from_files(tmp_path: Path) -> None:
     assert keys == load_keys(tmp_path / "me.key_secret", public.decode())
     assert keys.server_key == public
     assert keys.secret_key.decode() not in repr(keys)
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """As ssh does; the error says what to do."""
+    certificates(tmp_path, "me", "worker")
+    (tmp_path / "me.key_secret").chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_keys(tmp_path / "me.key_secret", tmp_path / "worker.key")
 
 
 @pytest.mark.parametrize("client_key", ["me.key", "nobody.key_secret", "not a key"])

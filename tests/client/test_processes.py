@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client import AsyncClient, AsyncTextStream, AsyncTokenStream, Client, TextStream, TokenStream
+from zmqengine_client import (
+    AsyncClient,
+    AsyncTextStream,
+    AsyncTokenStream,
+    Client,
+    ClientEvent,
+    TextStream,
+    TokenStream,
+)
 from zmqengine_client.testing import FakeWorker
 
 HANG_S = 60.0
@@ -38,7 +46,8 @@ def test_the_client_never_imports_mlx_the_worker_or_an_engine(worker: FakeWorker
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("mlx", "mlx_lm", "transformers") or name.startswith(("zmqengine.worker", "zmqengine.engine")):
+        refused = ("mlx", "mlx_lm", "transformers", "zmqengine.worker", "zmqengine.engine")
+        if name.startswith(refused):
             raise AssertionError("imported " + name)
 sys.meta_path.insert(0, Refuse())
 import zmqengine_client, zmqengine_client.testing
@@ -71,8 +80,11 @@ def test_both_kinds_have_the_same_methods_with_the_same_parameters(sync: type, a
 
     assert neutral(methods(sync)) == neutral(methods(asynchronous))
     assert len(methods(sync)) > 5
-    ours = str(inspect.signature(sync).parameters)
-    assert neutral({"": ours}) == neutral({"": str(inspect.signature(asynchronous).parameters)})
+
+
+def test_both_clients_are_made_with_the_same_arguments() -> None:
+    """Names and defaults."""
+    assert str(inspect.signature(Client).parameters) == str(inspect.signature(AsyncClient).parameters)
 
 
 def test_a_program_that_ends_without_closing_ends_at_once_and_says_bye(worker: FakeWorker) -> None:
@@ -119,8 +131,8 @@ from zmqengine_client import Client
 with Client(sys.argv[1]) as client:
     stream = client.generate_tokens([1], max_tokens=4000)
     next(stream)
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         for _ in stream:
             pass
     except KeyboardInterrupt:
@@ -186,6 +198,54 @@ def test_a_client_that_nobody_holds_is_closed(worker: FakeWorker) -> None:
     assert len(stream.read().tokens) == 50
     del stream
     assert threading.active_count() == before
+
+
+def test_waiting_inside_on_event_is_refused(worker: FakeWorker) -> None:
+    """It would be a deadlock; the caller is told instead."""
+    told: list[str] = []
+
+    def on_event(event: ClientEvent) -> None:
+        try:
+            client.status()
+        except RuntimeError as error:
+            told.append(str(error))
+
+    with Client(worker.address, on_event=on_event) as client:
+        client.generate_tokens([1], max_tokens=1).read()
+    assert told == ["on_event must not wait for the client that calls it: hand over to another thread"]
+
+
+def test_a_front_end_that_is_stopped_for_a_while_gets_every_token() -> None:
+    """SIGSTOP and SIGCONT: what was published meanwhile comes later, in larger chunks."""
+    program = """
+import sys
+from zmqengine_client import Client
+with Client(sys.argv[1]) as client:
+    stream = client.generate_tokens([1], max_tokens=2000, seed=0)
+    next(stream)
+    print("streaming", flush=True)
+    print(stream.read().tokens == eval(sys.stdin.readline()))
+"""
+    with FakeWorker(FakeEngineConfig(step_ms=1.0), process=True) as worker, Client(worker.address) as other:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, worker.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "streaming\n"
+            child.send_signal(signal.SIGSTOP)
+            while other.status().numbers["generated_tokens"] < 2000:
+                time.sleep(0.01)
+            # The others go on undelayed meanwhile.
+            assert len(other.generate_tokens([2], max_tokens=50).read().tokens) == 50
+            child.send_signal(signal.SIGCONT)
+            out, _ = child.communicate(repr(worker.expected_tokens([1], 2000)) + "\n", timeout=HANG_S)
+        finally:
+            child.kill()
+        assert out == "True\n"
 
 
 def test_threads_share_one_client(worker: FakeWorker) -> None:
