@@ -27,6 +27,8 @@ MLX_FILES = {
     "zmqengine/engine/opening.py",
     "zmqengine/engine/penalties.py",
     "zmqengine/engine/prefill.py",
+    "zmqengine/engine/prefix_cache.py",
+    "zmqengine/engine/probe.py",
     "zmqengine/engine/sampling.py",
     "zmqengine/pico/directory.py",
     "zmqengine/pico/evaluate.py",
@@ -134,3 +136,23 @@ def test_importing_a_front_end_or_the_idle_worker_loads_no_mlx(package: str) -> 
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == "[]"
+
+
+def test_no_lock_is_near_mlx() -> None:
+    """vllm-mlx #8 review: a nested lock deadlocked streaming. The engine knows no threads, so it needs no lock."""
+    for name, path in sources():
+        if name.startswith("zmqengine/engine/") and not name.endswith("/fake_engine.py"):
+            found = {imported.split(".")[0] for imported in imports(path)}
+            assert not found & {"threading", "asyncio", "concurrent", "multiprocessing"}, name
+
+
+def test_no_stream_is_made_or_entered() -> None:
+    """smg #1427 C, omlx #1304: no redundant wrapper and no module-level stream; MLX's own default serves one thread."""
+    for name, path in sources():
+        if name.startswith(("zmqengine/engine/", "zmqengine/worker/")):
+            used = {
+                node.attr
+                for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                if isinstance(node, ast.Attribute)
+            }
+            assert not used & {"stream", "new_stream", "set_default_stream", "new_thread_local_stream"}, name

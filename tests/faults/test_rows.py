@@ -75,3 +75,31 @@ def test_an_engine_that_never_works_ends_the_process(make_worker: Callable[..., 
         FakeEngineConfig(faults=(FakeFault(place="reset", action="raise", times=None), fault)), restarts_max=0
     )
     assert worker.process.wait(30) != 0
+
+
+def test_an_abort_whose_removal_fails_is_logged_and_harms_nobody(
+    make_worker: Callable[..., WorkerProcess],
+) -> None:
+    """vllm-mlx #8 review: errors during a cancel were swallowed. Here they are logged, with the request's id."""
+    faults = (FakeFault(place="remove", action="raise", token=POISON),)
+    worker = make_worker(FakeEngineConfig(step_ms=1.0, faults=faults))
+    with worker.client() as client:
+        streams = innocent_streams(client)
+        aborted = client.generate_tokens([POISON], max_tokens=300, request_id="aborted-one")
+        next(aborted)
+        aborted.abort()
+        assert aborted.read().finish == "abort"
+        assert_unharmed(streams)
+        assert client.counters.worker_restarts == 0
+    assert "fake fault at remove" in worker.log
+    assert "request=aborted-one" in worker.log
+
+
+def test_a_slow_pass_is_logged_with_its_phases(make_worker: Callable[..., WorkerProcess]) -> None:
+    """vllm-mlx #479 review: slow-step diagnostics were lost. A slow pass says where its time went, and for whom."""
+    worker = make_worker(FakeEngineConfig(step_ms=30.0), slow_pass_ms=10.0)
+    with worker.client() as client:
+        client.generate_tokens([1], max_tokens=3, request_id="slow-one").read()
+    line = next(line for line in worker.log.splitlines() if "slow pass" in line)
+    for word in ("pass_ms=", "next_ms=", "receive_ms=", "publish_ms=", "rows=", "slow-one"):
+        assert word in line
