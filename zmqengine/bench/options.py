@@ -43,7 +43,7 @@ class ScenarioOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     two_models_users: int = 8
 
     front_ends: tuple[int, ...] = (1, 4, 16, 64)
-    front_end_requests: int = 2
+    front_end_requests: int = 1
     front_ends_slow: int = 2
     front_ends_stalled: int = 1
     stall_s: float = 3.0

@@ -41,7 +41,7 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prompt_tokens: int = 64
     max_tokens: int = 64
     requests_min: int = 16
-    requests_per_stream: int = 12
+    requests_per_stream: int = 8
     arrivals: int = 8
     idle_s: float = 10.0
     timeout_s: float = 120.0

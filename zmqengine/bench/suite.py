@@ -52,7 +52,7 @@ def parts(*, quick: bool) -> list[Part]:
         Part(
             "shapes-25m",
             MODEL_SHAPE,
-            lambda m, r: _serve(m, r, quick, ["burst", "prefix", "agents", "trace"]),
+            lambda m, r: _serve(m, min(r, 2), quick, SHAPES_OF_LOAD),
         ),
         Part("stress-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, STRESS)),
         Part("cancel-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ["cancel"], slots=True)),
@@ -60,7 +60,8 @@ def parts(*, quick: bool) -> list[Part]:
     ]
 
 
-STRESS = ["interference", "overload", "front-ends"]
+SHAPES_OF_LOAD = ("burst", "prefix", "agents", "trace")
+STRESS = ("interference", "overload", "front-ends")
 
 
 def run_suite(

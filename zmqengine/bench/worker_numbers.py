@@ -6,14 +6,9 @@ from zmqengine.bench.measures import Measures
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client import AsyncClient
 
-# Distributions over the worker's last thousand passes, and maxima since it started.
-STANDING = (
-    "pass_outside_us_p50",
-    "pass_outside_us_p99",
-    "pass_ms_p50",
-    "pass_ms_max",
-    "admission_wait_passes_max",
-)
+# Distributions of the times of its last thousand passes, and a maximum since it started.
+DISTRIBUTIONS = "pass_"
+MAXIMA = ("admission_wait_passes_max",)
 COUNTERS = ("passes", "slow_passes", "resumes")
 
 Numbers = dict[str, int | float]
@@ -39,6 +34,10 @@ class WorkerNumbers:
 
 def figures(before: Numbers, after: Numbers) -> Measures:
     """The standing figures after the work, and what the counters have counted during it."""
-    measures = {name: float(after[name]) for name in STANDING if name in after}
+    measures = {
+        name: float(value)
+        for name, value in after.items()
+        if name.startswith(DISTRIBUTIONS) or name in MAXIMA
+    }
     counted = {name: float(after[name] - before.get(name, 0)) for name in COUNTERS if name in after}
     return measures | counted

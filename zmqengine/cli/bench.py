@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -54,6 +55,8 @@ def bench() -> None:
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
         raise ConfigError(f"{', '.join(missing)} is missing: pip install 'zmqengine[bench]'")
+    # Or the servers of a run would outlive it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @bench.command()
@@ -213,7 +216,7 @@ def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--part", "parts", multiple=True, help="Only these parts. [default: all]")
 def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple[str, ...]) -> None:
-    """Everything the README claims, in about a quarter of an hour."""
+    """Everything the README claims, in about twenty minutes."""
     from zmqengine.bench.suite import run_suite
 
     run_suite(out, models, quick=quick, rounds=rounds, only=parts, on_progress=_progress)
