@@ -83,6 +83,36 @@ def test_a_shared_prompt_is_reused_while_its_first_reader_still_decodes(model):
         assert run.ids(row) == greedy(model, shared + tokens(5, row), COUNT)
 
 
+@pytest.mark.parametrize("shape", ["llama", "sliding", "mamba"])
+def test_requests_that_arrive_together_read_what_they_share_once(models, shape):
+    """Eight answers to one prompt of 600 tokens, at the same time, while another row decodes."""
+    engine = make_engine(models[shape], prefill_chunk=128)
+    run = Run()
+    engine.insert([RowRequest(100, [5], 60)])
+    step(engine, run)
+    shared = tokens(600)
+    prompts = [shared + tokens(3, row) for row in range(1, 9)]
+    engine.insert([RowRequest(row, prompt, COUNT) for row, prompt in enumerate(prompts)])
+    finish(engine, run)
+    assert [run.ids(row) for row in range(8)] == [greedy(models[shape], prompt, COUNT) for prompt in prompts]
+    if shape == "llama":
+        assert engine.stats().prompt_tokens <= 602 + 7 * 3
+        assert [run.cached(row) for row in range(1, 8)] == [600] * 7
+
+
+def test_a_row_whose_leader_is_removed_reads_for_itself(model):
+    """Nobody waits for a row that is gone, and what it had read is used."""
+    engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=64)
+    prompt = tokens(400)
+    engine.insert([RowRequest(0, prompt, COUNT), RowRequest(1, [*prompt, 1], COUNT)])
+    run = Run()
+    step(engine, run)
+    engine.remove([0])
+    finish(engine, run)
+    assert run.ids(1) == greedy(model, [*prompt, 1], COUNT)
+    assert run.cached(1) == 64
+
+
 def test_an_aborted_row_leaves_what_it_read(model):
     """A client that stops at a stop string comes back with the same conversation."""
     engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=64)

@@ -92,10 +92,8 @@ def _extract_kv(cache: Any, place: int, held: int) -> KVCache:
     return single
 
 
-def take_prefix(caches: Caches, held: int, wanted: int) -> Caches | None:
-    """A copy of the caches of a row that hold `held` tokens, cut to the first `wanted`; None if they can't be."""
-    if held != wanted and not can_trim(caches):
-        return None
+def take_prefix(caches: Caches, held: int, wanted: int) -> Caches:
+    """A copy of the caches of a row that hold `held` tokens, cut to the first `wanted`, where `can_trim` allows it."""
     taken = copy.deepcopy(caches)
     if held != wanted:
         trim_prompt_cache(taken, held - wanted)

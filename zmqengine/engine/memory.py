@@ -29,6 +29,11 @@ class CacheShape:
         """What one more token takes for ever, in the layers that see everything."""
         return sum(token_bytes for token_bytes, cap in self.layers if cap is None)
 
+    @property
+    def trimmable(self) -> bool:
+        """Whether the last tokens can always be cut off: no layer forgets, and none keeps a mere state."""
+        return not self.constant_bytes and all(cap is None for _, cap in self.layers)
+
     def project(self, tokens: int) -> int:
         """Bytes of caches that hold `tokens`, at most."""
         # A batch's caches start as long as its prompts and grow in steps from there.

@@ -161,9 +161,10 @@ class MlxEngine:
 
     def _start_batch(self) -> None:
         self._rows: dict[int, Row] = {}
+        shape = self._abilities.shape
         self._decode = Lanes(
             lambda: DecodeBatch(self._model, self.info.vocab_size, self._remember),
-            self._abilities.shape.token_bytes,
+            shape.token_bytes,
             self.padding_bytes_max,
         )
         self._prefill = Prefill(
@@ -171,6 +172,7 @@ class MlxEngine:
             self._prefix_cache,
             mergeable=self._abilities.mergeable,
             paddable=self._abilities.paddable,
+            led_tokens_max=int(self._prefix_cache.bytes_max / shape.token_bytes) if shape.trimmable else 0,
         )
 
     def _remember(self, row: Row, extract: Callable[[], Caches]) -> None:

@@ -11,13 +11,15 @@ import mlx.core as mx
 
 from zmqengine.engine import caches as kv
 from zmqengine.engine.interface import RowPrefill, StepResult
-from zmqengine.engine.prefix_cache import PrefixCache
+from zmqengine.engine.prefix_cache import PrefixCache, shared_tokens
 from zmqengine.engine.row import Caches, Row
 
 # A chunk shorter than this is not worth a model call of its own.
 _SLICE_TOKENS_MIN = 16
 # Rows that were read together are copied out for the prompt cache from this length on.
 _COPIED_TOKENS_MIN = 256
+# A row waits for an older one if that saves it from reading so many tokens.
+_LED_TOKENS_MIN = 256
 # Rows that hold fewer tokens, or up to twice as many as others, may be padded alike.
 _ALIKE_TOKENS = 1024
 # Chunks that may be on their way at once: the one that computes and the one to come after it.
@@ -40,9 +42,15 @@ class Ready(NamedTuple):
 
 
 class Prefill:
-    """Rows whose prompt is being read."""
+    """Rows whose prompt is being read.
 
-    def __init__(self, model: Any, prefix_cache: PrefixCache, *, mergeable: bool, paddable: bool) -> None:
+    A row waits for an older one that reads the same beginning, if that has at most `led_tokens_max` tokens: so many
+    can be kept, cut to what is shared, and copied.
+    """
+
+    def __init__(
+        self, model: Any, prefix_cache: PrefixCache, *, mergeable: bool, paddable: bool, led_tokens_max: int
+    ) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -50,6 +58,7 @@ class Prefill:
         self._prefix_cache = prefix_cache
         self._mergeable = mergeable
         self._paddable = paddable
+        self._led_tokens_max = led_tokens_max
         self._markers: deque[mx.array] = deque()
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -68,21 +77,22 @@ class Prefill:
         """Read at most `tokens_max` tokens of prompt, padding included; returns the rows that are through."""
         if not self.rows:
             return []
-        for row in self.rows:
-            if row.caches is None:
-                self._start(row)
-        if len(self._markers) >= _CHUNKS_MAX:
+        while len(self._markers) >= _CHUNKS_MAX:
             mx.eval(self._markers.popleft())
-        chunk = plan_chunk([row.remaining for row in self.rows], tokens_max)
+        rows = self._pick()
+        chunk = plan_chunk([row.remaining for row in rows], tokens_max)
+        touched = [rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
+        for row in touched:
+            if row.caches is None:
+                self._begin(row)
         ready = []
         for place, tokens in chunk.slices:
-            row = self.rows[place]
+            row = rows[place]
             self._read_slice(row, tokens)
             if not row.remaining:
                 ready.append(self._finish([row]))
-        for group in self._groups([self.rows[place] for place in chunk.together]):
+        for group in self._groups([rows[place] for place in chunk.together]):
             ready.append(self._read_group(group))
-        touched = [self.rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
         for row in touched:
             done = row.held if row.remaining else row.read_tokens
             result.prefills.append(RowPrefill(row.id, done, row.read_tokens, row.cached))
@@ -102,14 +112,23 @@ class Prefill:
             groups.setdefault((unread, (row.held // _ALIKE_TOKENS).bit_length()), []).append(row)
         return list(groups.values())
 
-    def _start(self, row: Row) -> None:
-        found = self._prefix_cache.fetch(row.tokens)
-        if found is None:
-            row.caches = kv.new_caches(self._model)
-        else:
-            row.held, row.caches = found
-            row.cached = row.held
-            self.cached_tokens += row.held
+    def _pick(self) -> list[Row]:
+        """The rows that may read now, the oldest first: not those whose beginning an older row is about to read."""
+        picked: list[Row] = []
+        for row in self.rows:
+            if row.caches is None:
+                row.held = self._prefix_cache.longest(row.ids)
+                leaders = [older for older in picked if older.read_tokens <= self._led_tokens_max]
+                if any(_leads(older, row) for older in leaders):
+                    continue
+            picked.append(row)
+        return picked
+
+    def _begin(self, row: Row) -> None:
+        found = self._prefix_cache.fetch(row.ids)
+        row.held, row.caches = found or (0, kv.new_caches(self._model))
+        row.cached = row.held
+        self.cached_tokens += row.held
 
     def _read_slice(self, row: Row, count: int) -> None:
         assert row.caches is not None
@@ -168,6 +187,13 @@ class Prefill:
         tokens = row.tokens[: row.held]
         if self._mergeable and self._prefix_cache.wants(tokens):
             self._prefix_cache.store(tokens, caches())
+
+
+def _leads(older: Row, row: Row) -> bool:
+    """Whether `row` had better wait for what `older` reads than read the same tokens again."""
+    if older.ids[0] != row.ids[0]:
+        return False
+    return shared_tokens(older.ids[:-1], row.ids[:-1]) >= row.held + _LED_TOKENS_MIN
 
 
 def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:

@@ -37,21 +37,21 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def fetch(self, tokens: Sequence[int]) -> tuple[int, Caches] | None:
+    def fetch(self, tokens: Sequence[int] | np.ndarray) -> tuple[int, Caches] | None:
         """A copy of the caches that hold the longest beginning of `tokens`, and how long it is.
 
         It is always shorter than `tokens`: a row needs one token to start from.
         """
-        wanted = np.asarray(tokens, np.uint32)
-        family = self._families.get(_family(wanted), {}) if len(wanted) > PREFIX_TOKENS_MIN else {}
-        shared = {number: _shared(entry.tokens, wanted[:-1]) for number, entry in family.items()}
-        for number in sorted(shared, key=shared.__getitem__, reverse=True):
-            entry = family[number]
-            taken = kv.take_prefix(entry.caches, len(entry.tokens), shared[number])
-            if taken is not None:
-                self._entries.move_to_end(number)
-                return shared[number], taken
-        return None
+        number, length = self._best(np.asarray(tokens, np.uint32))
+        if not length:
+            return None
+        self._entries.move_to_end(number)
+        entry = self._entries[number]
+        return length, kv.take_prefix(entry.caches, len(entry.tokens), length)
+
+    def longest(self, tokens: np.ndarray) -> int:
+        """How many tokens `fetch` would give."""
+        return self._best(tokens)[1]
 
     def wants(self, tokens: Sequence[int]) -> bool:
         """Whether caches that hold `tokens` would tell anything new."""
@@ -96,6 +96,16 @@ class PrefixCache:
         self._unsettled = []
         self.bytes = 0
 
+    def _best(self, tokens: np.ndarray) -> tuple[int, int]:
+        """The entry that holds most of the beginning of `tokens`, and how much; (0, 0) for none."""
+        best = (0, 0)
+        if len(tokens) > PREFIX_TOKENS_MIN:
+            for number, entry in self._families.get(_family(tokens), {}).items():
+                length = shared_tokens(entry.tokens, tokens[:-1])
+                if length > best[1] and (length == len(entry.tokens) or kv.can_trim(entry.caches)):
+                    best = (number, length)
+        return best
+
     def _drop(self, number: int) -> None:
         entry = self._entries.pop(number)
         self.bytes -= entry.bytes
@@ -111,11 +121,11 @@ def _family(tokens: np.ndarray) -> bytes:
 
 def _covers(entry: _Entry, tokens: np.ndarray) -> bool:
     """Whether `entry` can serve whatever caches of `tokens` could."""
-    shared = _shared(entry.tokens, tokens)
+    shared = shared_tokens(entry.tokens, tokens)
     return shared == len(tokens) and (shared == len(entry.tokens) or kv.can_trim(entry.caches))
 
 
-def _shared(first: np.ndarray, second: np.ndarray) -> int:
+def shared_tokens(first: np.ndarray, second: np.ndarray) -> int:
     """How many tokens at the beginning are the same."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])

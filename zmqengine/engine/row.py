@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.random_bits import seed_key
 
@@ -14,6 +16,7 @@ Caches = list[Any]
 
 class Row:
     """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
+    `ids` are those to be read before the first output. Before the row has caches, `held` is what it may hope for.
 
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
@@ -25,6 +28,7 @@ class Row:
         "gone",
         "held",
         "id",
+        "ids",
         "key",
         "launched",
         "logprobs",
@@ -54,6 +58,7 @@ class Row:
         self.launched = False
         self.gone = False
         self._check(vocab_size)
+        self.ids = np.array(self.tokens, np.uint32)
 
     @property
     def remaining(self) -> int:
