@@ -47,7 +47,9 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
     model = service.pool.model(request.model)
     check_ids("tokens", request.tokens, model)
     text = await service.tokenizing.run(
-        exchange.id, lambda: model.tokenizer.decode(request.tokens, skip_special_tokens=False), len
+        exchange.id,
+        lambda: model.tokenizer.decode(request.tokens, skip_special_tokens=False),
+        len,
     )
     await _send(exchange, {"prompt": text})
 

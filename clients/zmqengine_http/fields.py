@@ -146,7 +146,9 @@ def markdown_table() -> str:
     )
     for fate, title in titles:
         cells = [
-            ", ".join(f"`{field.name}`" for field in FIELDS if field.fate == fate and endpoint in field.endpoints)
+            ", ".join(
+                f"`{field.name}`" for field in FIELDS if field.fate == fate and endpoint in field.endpoints
+            )
             for endpoint in BOTH
         ]
         lines.append(f"| {title} | {' | '.join(cells)} |")

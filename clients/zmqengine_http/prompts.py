@@ -54,11 +54,9 @@ class Tokenizing:
             logs.warning("slow tokenizing", id=request_id, tokens=count(result), seconds=round(seconds, 3))
         return result
 
-    async def text(self, request_id: str, model: Model, text: str, *, special: bool = True) -> list[int]:
+    async def text(self, request_id: str, model: Model, text: str) -> list[int]:
         """The token ids of a text."""
-        return await self.run(
-            request_id, lambda: model.tokenizer.encode(text, add_special_tokens=special), len
-        )
+        return await self.run(request_id, lambda: model.tokenizer.encode(text), len)
 
     async def chat(self, request_id: str, model: Model, request: ChatRequest) -> ChatPrompt:
         """The token ids of a chat with its tools. Raises a 400 if the model's template cannot take it."""

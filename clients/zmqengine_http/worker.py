@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from zmqengine.protocol.messages import Description, Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent
-from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.tokenizer import Tokenizer
 from zmqengine_http import logs
 from zmqengine_http.tool_calls import Markers, find_markers
@@ -25,6 +25,12 @@ class Model:
         self.markers: Markers = find_markers(tokenizer.facts, tokenizer.chat_template)
 
         self._texts: dict[int, str] = {}
+
+    def warm_up(self) -> None:
+        """Do once what is slow the first time, such as compiling the chat template."""
+        self.tokenizer.encode("Hello")
+        with contextlib.suppress(BadRequest):
+            self.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
 
     def token_text(self, token: int) -> str:
         """The text of one token alone, special tokens written out."""
@@ -114,8 +120,9 @@ class Worker:
         if card is None or limits is None:
             return
         if self.model is None or self.model.card != card:
-            tokenizer = await self.client.tokenizer()
-            self.model = Model(card, limits, tokenizer)
+            model = Model(card, limits, await self.client.tokenizer())
+            await asyncio.to_thread(model.warm_up)
+            self.model = model
 
     def _now(self, state: str, **facts: object) -> None:
         self.ready = state == "ready" and self.model is not None
