@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from tests.bench.reports import report_of
 from tests.bench.sse_server import SseServer
+from zmqengine.bench.model_shapes import SHAPES
 from zmqengine.bench.report import load, save
+from zmqengine.bench.scenarios import SCENARIOS
 from zmqengine.bench.server_usage import listening_pid
-from zmqengine.cli.bench import bench
+from zmqengine.cli.bench import SCENARIO_NAMES, SHAPE_NAMES, bench
 from zmqengine.errors import ConfigError, ZmqEngineError
 
 START_TIMEOUT_S = 10.0
@@ -73,8 +76,6 @@ def test_two_servers_are_measured_side_by_side(url: str, tmp_path: Path) -> None
 
 def test_the_process_behind_a_url_of_this_machine_is_found(url: str) -> None:
     """So that its memory and processor time are in the report; for another machine there is nothing to find."""
-    import os
-
     assert listening_pid(url) in (os.getpid(), None)
     assert listening_pid("http://192.0.2.1:80/v1") is None
 
@@ -114,3 +115,9 @@ def test_a_mistake_is_one_error_that_says_what_to_do(words: list[str], message: 
     result = type_in(*words)
     assert isinstance(result.exception, (ConfigError, ZmqEngineError))
     assert message in str(result.exception)
+
+
+def test_the_names_on_the_command_line_are_those_of_the_code() -> None:
+    """They are written out there so that `--help` need not import everything."""
+    assert list(SCENARIO_NAMES) == list(SCENARIOS)
+    assert list(SHAPE_NAMES) == list(SHAPES)

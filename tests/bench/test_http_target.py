@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.bench.sse_server import CLOSE, HOLD, SseServer, event
-from zmqengine.bench.http_target import HttpConnection, HttpOutcome, HttpSession
+from zmqengine.bench.http_connection import HttpConnection, HttpOutcome
+from zmqengine.bench.http_target import HttpSession
 from zmqengine.bench.load import closed_loop
 from zmqengine.bench.measures import summarise, token_gaps_ms, ttft_ms
 from zmqengine.bench.records import RequestRecord, RequestSpec

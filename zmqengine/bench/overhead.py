@@ -8,14 +8,12 @@ thread.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
-from zmqengine.bench.bare import BareJob, BareResult
+from zmqengine.bench.bare import BareJob
+from zmqengine.bench.bare_process import BareProcess
 from zmqengine.bench.load import closed_loop, streams_in_flight
 from zmqengine.bench.load_process import LoadJob
 from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
@@ -24,7 +22,6 @@ from zmqengine.bench.prompts import Prompts
 from zmqengine.bench.records import RequestSpec
 from zmqengine.bench.report import Cell
 from zmqengine.bench.server_usage import ServerUsage
-from zmqengine.bench.servers import ONE_THREAD
 from zmqengine.bench.sessions import open_session
 from zmqengine.bench.targets import TargetError, TargetSpec
 from zmqengine.bench.worker_numbers import WorkerNumbers, figures
@@ -50,52 +47,6 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def cases(self) -> list[tuple[int, int]]:
         """(streams, client processes)."""
         return [*((streams, 1) for streams in self.streams), (max(self.streams), self.processes)]
-
-
-class BareProcess:
-    """The bare generator in a child."""
-
-    def __init__(self, process: asyncio.subprocess.Process, blas: str) -> None:
-        self.pid = process.pid
-        self.blas = blas
-        self._process = process
-
-    @classmethod
-    async def start(cls, model: Path) -> BareProcess:
-        """Load the model in a child. Raises TargetError if that fails."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "zmqengine.bench.bare",
-            str(model),
-            env={**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=1 << 26,
-        )
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            await process.wait()
-            raise TargetError(f"the bare generator cannot load {model}")
-        return cls(process, line.decode().strip())
-
-    async def run(self, job: BareJob) -> BareResult:
-        """Run one job."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-        line = await self._process.stdout.readline()
-        if not line:
-            raise TargetError("the bare generator died")
-        return msgspec.json.decode(line, type=BareResult)
-
-    async def end(self) -> None:
-        """End the child."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
 
 
 class OverheadRunner:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from zmqengine.bench import machine
+from zmqengine.bench.bare_process import BareProcess
 from zmqengine.bench.model_facts import model_directory, model_facts
-from zmqengine.bench.overhead import BARE, BareProcess, OverheadOptions, OverheadRunner
+from zmqengine.bench.overhead import BARE, OverheadOptions, OverheadRunner
 from zmqengine.bench.prompts import prompts_for, vocabulary_of_file
 from zmqengine.bench.report import Report, TargetFacts
 from zmqengine.bench.servers import StartPlan, started

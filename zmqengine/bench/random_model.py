@@ -10,25 +10,16 @@ it with a large negative number for every token that must not come.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from zmqengine.bench.model_facts import CARD
 from zmqengine.bench.model_shapes import ModelShape
-
-END = "<|end|>"
-USER = "<|user|>"
-ASSISTANT = "<|assistant|>"
-SYSTEM = "<|system|>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' ~ message.role ~ '|>' ~ message.content ~ '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+from zmqengine.bench.random_tokenizer import CHAT_TEMPLATE, END, train_tokenizer
 
 SHARD_BYTES_MAX = 2 * 10**9
 CONSTANT_CHANNEL = 0
@@ -73,37 +64,11 @@ def make_model(
     _write_json(out / CARD, card)
 
 
-def train_tokenizer(vocabulary: int, seed: int) -> Tokenizer:
-    """A byte-level BPE tokenizer that knows some invented words as one token each."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END, USER, ASSISTANT, SYSTEM],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_invented_text(vocabulary, seed), trainer)
-    return tokenizer
-
-
 def silent_ids(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
     """Ids the model must never pick: special tokens, ids without a token, and all that is not whole ASCII text."""
     texts = [tokenizer.decode([id_], skip_special_tokens=True) for id_ in range(tokenizer.get_vocab_size())]
     speaking = {id_ for id_, text in enumerate(texts) if text.isascii() and text.strip().isalpha()}
     return [id_ for id_ in range(vocabulary) if id_ not in speaking]
-
-
-def _invented_text(vocabulary: int, seed: int) -> Iterator[str]:
-    """Lines of words made of syllables, the more frequent ones more often: enough for every merge to be learnt."""
-    choose = random.Random(seed)
-    syllables = [a + b for a in "bcdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er")]
-    words = sorted({"".join(choose.choices(syllables, k=choose.randint(1, 4))) for _ in range(vocabulary)})
-    choose.shuffle(words)
-    weights = [1 / (rank + 20) for rank in range(len(words))]
-    for _ in range(4 * vocabulary):
-        yield " " + " ".join(choose.choices(words, weights, k=12))
 
 
 def _weights(shape: ModelShape, silent: list[int]) -> Weights:

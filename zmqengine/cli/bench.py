@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from zmqengine.bench.report import Report
-    from zmqengine.bench.targets import TargetSpec
 
 NEEDED = ("numpy", "httptools", "psutil", "rich", "matplotlib")
 SCENARIO_NAMES = (
@@ -36,7 +35,6 @@ SCENARIO_NAMES = (
 )
 SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "0.5b", "8b")
 
-Options = TypeVar("Options", bound=msgspec.Struct)
 FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 OUT_FILE = click.Path(path_type=Path, dir_okay=False)
@@ -102,16 +100,17 @@ def serve(
     **others: Any,
 ) -> None:
     """Several targets, interleaved round by round."""
+    from zmqengine.bench.arguments import server_target, with_settings, worker_target
     from zmqengine.bench.options import SMALL, ScenarioOptions
     from zmqengine.bench.serve import ServePlan
     from zmqengine.bench.serve import serve as run
     from zmqengine.bench.servers import StartPlan
 
     slots = {"slots": others["slots"]} if others["slots"] else {}
-    options = _with_settings(SMALL if size == "small" else ScenarioOptions(), settings)
+    options = with_settings(SMALL if size == "small" else ScenarioOptions(), settings)
     plan = ServePlan(
         scenarios=tuple(SCENARIO_NAMES) if "all" in scenarios else scenarios,
-        targets=(*(_worker(text) for text in workers), *(_server(text, api) for text in urls)),
+        targets=(*(worker_target(text) for text in workers), *(server_target(text, api) for text in urls)),
         start=StartPlan(
             model=others["model"],
             worker="worker" in start,
@@ -150,11 +149,12 @@ def overhead(
     **others: Any,
 ) -> None:
     """What worker, wire and client add to mlx-lm's own generator."""
+    from zmqengine.bench.arguments import with_settings
     from zmqengine.bench.overhead import OverheadOptions
     from zmqengine.bench.overhead_run import OverheadPlan
     from zmqengine.bench.overhead_run import overhead as run
 
-    options = _with_settings(OverheadOptions(), settings)
+    options = with_settings(OverheadOptions(), settings)
     plan = OverheadPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
     _finish(asyncio.run(run(plan, _progress)), out, picture, ranges)
 
@@ -168,12 +168,13 @@ def overhead(
 @click.option("--all", "everything", is_flag=True, help="Every measure, not the telling ones only.")
 def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) -> None:
     """Ratios of two reports; what is within noise is marked."""
+    from zmqengine.bench.arguments import name_and_value
     from zmqengine.bench.compare import compare as pairs
     from zmqengine.bench.compare import comparison_table
     from zmqengine.bench.report import load
     from zmqengine.bench.tables import rich_table
 
-    renamed = dict(_pair(text, "--same") for text in same)
+    renamed = dict(name_and_value(text, "--same") for text in same)
     table = comparison_table(pairs(load(first), load(second), renamed), everything=everything)
     _console().print(rich_table(table))
 
@@ -240,57 +241,6 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-
-
-def _worker(text: str) -> TargetSpec:
-    from zmqengine.bench.targets import TargetSpec
-    from zmqengine.protocol.addresses import resolve
-
-    label, separator, address = text.rpartition("=")
-    full = resolve(address)
-    return TargetSpec(label=label if separator else address, kind="worker", address=full, worker=full)
-
-
-def _server(text: str, api: str) -> TargetSpec:
-    from zmqengine.bench.server_usage import listening_pid
-    from zmqengine.bench.targets import TargetSpec
-
-    start = text.find("http://")
-    if start < 0:
-        raise ConfigError(f"{text}: give a URL like http://127.0.0.1:8080/v1#model-name")
-    label, (url, _, name) = text[:start].rstrip("="), text[start:].partition("#")
-    pid = listening_pid(url)
-    return TargetSpec(
-        label=label or url,
-        kind="http",
-        address=url,
-        model=name or "default",
-        api="chat" if api == "chat" else "completions",
-        pids=[pid] if pid else [],
-    )
-
-
-def _with_settings(options: Options, settings: tuple[str, ...]) -> Options:
-    values: dict[str, Any] = msgspec.to_builtins(options)
-    for text in settings:
-        name, value = _pair(text, "--set")
-        if name not in values:
-            raise ConfigError(f"--set {name}: there is {', '.join(values)}")
-        try:
-            values[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            values[name] = value
-    try:
-        return msgspec.convert(values, type(options))
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--set: {error}") from error
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError(f"{option} {text}: give NAME=VALUE")
-    return name, value
 
 
 def _progress(text: str) -> None:
