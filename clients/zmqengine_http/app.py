@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from zmqengine_client import AsyncClient, ClientEvent
+from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http import endpoints, generate, logs, openapi
 from zmqengine_http.config import HttpConfig
@@ -53,11 +53,13 @@ ENDPOINTS = (
 class HttpApp:
     """An ASGI application that follows its workers from start-up to shut-down. `service` is what its endpoints share.
 
-    `connect` makes the client of an address; by default an `AsyncClient`.
+    `connect` makes the client of an address; by default an `AsyncClient` with the keys of the configuration. Raises
+    `ConfigError` for keys that cannot be read.
     """
 
     def __init__(self, config: HttpConfig, connect: Connect | None = None) -> None:
-        workers = [Worker(address, connect or _connect, config.probe_ms) for address in config.workers]
+        make = connect or _connector(config)
+        workers = [Worker(address, make, config.probe_ms) for address in dict.fromkeys(config.workers)]
         self.service = Service(config, Pool(workers, config.aliases), Tokenizing(config.tokenize_threads))
         # A bare router: the middleware of an application would cost a call for every token.
         routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
@@ -85,8 +87,15 @@ class HttpApp:
             self.service.tokenizing.close()
 
 
-def _connect(address: str, on_event: Callable[[ClientEvent], None]) -> AsyncClient:
-    return AsyncClient(address, name="zmqengine http", on_event=on_event)
+def _connector(config: HttpConfig) -> Connect:
+    keys = None
+    if config.client_key is not None and config.server_key is not None:
+        keys = load_keys(config.client_key, config.server_key)
+
+    def connect(address: str, on_event: Callable[[ClientEvent], None]) -> AsyncClient:
+        return AsyncClient(address, name="zmqengine http", keys=keys, on_event=on_event)
+
+    return connect
 
 
 async def _not_found(service: Service, exchange: Exchange) -> None:

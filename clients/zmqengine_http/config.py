@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from zmqengine.protocol.addresses import resolve
 from zmqengine_client.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -31,6 +32,9 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Addresses or names of workers. Several of one model share its requests."""
     aliases: dict[str, str] = {}
     """Further names of models, such as {"gpt-4o" = "my-model"}."""
+    client_key: str | None = None
+    """File of our secret key, for workers on a network; with `server_key`, theirs."""
+    server_key: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0 takes any free port; the address is logged."""
@@ -63,7 +67,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             hidden = name in SECRET and value
-            lines.append(f"# {name}: {len(value)} given" if hidden else f"{name} = {_toml(value)}")
+            if value is not None:
+                lines.append(f"# {name}: {len(value)} given" if hidden else f"{name} = {_toml(value)}")
         return "\n".join(lines) + "\n"
 
 
@@ -71,7 +76,8 @@ def load(options: Mapping[str, object], environ: Mapping[str, str], path: Path |
     """The configuration from a TOML file, `ZMQENGINE_HTTP_*` variables and options, the later winning.
 
     Options that are None or empty were not given. In the environment a list is separated by commas and aliases are
-    `name=model`. Raises `ConfigError`, naming what is wrong and where it came from.
+    `name=model`; `ZMQENGINE_ADDRESS` is the worker if none is given. Raises `ConfigError`, naming what is wrong and
+    where it came from.
     """
     merged: dict[str, object] = {}
     if path is not None:
@@ -80,7 +86,14 @@ def load(options: Mapping[str, object], environ: Mapping[str, str], path: Path |
     merged |= _checked(
         {key: value for key, value in options.items() if value not in (None, ())}, "the options"
     )
-    return msgspec.convert(merged, HttpConfig)
+    if "workers" not in merged and environ.get("ZMQENGINE_ADDRESS"):
+        merged["workers"] = (environ["ZMQENGINE_ADDRESS"],)
+    config = msgspec.convert(merged, HttpConfig)
+    for address in config.workers:
+        resolve(address)
+    if (config.client_key is None) != (config.server_key is None):
+        raise ConfigError("client_key and server_key belong together: give both")
+    return config
 
 
 def _checked(values: dict[str, object], source: str) -> dict[str, object]:

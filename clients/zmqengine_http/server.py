@@ -20,6 +20,7 @@ def serve(config: HttpConfig) -> int:
     Raises `ConfigError` if the address cannot be bound.
     """
     logs.configure(config)
+    app = HttpApp(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
     if not config.api_keys and not _is_loopback(host):
@@ -29,7 +30,7 @@ def serve(config: HttpConfig) -> int:
     )
     server = _Server(
         uvicorn.Config(
-            HttpApp(config),
+            app,
             # uvloop and httptools where they are installed, which the http extra sees to.
             loop="auto",
             http="auto",

@@ -46,7 +46,8 @@ class Model:
 
 Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
 """Makes the client of an address; the second argument wants to hear what happens to the connection."""
-PROBE_ANSWER_S = 2.0
+PROBE_ANSWER_S = 10.0
+"""A worker on a busy machine may take its time; a broken connection is told at once."""
 
 
 class Worker:
@@ -106,6 +107,11 @@ class Worker:
             self._now("unreachable", reason=error.message)
         except asyncio.TimeoutError:
             self._now("unreachable", reason="no answer")
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one worker, the others are followed on
+            logs.logger.error(
+                "cannot follow a worker", exc_info=error, extra={"fields": {"address": self.address}}
+            )
+            self._now("failed")
 
     def _on_event(self, event: ClientEvent) -> None:
         if event.kind in ("lost", "fatal", "fenced"):

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from zmqengine.cli.http import http
+from zmqengine.cli.main import main
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.errors import ConfigError
 from zmqengine_client.testing import FakeWorker
@@ -37,6 +38,7 @@ def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path)
     assert (config.port, config.host, config.log_level) == (3, "0.0.0.0", "debug")
     assert (config.workers, config.aliases) == (("a", "b"), {"gpt-4o": "a"})
     assert config.api_keys == ("abcdefgh", "ijklmnop")
+    assert load({}, {"ZMQENGINE_ADDRESS": "tcp://127.0.0.1:5"}).workers == ("tcp://127.0.0.1:5",)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +87,20 @@ def test_print_config_prints_and_ends() -> None:
     assert 'aliases = { "a" = "b" }' in result.output
 
 
-def test_a_wrong_option_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_wrong_option_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No traceback at a user."""
     for arguments in (
         ["--alias", "x"],
         ["--config", str(tmp_path / "none")],
         ["--host", "256.1.1.1", "--port", "0"],
+        ["--worker", "no address"],
+        ["--client-key", "mine"],
+        ["--client-key", "mine", "--server-key", "theirs"],
     ):
-        result = CliRunner().invoke(http, arguments)
-        assert result.exit_code == 2, result.output
-        assert "Traceback" not in result.output
+        assert main(["http", *arguments]) == 2
+        written = capsys.readouterr().err
+        assert written.startswith("zmqengine: ")
+        assert written.count("\n") == 1
 
 
 def command(worker: FakeWorker) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -15,7 +14,7 @@ import click
     "workers",
     multiple=True,
     metavar="ADDRESS",
-    help="Name or address of a worker; repeatable. [default: default]",
+    help="Name or address of a worker; repeatable. [default: $ZMQENGINE_ADDRESS, or default]",
 )
 @click.option(
     "--alias", "aliases", multiple=True, metavar="NAME=MODEL", help="A further name of a model; repeatable."
@@ -42,6 +41,8 @@ import click
 @click.option(
     "--body-bytes-max", type=click.IntRange(min=1024), help="Longest request body. [default: 16 MiB]"
 )
+@click.option("--client-key", metavar="FILE", help="Our secret key, for a worker on a network.")
+@click.option("--server-key", metavar="FILE", help="The worker's public key, or the key itself.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), help="[default: json]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @click.option("--log-prompts/--no-log-prompts", default=None, help="Log the text of prompts. Off by default.")
@@ -52,27 +53,20 @@ import click
     help="A TOML file of these and further options. [env: ZMQENGINE_HTTP_CONFIG]",
 )
 @click.option("--print-config", is_flag=True, help="Print the options in force, as such a file, and exit.")
-def http(path: Path | None, print_config: bool, aliases: tuple[str, ...], **options: object) -> None:
-    """Serve the OpenAI API, on workers that run already.
+def http(path: Path | None, print_config: bool, aliases: tuple[str, ...], **options: object) -> int:
+    """Serve the OpenAI API, in front of workers that run already or will.
 
-    Every option can stand in the environment as ZMQENGINE_HTTP_<OPTION>, lists separated by commas. An option wins over
-    the environment, and that over the file.
+    Every option can stand in the environment as ZMQENGINE_HTTP_<OPTION>, lists separated by commas, and in the file.
+    An option wins over the environment, and that over the file.
     """
     try:
         from zmqengine_http import config, server
     except ImportError as error:
-        raise click.ClickException(
-            f"{error}; install the front-end with: pip install 'zmqengine[http]'"
-        ) from None
-    from zmqengine.errors import ConfigError
-
+        raise click.ClickException(f"{error}: install it with pip install 'zmqengine[http]'") from None
+    options["aliases"] = config.alias_pairs(aliases) or None
     given = os.environ.get("ZMQENGINE_HTTP_CONFIG")
-    try:
-        options["aliases"] = config.alias_pairs(aliases) or None
-        loaded = config.load(options, os.environ, path or (Path(given) if given else None))
-        if print_config:
-            click.echo(loaded.to_toml(), nl=False)
-            return
-        sys.exit(server.serve(loaded))
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+    loaded = config.load(options, os.environ, path or (Path(given) if given else None))
+    if print_config:
+        click.echo(loaded.to_toml(), nl=False)
+        return 0
+    return server.serve(loaded)
