@@ -40,7 +40,7 @@ class WorkerConfig:
     prefill_chunk: int = 512
     """Prompt tokens read in one pass: the longest that a new prompt holds up everybody else's next token."""
     prefill_ms: float = 200.0
-    """What a pass that reads prompts may take while others decode; chunks shrink to it. 0: as it comes."""
+    """What reading prompts may add to a pass while others decode; chunks shrink to it. 0: as it comes."""
     prompt_cache_bytes: int = 512 * MIB
     """Kept for prompts that start alike; 0 turns the prompt cache off."""
     memory_limit_bytes: int | None = None

@@ -52,3 +52,13 @@ def test_the_least_chunk_is_within_the_most() -> None:
     for _ in range(9):
         pace.record(pace.tokens, 10.0)
     assert pace.tokens == 8
+
+
+def test_what_decoding_takes_is_not_held_against_the_prompts() -> None:
+    """A model whose plain step is long still reads prompts in sensible chunks."""
+    pace = PrefillPace(512, 0.2)
+    for _ in range(10):
+        pace.record(0, 0.5)
+    for _ in range(20):
+        pace.record(pace.tokens, 0.5 + pace.tokens / 2_000)
+    assert 200 <= pace.tokens <= 400

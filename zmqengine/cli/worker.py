@@ -17,7 +17,7 @@ HELP = {
     "bind": "Where to listen instead: tcp://HOST:PORT (port 0: any free one) or ipc:///DIRECTORY/ctl.",
     "rows_max": "Requests generated at once.",
     "prefill_chunk": "Prompt tokens read in one pass; fewer make other streams smoother.",
-    "prefill_ms": "Milliseconds a pass may take to read prompts while others decode; 0 for no limit.",
+    "prefill_ms": "Milliseconds that reading prompts may add to a pass while others decode; 0 for no limit.",
     "prompt_cache_bytes": "Memory for prompts that start alike; 0 for none.",
     "memory_limit_bytes": "Memory that MLX may use; the default is what the system recommends.",
     "queue_max": "Requests that may wait; past it they are refused with a hint when to come back.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.interface import EngineStats, ModelInfo, RowFailure, RowRequest, StepResult
 from zmqengine.engine.lanes import Lanes
 from zmqengine.engine.memory import padding_allowance, unwire_memory, wire_memory
+from zmqengine.engine.pacing import PrefillPace
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.probe import probe
@@ -21,14 +23,17 @@ PREFILL_CHUNK = 512
 PREFILL_CHUNK_IDLE = 2048
 PROMPT_CACHE_BYTES = 1 << 30
 _CLEAR_STEPS = 512
+# While nobody decodes, a long step holds up only those who arrive or abort.
+_IDLE_SHARE = 2.5
 
 
 class MlxEngine:
     """An `Engine` on a model that mlx-lm has loaded.
 
     While rows decode, a step reads at most `prefill_chunk` tokens of prompts, padding included; while none does,
-    at most `prefill_chunk_idle`. Prompts and what followed them are kept in at most `prompt_cache_bytes`, for
-    requests that begin with the same tokens. Rows of very different lengths decode in batches of their own, so
+    at most `prefill_chunk_idle`; with `prefill_s`, chunks shrink until reading adds no more than that many seconds to
+    a step (two and a half times as many while no row decodes). Prompts and what followed them are kept in at most
+    `prompt_cache_bytes`, for requests that begin with the same tokens. Rows of very different lengths decode in batches of their own, so
     that padding takes at most `padding_bytes_max` in each. Everything runs on the default stream of the default
     device.
 
@@ -45,14 +50,15 @@ class MlxEngine:
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
         padding_bytes_max: int | None = None,
+        prefill_s: float = 0.0,
     ) -> None:
         self.info = info
         self.padding_bytes_max = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
         )
         self._model = model
-        self._prefill_chunk = prefill_chunk
-        self._prefill_chunk_idle = max(prefill_chunk, prefill_chunk_idle)
+        self._pace = PrefillPace(prefill_chunk, prefill_s)
+        self._pace_idle = PrefillPace(max(prefill_chunk, prefill_chunk_idle), prefill_s * _IDLE_SHARE)
         self._wired_limit = wire_memory()
         self._closed = False
         try:
@@ -84,6 +90,8 @@ class MlxEngine:
 
     def next(self) -> StepResult:
         """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
+        started_s = time.perf_counter()
+        read_before = self._prefill.prompt_tokens
         result = StepResult()
         self._decode.next(result)
         for token in result.tokens:
@@ -91,14 +99,15 @@ class MlxEngine:
                 del self._rows[token.row]
         for failure in result.failures:
             del self._rows[failure.row]
-        chunk = self._prefill_chunk if self._decode.busy else self._prefill_chunk_idle
-        for ready in self._prefill.next(chunk, result):
+        pace = self._pace if self._decode.busy else self._pace_idle
+        for ready in self._prefill.next(pace.tokens, result):
             self._decode.join(ready.rows, ready.caches)
         self._prefix_cache.settle()
         self._generated_tokens += len(result.tokens)
         self._steps += 1
         if self._steps % _CLEAR_STEPS == 0:
             mx.clear_cache()
+        pace.record(self._prefill.prompt_tokens - read_before, time.perf_counter() - started_s)
         return result
 
     def remove(self, rows: Iterable[int]) -> None:

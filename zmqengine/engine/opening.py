@@ -38,6 +38,7 @@ def open_mlx_engine(
     *,
     rows_max: int = 32,
     prefill_chunk: int = 512,
+    prefill_s: float = 0.2,
     prompt_cache_bytes: int = 512 << 20,
     memory_limit_bytes: int | None = None,
     report: Report = lambda stage, fraction: None,
@@ -55,6 +56,7 @@ def open_mlx_engine(
         loaded.info,
         rows_max=rows_max,
         prefill_chunk=prefill_chunk,
+        prefill_s=prefill_s,
         prompt_cache_bytes=prompt_cache_bytes,
     )
     facts = {

@@ -10,22 +10,33 @@ TOKENS_START = 128
 class PrefillPace:
     """A chunk size that follows the time steps take: down at once when one is too long, up again while there is room.
 
-    `tokens` is between `TOKENS_MIN` and `tokens_max`. A `target_s` of 0 always allows `tokens_max`. How fast a
-    machine reads a model's prompts differs by orders of magnitude and is not known before it has been seen.
+    `tokens` is between `TOKENS_MIN` and `tokens_max`. Reading prompts may add `target_s` to what a step without
+    them takes; a target of 0 always allows `tokens_max`. How fast a machine reads a model's prompts differs by
+    orders of magnitude, and is not known before it has been seen.
     """
 
     def __init__(self, tokens_max: int, target_s: float) -> None:
         self._tokens_max = tokens_max
         self._target_s = target_s
+        self._decode_s: float | None = None
+        self._read_before = 0
         self.tokens = min(TOKENS_START, tokens_max) if target_s else tokens_max
 
     def record(self, tokens_read: int, seconds: float) -> None:
-        """A step that read `tokens_read` tokens of prompt took so long in all."""
-        if not self._target_s or not tokens_read:
+        """A step that started to read `tokens_read` tokens of prompt took so long in all."""
+        # A chunk is waited for in the step after the one that started it.
+        read, self._read_before = max(tokens_read, self._read_before), tokens_read
+        if not self._target_s:
             return
+        if not read:
+            self._decode_s = seconds if self._decode_s is None else 0.8 * self._decode_s + 0.2 * seconds
+            return
+        self._follow(read, max(0.0, seconds - (self._decode_s or 0.0)))
+
+    def _follow(self, read: int, seconds: float) -> None:
         if seconds > self._target_s:
             # At most a halving a step: one that the system held up must not cost more than a few steps.
-            shrunk = int(min(self.tokens, tokens_read) * max(0.5, self._target_s / seconds))
+            shrunk = int(min(self.tokens, read) * max(0.5, self._target_s / seconds))
             self.tokens = max(min(TOKENS_MIN, self._tokens_max), shrunk)
-        elif seconds < self._target_s / 2 and tokens_read * 2 > self.tokens:
+        elif seconds < self._target_s / 2 and read * 2 > self.tokens:
             self.tokens = min(self._tokens_max, self.tokens * 2)

@@ -56,6 +56,7 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         config.model,
         rows_max=config.rows_max,
         prefill_chunk=config.prefill_chunk,
+        prefill_s=config.prefill_ms / 1000,
         prompt_cache_bytes=config.prompt_cache_bytes,
         memory_limit_bytes=config.memory_limit_bytes,
         report=report,
