@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from zmqengine.engine.blas import load_tuned_blas
+
+# Before MLX is imported, or it binds to the slow BLAS of its wheel.
+load_tuned_blas()
+
 import mlx.core as mx
 import mlx_lm
 from mlx_lm.generate import batch_generate

@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from zmqengine.engine.blas import load_tuned_blas
+
+# Before MLX is imported, or it binds to the slow BLAS of its wheel.
+load_tuned_blas()
+
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
@@ -36,7 +42,7 @@ _REPORT_STEPS = 50
 class Plan:
     """What a training run does; the defaults are those of the bundled model."""
 
-    steps: int = 1500
+    steps: int = 4500
     batch_tokens: int = 1536
     copying_documents: int = 12000
     vocabulary_size: int = 1280
