@@ -114,12 +114,12 @@ class FakeEngine:
     """An `Engine` whose token at output index i depends only on (prompt, seed, i).
 
     So a row that is resumed with `emitted` goes on exactly as it would have, whoever else is in the batch.
-    `calls` holds the last 100,000 calls.
+    `calls` holds the last 20,000 calls.
     """
 
     def __init__(self, config: FakeEngineConfig | None = None) -> None:
         self.config = config or FakeEngineConfig()
-        self.calls: deque[FakeCall] = deque(maxlen=100_000)
+        self.calls: deque[FakeCall] = deque(maxlen=20_000)
         self.unblock = threading.Event()
         self.closed = False
         self._rows: dict[int, _Row] = {}
