@@ -31,11 +31,11 @@ class MlxEngine:
     """An `Engine` on a model that mlx-lm has loaded.
 
     While rows decode, a step reads at most `prefill_chunk` tokens of prompts, padding included; while none does,
-    at most `prefill_chunk_idle`; with `prefill_s`, chunks shrink until reading adds no more than that many seconds to
-    a step (two and a half times as many while no row decodes). Prompts and what followed them are kept in at most
-    `prompt_cache_bytes`, for requests that begin with the same tokens. Rows of very different lengths decode in batches of their own, so
-    that padding takes at most `padding_bytes_max` in each. Everything runs on the default stream of the default
-    device.
+    at most `prefill_chunk_idle`; with `prefill_s`, chunks shrink until reading adds no more than that many seconds
+    to a step (two and a half times as many while no row decodes). Prompts and what followed them are kept in at
+    most `prompt_cache_bytes`, for requests that begin with the same tokens. Rows of very different lengths decode
+    in batches of their own, so that padding takes at most `padding_bytes_max` in each. Everything runs on the
+    default stream of the default device.
 
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
     """
