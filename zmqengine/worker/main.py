@@ -139,7 +139,7 @@ class Worker:
             sockets.out,
             self._board,
             limits,
-            kv_bytes_max=kv_budget(opened.memory_limit_bytes, info.parameter_bytes),
+            kv_bytes_max=kv_budget(opened.memory_limit_bytes, info.parameter_bytes + opened.padding_bytes),
             memory_limit_bytes=opened.memory_limit_bytes,
             watchdog=Watchdog(self._config.pass_timeout_s),
         )
@@ -166,15 +166,15 @@ class Worker:
         log.info("progress", extra={"stage": stage, "fraction": fraction})
 
 
-def kv_budget(memory_limit_bytes: int, parameter_bytes: int) -> int:
-    """Bytes for KV caches: what the limit leaves beside the weights and a share for activations.
+def kv_budget(memory_limit_bytes: int, taken_bytes: int) -> int:
+    """Bytes for KV caches: what the limit leaves beside weights and padding, and a share for activations.
 
     Raises `ConfigError` when nothing is left.
     """
-    budget = int(memory_limit_bytes * (1 - ACTIVATION_SHARE)) - parameter_bytes
+    budget = int(memory_limit_bytes * (1 - ACTIVATION_SHARE)) - taken_bytes
     if budget <= 0:
         raise ConfigError(
-            f"the weights take {parameter_bytes} bytes, which leaves nothing of a memory limit of "
+            f"weights and padding take {taken_bytes} bytes, which leaves nothing of a memory limit of "
             f"{memory_limit_bytes}: raise --memory-limit or take a smaller model"
         )
     return budget

@@ -17,12 +17,17 @@ Report = Callable[[str, "float | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An engine with what its front-ends need to know. `memory_limit_bytes` is what the engine may hold in all."""
+    """An engine with what its front-ends need to know.
+
+    `memory_limit_bytes` is what the engine may hold in all, `padding_bytes` what it may hold beside the projected
+    caches of its rows.
+    """
 
     engine: Engine
     tokenizer: TokenizerBundle
     memory_limit_bytes: int
     facts: dict[str, str]
+    padding_bytes: int = 0
 
 
 def open_engine(config: WorkerConfig, report: Report) -> Opened:
@@ -75,6 +80,7 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         ),
         memory_limit_bytes=opened.memory_limit_bytes,
         facts=opened.facts,
+        padding_bytes=opened.engine.padding_bytes_max,
     )
 
 
