@@ -20,12 +20,15 @@ def test_a_run_that_is_terminated_ends_its_servers() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert run.stderr is not None
-    assert any("round 2" in line for line in run.stderr)
-    servers = psutil.Process(run.pid).children(recursive=True)
-    assert servers
-    run.send_signal(signal.SIGTERM)
-    run.stderr.read()
-    assert run.wait(TIMEOUT_S) == 130
-    _, alive = psutil.wait_procs(servers, timeout=TIMEOUT_S)
-    assert alive == []
+    try:
+        assert run.stderr is not None
+        assert any("round 2" in line for line in run.stderr)
+        servers = psutil.Process(run.pid).children(recursive=True)
+        assert servers
+        run.send_signal(signal.SIGTERM)
+        run.stderr.read()
+        assert run.wait(TIMEOUT_S) == 130
+        _, alive = psutil.wait_procs(servers, timeout=TIMEOUT_S)
+        assert alive == []
+    finally:
+        run.kill()

@@ -5,7 +5,6 @@ Each part leaves `PART.json` and `PART.svg`. The models have random weights, so 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from zmqengine.bench import stoppable
 from zmqengine.bench.model_facts import CARD, PICO
 from zmqengine.bench.model_shapes import SHAPES
 from zmqengine.bench.options import SMALL, ScenarioOptions
@@ -91,8 +91,8 @@ def run_suite(
 def run_part(plan: ServePlan | OverheadPlan, on_progress: Progress) -> Report:
     """One run."""
     if isinstance(plan, OverheadPlan):
-        return asyncio.run(overhead(plan, on_progress))
-    return asyncio.run(serve(plan, on_progress))
+        return stoppable.run(overhead(plan, on_progress))
+    return stoppable.run(serve(plan, on_progress))
 
 
 def _tell(on_progress: Progress, part: str, text: str) -> None:

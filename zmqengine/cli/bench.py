@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import signal
 import sys
 import time
 from pathlib import Path
@@ -53,8 +51,6 @@ def bench() -> None:
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
         raise ConfigError(f"{', '.join(missing)} is missing: pip install 'zmqengine[bench]'")
-    # Or the servers of a run would outlive it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @bench.command()
@@ -100,6 +96,7 @@ def serve(
     **others: Any,
 ) -> None:
     """Several targets, interleaved round by round."""
+    from zmqengine.bench import stoppable
     from zmqengine.bench.arguments import server_target, with_settings, worker_target
     from zmqengine.bench.options import SMALL, ScenarioOptions
     from zmqengine.bench.serve import ServePlan
@@ -127,7 +124,7 @@ def serve(
         seed=int(time.time()) if seed is None else seed,
         base=others["base"],
     )
-    _finish(asyncio.run(run(plan, _progress)), out, picture, ranges)
+    _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
 
 
 @bench.command()
@@ -149,6 +146,7 @@ def overhead(
     **others: Any,
 ) -> None:
     """What worker, wire and client add to mlx-lm's own generator."""
+    from zmqengine.bench import stoppable
     from zmqengine.bench.arguments import with_settings
     from zmqengine.bench.overhead import OverheadOptions
     from zmqengine.bench.overhead_run import OverheadPlan
@@ -156,7 +154,7 @@ def overhead(
 
     options = with_settings(OverheadOptions(), settings)
     plan = OverheadPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
-    _finish(asyncio.run(run(plan, _progress)), out, picture, ranges)
+    _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
 
 
 @bench.command()
