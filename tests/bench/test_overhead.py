@@ -22,6 +22,9 @@ OPTIONS = OverheadOptions(
 )
 WORKER = "zmqengine"
 
+# Everything is run once, in the fixture, and a shared machine may be slow.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def report() -> Report:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+BUSY_SHARE = 0.5
 PACKAGES = ("zmqengine", "mlx", "mlx-lm", "pyzmq", "msgspec", "numpy", "httptools", "tokenizers")
 
 
@@ -25,6 +26,14 @@ def machine_facts() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "load_average_at_start": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
+
+
+def busy_notes() -> list[str]:
+    """A warning for the reader if something else was running; call it before anything is started."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < BUSY_SHARE * cores:
+        return []
+    return [f"the machine was busy when this began: load average {load:.1f} on {cores} cores"]
 
 
 def versions() -> dict[str, str]:

@@ -32,7 +32,7 @@ class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
     """Start everything, measure round by round, end everything. Raises TargetError."""
-    started_at, facts = machine.now(), machine.machine_facts()
+    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
     directory = model_directory(plan.model)
     model = str(directory)
     on_progress("starting the generator and the servers")
@@ -61,6 +61,7 @@ async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
                 base=BARE,
                 targets=[generator, *labelled],
                 cells=cells,
+                notes=notes,
             )
     finally:
         await bare.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,13 @@ def plot(report: Report, path: Path) -> None:
 
 def _draw_lines(axes: Axes, report: Report, rounds: Rounds, scenario: str, measure: str) -> None:
     cases = report.cases(scenario)
+    least = math.inf
     for label in report.labels():
         points = [
             (int(case), figure) for case in cases if (figure := rounds.figure(scenario, case, label, measure))
         ]
         users = [users for users, _ in points]
+        least = min([least, *(figure.least for _, figure in points)])
         colour = _colour(report, label)
         axes.plot(users, [figure.median for _, figure in points], marker="o", markersize=4, color=colour)
         axes.fill_between(
@@ -89,7 +92,7 @@ def _draw_lines(axes: Axes, report: Report, rounds: Rounds, scenario: str, measu
     axes.set_xscale("log", base=2)
     axes.set_xticks([int(case) for case in cases], cases)
     axes.set_xlabel(scenario)
-    if measure.endswith("_ms"):
+    if measure.endswith("_ms") and least > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

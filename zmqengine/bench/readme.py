@@ -85,9 +85,9 @@ def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
         if table.title.startswith(chapter.tables):
             yield markdown(table)
             yield ""
-    failures = errors_of(report.cells)
-    yield from (f"- not measured: {line}" for line in failures)
-    if failures:
+    remarks = [*report.notes, *(f"not measured: {line}" for line in errors_of(report.cells))]
+    yield from (f"- {remark}" for remark in remarks)
+    if remarks:
         yield ""
     if picture:
         yield f"![{chapter.heading}]({picture})"

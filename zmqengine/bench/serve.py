@@ -38,7 +38,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 async def serve(plan: ServePlan, on_progress: Progress) -> Report:
     """Start what is to be started, measure, and end it again. Raises TargetError."""
-    started_at, facts = machine.now(), machine.machine_facts()
+    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
     async with AsyncExitStack() as stack:
         targets = [await with_worker_pid(target) for target in plan.targets]
         if plan.start is not None:
@@ -66,6 +66,7 @@ async def serve(plan: ServePlan, on_progress: Progress) -> Report:
             base=plan.base or targets[0].label,
             targets=[await target_facts(target) for target in targets],
             cells=cells,
+            notes=notes,
         )
 
 
