@@ -769,3 +769,42 @@ def test_an_overloaded_error_keeps_its_hint() -> None:
     one = start(network, request())
     assert isinstance(one.error, Overloaded)
     assert one.error.retry_after_ms == 20
+
+
+def test_a_request_that_no_watermark_names_any_more_is_asked_for() -> None:
+    """The worker forgot it without a word: it is inserted again, not waited for."""
+    network = live()
+    one = start(network, request(ignore_eos=True))
+    other = start(network, request("other", max_tokens=200, ignore_eos=True))
+    network.run_pass()
+    network.settle()
+    worker = network.worker
+    assert worker is not None
+    (held_session,) = worker.sessions.values()
+    del held_session.requests["r1"]
+    for _ in range(5):
+        network.down["out"].extend(worker.watermarks())
+        network.settle()
+    assert sent(network, Insert)[-1].request == "r1"
+    for _ in range(30):
+        network.run_pass()
+    network.settle()
+    assert one.tokens == expected(one)
+    assert not other.ended
+
+
+def test_a_worker_that_restarts_between_describe_and_hello_is_described_again() -> None:
+    """The model may be another one: what was described belongs to the worker before."""
+    network = Network(session(), ScriptedWorker())
+    one = request()
+    network.session.start_request(one, network.now)
+    network.carry_out()
+    network.serve("ctl")
+    network.deliver("ctl")
+    assert network.session.connection.phase is Phase.HELLO
+    other = msgspec.structs.replace(MODEL, name="other")
+    network.worker = ScriptedWorker(epoch=2, model=other)
+    settle_with_time(network)
+    assert len(sent(network, Hello)) == 2
+    assert network.session.connection.model == other
+    assert len(sent(network, Insert)) == 1

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.client.cores import expected, request, session
 from tests.client.scripted_worker import Network, ScriptedWorker
+from zmqengine_client.connection import Phase
 
 STEPS_MAX = 20_000
 
@@ -31,7 +32,9 @@ def check(network: Network, requests: list) -> None:  # type: ignore[type-arg]
         network.step()
         network.wait(0.02)
     assert network.worker is not None
-    assert network.worker.requests() == {}
+    # A connection that breaks after the last end is not made again: the worker's grace period clears up then.
+    if network.session.connection.phase is not Phase.IDLE:
+        assert network.worker.requests() == {}
 
 
 @given(st.integers(0, 2**32))
