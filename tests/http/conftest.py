@@ -9,7 +9,15 @@ import pytest
 from tests.http.serving import Front, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client.testing import FakeWorker
-from zmqengine_http import HttpConfig
+from zmqengine_http import HttpConfig, logs
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """What a test did to the log is undone: its handlers write to a stream that is gone afterwards."""
+    yield
+    logs.logger.handlers.clear()
+    logs.logger.propagate = True
 
 
 @pytest.fixture(scope="module")
