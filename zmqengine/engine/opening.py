@@ -19,8 +19,7 @@ from zmqengine.engine.mlx_lm_border import mlx_lm_version  # noqa: E402
 from zmqengine.engine.tokenizer_bundle import TokenizerBundle  # noqa: E402
 from zmqengine.pico import model_path  # noqa: E402
 
-# Freed buffers that MLX may keep for reuse, as a part of its limit.
-_SPARE_SHARE = 1 / 16
+_BUFFER_CACHE_BYTES_MIN = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ def open_mlx_engine(
     """
     limit = memory_limit_bytes or recommended_bytes()
     mx.set_memory_limit(limit)
-    mx.set_cache_limit(int(limit * _SPARE_SHARE))
     loaded = load(str(model_path()), report, name=model) if model == "pico" else load(model, report)
+    mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     engine = MlxEngine(
         loaded.model,
         loaded.info,
@@ -74,3 +73,11 @@ def device_name() -> str:
     """The device that computes, for people."""
     kind = "cpu" if mx.default_device().type == mx.DeviceType.cpu else "gpu"
     return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"
+
+
+def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
+    """What MLX may keep of freed buffers for reuse.
+
+    Left alone it keeps what it ever had up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
+    """
+    return min(memory_limit_bytes // 8, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))

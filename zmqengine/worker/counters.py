@@ -19,7 +19,7 @@ class Counters:
     refused_subscriptions: int = 0
     slow_passes: int = 0
     admission_wait_passes_max: int = 0
-    """Most passes that a request waited from its arrival to its first prefill, rows and memory being free."""
+    """Most passes from a request's arrival to its first prefill, those it waited for a row or memory included."""
     ended: dict[str, int] = field(default_factory=dict)
 
     def count_end(self, finish: str) -> None:
