@@ -18,6 +18,7 @@ from zmqengine.errors import WorkerLost
 from zmqengine_client.events import ClientEvent
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.session import Session
+from zmqengine_client.telling import tell
 from zmqengine_client.transport import Transport
 
 log = logging.getLogger("zmqengine.client")
@@ -122,25 +123,13 @@ class IoThread:
         self._transport.receive(session, now)
         session.advance(now)
         self._transport.perform(outbox.take_actions())
-        self._tell()
+        tell(self.session.outbox, self._on_event)
 
     def _run_commands(self, now: float) -> None:
         with self._ending:
             while self._commands:
                 self._commands.popleft()(now)
-            self._tell()
-
-    def _tell(self) -> None:
-        for item in self.session.outbox.take_changed():
-            if item.listener is not None:
-                item.listener.notify()
-        for event in self.session.outbox.take_events():
-            log.info("%s: %s", event.kind, event.message)
-            if self._on_event is not None:
-                try:
-                    self._on_event(event)
-                except Exception:
-                    log.exception("on_event failed")
+            tell(self.session.outbox, self._on_event)
 
     def _wait_ms(self) -> int | None:
         wait_s = self.session.next_deadline() - time.monotonic()

@@ -16,6 +16,7 @@ from zmqengine_client.events import ClientEvent
 from zmqengine_client.io_thread import Command
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.session import Session
+from zmqengine_client.telling import tell
 from zmqengine_client.transport import Transport
 
 log = logging.getLogger("zmqengine.client")
@@ -88,7 +89,7 @@ class LoopDriver:
             )
         finally:
             self._pumping = False
-        self._tell()
+        tell(self.session.outbox, self._on_event)
         if self.session.closed:
             self._end()
         else:
@@ -107,18 +108,6 @@ class LoopDriver:
                 return
         # Others on this loop have a turn first.
         self._loop.call_soon(self._pump)
-
-    def _tell(self) -> None:
-        for item in self.session.outbox.take_changed():
-            if item.listener is not None:
-                item.listener.notify()
-        for event in self.session.outbox.take_events():
-            log.info("%s: %s", event.kind, event.message)
-            if self._on_event is not None:
-                try:
-                    self._on_event(event)
-                except Exception:
-                    log.exception("on_event failed")
 
     def _set_timer(self) -> None:
         due = self.session.next_deadline()

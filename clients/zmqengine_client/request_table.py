@@ -7,11 +7,8 @@ from math import inf
 
 from zmqengine.errors import (
     AnswerTimeout,
-    BadRequest,
     Conflict,
-    ContextExceeded,
     DeadlineExceeded,
-    TooLarge,
     WorkerLost,
     ZmqEngineError,
     from_code,
@@ -19,7 +16,6 @@ from zmqengine.errors import (
 from zmqengine.protocol.messages import (
     Abort,
     Accepted,
-    Ack,
     End,
     Finish,
     Insert,
@@ -30,16 +26,15 @@ from zmqengine.protocol.messages import (
     TokenRow,
     Watermark,
 )
+from zmqengine_client.acknowledgements import Acknowledgements
 from zmqengine_client.actions import Outbox
 from zmqengine_client.calls import Call, CallTable
 from zmqengine_client.chunks import PromptProgress
 from zmqengine_client.connection import Connection, Opening, Phase
 from zmqengine_client.events import ClientEvent
+from zmqengine_client.inserts import insert_message, refusal, size_refusal
 from zmqengine_client.request import Request, RequestPhase
 
-ACK_WAIT_S = 0.005
-ACKS_MAX = 64
-ACKS_IN_MESSAGE_MAX = 4096
 MISSING_MAX = 5
 RETRY_AFTER_S = 0.25
 RETRIED_AFTER_RESTART = ("not_ready", "overloaded")
@@ -61,8 +56,7 @@ class RequestTable:
         self._room_timeout_s = room_timeout_s
         self._requests: dict[str, Request] = {}
         self._retrying: set[Request] = set()
-        self._acks: dict[str, None] = {}
-        self._ack_at = inf
+        self.acks = Acknowledgements(calls)
         self._frames_seen: int | None = None
 
     def __len__(self) -> int:
@@ -111,8 +105,7 @@ class RequestTable:
 
     def go_down(self) -> None:
         """The connection is lost: no reply is on its way any more."""
-        self._acks.clear()
-        self._ack_at = inf
+        self.acks.clear()
         self._retrying.clear()
         for request in self.unfinished():
             request.resuming = False
@@ -145,7 +138,7 @@ class RequestTable:
             request = requests.get(row.request)
             if request is None:
                 if row.end is not None:
-                    self._ack(row.request, now)
+                    self.acks.add(row.request, now)
             elif row.end is None and row.logprobs is None and row.first_index == len(request.tokens):
                 # The usual row, on its short way: 20,000 a second pass here.
                 request.tokens.extend(row.tokens)
@@ -169,7 +162,7 @@ class RequestTable:
             request = self._requests.get(row.request)
             if request is None:
                 if row.ended:
-                    self._ack(row.request, now)
+                    self.acks.add(row.request, now)
             elif row.ended or row.next_index > len(request.tokens):
                 self._resume(request, now)
         self._look_for_missing(seen, now)
@@ -238,8 +231,7 @@ class RequestTable:
         """Acknowledge what has ended; insert again what was put off."""
         if self._connection.phase is not Phase.LIVE:
             return
-        if now >= self._ack_at:
-            self.flush_acks(now)
+        self.acks.advance(now)
         for request in [request for request in self._retrying if now >= request.retry_at]:
             self._retrying.discard(request)
             if not request.ended:
@@ -249,15 +241,7 @@ class RequestTable:
         """When `advance` has something to do."""
         if self._connection.phase is not Phase.LIVE:
             return inf
-        return min([self._ack_at, *(request.retry_at for request in self._retrying)])
-
-    def flush_acks(self, now: float) -> None:
-        """Acknowledge everything that has ended."""
-        self._ack_at = inf
-        acks, self._acks = list(self._acks), {}
-        for start in range(0, len(acks), ACKS_IN_MESSAGE_MAX):
-            part = acks[start : start + ACKS_IN_MESSAGE_MAX]
-            self._calls.send(lambda call, part=part: Ack(call, part), now)  # type: ignore[misc]
+        return min([self.acks.due_at, *(request.retry_at for request in self._retrying)])
 
     # --- inserting -----------------------------------------------------------------------------------------
 
@@ -294,71 +278,31 @@ class RequestTable:
             self._end(request, error=WorkerLost("the worker forgot the request; resume is off"))
 
     def _insert(self, request: Request, now: float) -> None:
+        connection = self._connection
+        assert connection.limits is not None
         request.retry_at = inf
-        error = self._refusal(request)
+        error = refusal(request, connection.limits, connection.model)
         if error is None and now >= request.deadline_at:
             error = DeadlineExceeded("deadline_ms passed before the last token")
         if error is not None:
             self._end(request, error=error)
             return
-        request.end = request.ends_by_itself(self._connection.eos_token_ids)
+        request.end = request.ends_by_itself(connection.eos_token_ids)
         if request.end is not None:
             self._end(request)
             return
-        if request.id in self._acks:
-            self.flush_acks(now)
-        call = self._calls.prepare(lambda call: self._insert_message(call, request, now), now, request)
-        limits = self._connection.limits
-        assert limits is not None
-        if len(call.frames[1]) > limits.frame_bytes_max:
-            size = len(call.frames[1])
-            text = f"the request has {size} bytes, the worker takes {limits.frame_bytes_max}: shorten it"
-            self._end(request, error=TooLarge(text))
+        if request.id in self.acks:
+            self.acks.flush(now)
+        call = self._calls.prepare(
+            lambda call: insert_message(call, connection.epoch, request, now), now, request
+        )
+        error = size_refusal(call.frames[1], connection.limits)
+        if error is not None:
+            self._end(request, error=error)
             return
         request.phase = RequestPhase.INSERTING
         request.inserted_tokens = len(request.tokens)
         self._calls.start(call, now)
-
-    def _insert_message(self, call: int, request: Request, now: float) -> Insert:
-        options = request.options
-        deadline_ms = options.deadline_ms
-        if deadline_ms is not None:
-            deadline_ms = max(1, round((request.deadline_at - now) * 1000))
-        return Insert(
-            call=call,
-            request=request.id,
-            epoch=self._connection.epoch,
-            prompt=request.prompt,
-            max_tokens=request.max_tokens,
-            emitted=list(request.tokens),
-            sampling=options.sampling,
-            seed=request.seed,
-            stop_token_ids=options.stop_token_ids,
-            ignore_eos=options.ignore_eos,
-            logprobs=options.logprobs,
-            priority=options.priority,
-            deadline_ms=deadline_ms,
-        )
-
-    def _refusal(self, request: Request) -> ZmqEngineError | None:
-        """What the worker would refuse, found before anything is sent."""
-        limits, model, options = self._connection.limits, self._connection.model, request.options
-        assert limits is not None
-        room = limits.context_tokens_max - len(request.prompt)
-        request.max_tokens = options.max_tokens or max(1, room)
-        if len(request.prompt) > limits.prompt_tokens_max or request.max_tokens > room:
-            return ContextExceeded(
-                f"prompt of {len(request.prompt)} tokens + max_tokens {request.max_tokens} "
-                f"is over the context of {limits.context_tokens_max} tokens"
-            )
-        if model is None:
-            return None
-        ids = {"prompt": request.prompt, "stop_token_ids": options.stop_token_ids}
-        for name, values in (*ids.items(), ("logit_bias", options.sampling.logit_bias)):
-            if values and max(values) >= model.vocab_size:
-                text = f"{name} has id {max(values)}, the vocabulary has {model.vocab_size} tokens"
-                return BadRequest(text)
-        return None
 
     def _insert_rejected(self, request: Request, error: ZmqEngineError, now: float) -> None:
         if request.aborting:
@@ -389,7 +333,7 @@ class RequestTable:
         self._outbox.counters.tokens += len(request.tokens) - have
         if request.end is not None:
             self._end(request)
-            self._ack(request.id, now)
+            self.acks.add(request.id, now)
         else:
             self._outbox.mark(request)
 
@@ -434,10 +378,6 @@ class RequestTable:
             del self._requests[request.id]
         self._retrying.discard(request)
         self._outbox.mark(request)
-
-    def _ack(self, request_id: str, now: float) -> None:
-        self._acks[request_id] = None
-        self._ack_at = now if len(self._acks) >= ACKS_MAX else min(self._ack_at, now + ACK_WAIT_S)
 
     def _abort_orphan(self, request_id: str, now: float) -> None:
         """Abort what the worker holds and nobody here waits for; it is acknowledged when its end comes."""

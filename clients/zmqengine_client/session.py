@@ -29,7 +29,6 @@ from zmqengine.protocol.messages import (
     Fatal,
     Granted,
     Hello,
-    Ping,
     Rejected,
     Replay,
     TokenFrame,
@@ -41,13 +40,9 @@ from zmqengine_client.calls import Call, CallTable
 from zmqengine_client.connection import Connection, Phase
 from zmqengine_client.control import Control, ControlCall
 from zmqengine_client.events import ClientEvent
+from zmqengine_client.liveness import Liveness
 from zmqengine_client.request import Request, RequestPhase
 from zmqengine_client.request_table import RequestTable
-
-DOUBT_S = 2.0
-"""A command without a reply for this long makes the client ask ctl which worker is there."""
-OUT_SILENCE_S = 5.0
-"""Watermarks come every second while there are requests: silence on out for this long is looked into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +86,7 @@ class Session:
         self._decode_control = control_reply_decoder().decode
         self._decode_reply = command_reply_decoder().decode
         self._decode_output = output_decoder().decode
-        self._doubt_at = 0.0
-        self._heard_at = 0.0
-        self._out_heard_at = 0.0
-        self._silence_check_at = 0.0
-        self._probe: Call | None = None
-        self._probe_answered_at = inf
+        self._liveness = Liveness(self._calls, gone_s=config.worker_lost_timeout_s)
         self._bye_until = inf
 
     # --- from the caller -----------------------------------------------------------------------------------
@@ -128,7 +118,7 @@ class Session:
         """Say bye. `closed` becomes true when the worker has heard it, or after `wait_s`."""
         self._requests.end_all()
         if self.connection.phase is Phase.LIVE:
-            self._requests.flush_acks(now)
+            self._requests.acks.flush(now)
             self._calls.send(Bye, now)
             self._bye_until = now + wait_s
         else:
@@ -187,15 +177,13 @@ class Session:
         """Let pass what is due by now."""
         for call in self._calls.advance(now):
             self._requests.gave_up(call, now)
-            if call is self._probe:
-                self._probe = None
+            self._liveness.gave_up(call)
         if now >= self.connection.attempt_until():
             self._lose(now, f"no answer in phase {self.connection.phase.value}")
         self.control.advance(now)
         self._requests.advance(now)
         if self.connection.phase is Phase.LIVE:
-            self._keep_alive(now)
-            self._look_for_silence(now)
+            self._keep_up(now)
         else:
             self._expire(now)
         if now >= self._bye_until:
@@ -212,9 +200,7 @@ class Session:
             self._bye_until,
         )
         if self.connection.phase is Phase.LIVE:
-            due = min(due, self._ping_at())
-            if len(self._requests):
-                due = min(due, max(self._silence_check_at, self._out_heard_at + OUT_SILENCE_S))
+            due = min(due, self._liveness.next_deadline(has_requests=len(self._requests) > 0))
         return due
 
     # --- ctl -----------------------------------------------------------------------------------------------
@@ -238,12 +224,10 @@ class Session:
 
     def _receive_reply(self, frames: Sequence[bytes], now: float) -> None:
         reply: CommandReply = self._decode_reply(frames)
-        self._heard_at = now
         call = self._calls.answered(reply.call)
+        self._liveness.heard_reply(call, now)
         if call is None:
             return
-        if call is self._probe:
-            self._probe_answered_at = now
         if isinstance(reply, Rejected):
             self._receive_rejected(reply, call, now)
         elif isinstance(reply, Welcome):
@@ -290,8 +274,7 @@ class Session:
         if message.epoch != connection.epoch:
             self._lose(now, "another worker process publishes")
             return
-        self._heard_at = self._out_heard_at = now
-        self._probe = None
+        self._liveness.heard_output(now)
         if connection.phase is not Phase.LIVE:
             if isinstance(message, Granted):
                 self._granted(message, now)
@@ -306,6 +289,7 @@ class Session:
         opening = self.connection.granted(granted, now)
         if opening is not None:
             self.control.stop_describing()
+            self._liveness.begin(self.connection.lease_s)
             self._requests.go_live(opening, now)
 
     # --- losing and giving up ------------------------------------------------------------------------------
@@ -319,7 +303,6 @@ class Session:
             return
         was_live = self.connection.phase is Phase.LIVE
         self.connection.lose(now, reason)
-        self._probe = None
         self._requests.go_down()
         self.control.describe_again(now, wait=not was_live)
         self._rest_if_idle(now)
@@ -358,34 +341,14 @@ class Session:
         may_come_back = connection.was_live and gone_s < config.worker_lost_timeout_s
         return None if may_come_back and isinstance(error, WorkerLost) else error
 
-    # --- keeping the session -------------------------------------------------------------------------------
-
-    def _ping_at(self) -> float:
-        return self._calls.last_sent_at + self.connection.lease_s / 3
-
-    def _keep_alive(self, now: float) -> None:
-        if now >= self._ping_at():
-            self._calls.send(Ping, now)
-        waiting_since = self._calls.waiting_since()
-        if waiting_since is not None and now - waiting_since >= DOUBT_S and now >= self._doubt_at:
-            self._doubt_at = now + 1.0
+    def _keep_up(self, now: float) -> None:
+        verdict = self._liveness.advance(now, has_requests=len(self._requests) > 0)
+        if verdict == "describe":
             self.control.describe_once()
-
-    def _look_for_silence(self, now: float) -> None:
-        """Find out whether out is broken, or the whole worker gone, when nothing is heard of running requests."""
-        if not len(self._requests):
-            self._out_heard_at = now
-            return
-        if now < self._silence_check_at or now - self._out_heard_at < OUT_SILENCE_S:
-            return
-        self._silence_check_at = now + 1.0
-        if now - self._heard_at >= self.config.worker_lost_timeout_s:
-            self._requests.fail_all(self.control.lost_error(now - self._heard_at))
+        elif verdict == "gone":
+            self._requests.fail_all(self.control.lost_error(now - self._liveness.heard_at))
             self._lose(now, "nothing was heard from the worker")
-        elif self._probe is None:
-            self._probe_answered_at = inf
-            self._probe = self._calls.send(Ping, now)
-        elif now - self._probe_answered_at >= OUT_SILENCE_S:
+        elif verdict == "deaf":
             self._lose(now, "the worker answers commands but nothing is published")
 
 

@@ -1,0 +1,58 @@
+"""A request as an insert command, and what the worker would refuse, found before anything is sent."""
+
+from __future__ import annotations
+
+from zmqengine.errors import BadRequest, ContextExceeded, TooLarge, ZmqEngineError
+from zmqengine.protocol.messages import Insert, Limits, ModelCard
+from zmqengine_client.request import Request
+
+
+def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEngineError | None:
+    """Why this worker cannot take the request, or None. Sets `request.max_tokens` from the context if it is open."""
+    options = request.options
+    room = limits.context_tokens_max - len(request.prompt)
+    request.max_tokens = options.max_tokens or max(1, room)
+    if len(request.prompt) > limits.prompt_tokens_max or request.max_tokens > room:
+        return ContextExceeded(
+            f"prompt of {len(request.prompt)} tokens + max_tokens {request.max_tokens} "
+            f"is over the context of {limits.context_tokens_max} tokens"
+        )
+    if model is None:
+        return None
+    ids = {"prompt": request.prompt, "stop_token_ids": options.stop_token_ids}
+    for name, values in (*ids.items(), ("logit_bias", options.sampling.logit_bias)):
+        if values and max(values) >= model.vocab_size:
+            return BadRequest(f"{name} has id {max(values)}, the vocabulary has {model.vocab_size} tokens")
+    return None
+
+
+def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
+    """The error for a body that is longer than the worker takes, or None."""
+    if len(body) <= limits.frame_bytes_max:
+        return None
+    return TooLarge(
+        f"the request has {len(body)} bytes, the worker takes {limits.frame_bytes_max}: shorten it"
+    )
+
+
+def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Insert:
+    """The command, with the output so far as `emitted` and the time that is left as `deadline_ms`."""
+    options = request.options
+    deadline_ms = options.deadline_ms
+    if deadline_ms is not None:
+        deadline_ms = max(1, round((request.deadline_at - now) * 1000))
+    return Insert(
+        call=call,
+        request=request.id,
+        epoch=epoch,
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
+        emitted=list(request.tokens),
+        sampling=options.sampling,
+        seed=request.seed,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
+        priority=options.priority,
+        deadline_ms=deadline_ms,
+    )

@@ -1,0 +1,87 @@
+"""Keeps a live session alive, and finds out when there is nothing at the other end any more."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+from zmqengine.protocol.messages import Ping
+from zmqengine_client.calls import Call, CallTable
+
+DOUBT_S = 2.0
+"""A command without a reply for this long makes the client ask ctl which worker is there."""
+DOUBT_AGAIN_S = 1.0
+SILENCE_S = 5.0
+"""Watermarks come every second while there are requests: silence on out for this long is looked into."""
+CHECK_S = 1.0
+
+Verdict = Literal["alive", "describe", "gone", "deaf"]
+
+
+class Liveness:
+    """Times of one live session: when to ping, when to doubt, when to give up.
+
+    After silence on out a ping on cmd tells a dead worker (no answer within `gone_s`) from a dead subscription (an
+    answer, and still nothing on out).
+    """
+
+    def __init__(self, calls: CallTable, *, gone_s: float) -> None:
+        self._calls = calls
+        self._gone_s = gone_s
+        self._lease_s = inf
+        self._doubt_at = 0.0
+        self._out_heard_at = 0.0
+        self._check_at = 0.0
+        self._probe: Call | None = None
+        self._probe_answered_at = inf
+        self.heard_at = 0.0
+
+    def begin(self, lease_s: float) -> None:
+        """A session is live. The word that it is has been counted as heard."""
+        self._lease_s = lease_s
+        self._probe = None
+
+    def heard_output(self, now: float) -> None:
+        """Something came on out."""
+        self.heard_at = self._out_heard_at = now
+        self._probe = None
+
+    def heard_reply(self, call: Call | None, now: float) -> None:
+        """Something came on cmd, in answer to `call`."""
+        self.heard_at = now
+        if call is not None and call is self._probe:
+            self._probe_answered_at = now
+
+    def gave_up(self, call: Call) -> None:
+        """A call was never answered."""
+        if call is self._probe:
+            self._probe = None
+
+    def advance(self, now: float, *, has_requests: bool) -> Verdict:
+        """Ping if it is time, and say what to make of the silence."""
+        if now >= self._ping_at():
+            self._calls.send(Ping, now)
+        if not has_requests:
+            self._out_heard_at = now
+        elif now >= self._check_at and now - self._out_heard_at >= SILENCE_S:
+            self._check_at = now + CHECK_S
+            if now - self.heard_at >= self._gone_s:
+                return "gone"
+            if self._probe is None:
+                self._probe_answered_at = inf
+                self._probe = self._calls.send(Ping, now)
+            elif now - self._probe_answered_at >= SILENCE_S:
+                return "deaf"
+        waiting_since = self._calls.waiting_since()
+        if waiting_since is not None and now - waiting_since >= DOUBT_S and now >= self._doubt_at:
+            self._doubt_at = now + DOUBT_AGAIN_S
+            return "describe"
+        return "alive"
+
+    def next_deadline(self, *, has_requests: bool) -> float:
+        """When `advance` has something to do. Doubt is left to the repetition of the commands."""
+        silence_at = max(self._check_at, self._out_heard_at + SILENCE_S) if has_requests else inf
+        return min(self._ping_at(), silence_at)
+
+    def _ping_at(self) -> float:
+        return self._calls.last_sent_at + self._lease_s / 3
