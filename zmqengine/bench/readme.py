@@ -43,8 +43,13 @@ CHAPTERS = (
     Chapter("shapes-25m", "Bursts, shared prefixes, agents, a trace", ("burst", "prefix", "agents", "trace")),
     Chapter(
         "stress-25m",
-        "A long prompt, 200 requests at once, many client processes",
-        ("interference", "overload", "front-ends: tokens/s", "front-ends: ITL p99", "front-ends: slow"),
+        "A long prompt beside running streams, and 200 requests at once",
+        ("interference", "overload"),
+    ),
+    Chapter(
+        "front-ends-25m",
+        "Many client processes, slow and stopped ones among them",
+        ("front-ends: tokens/s", "front-ends: ITL p99", "front-ends: slow"),
     ),
     Chapter("cancel-25m", "Readers who leave", ("cancel",)),
     Chapter("two-models-25m", "Two models on one machine", ("two-models",)),

@@ -55,13 +55,14 @@ def parts(*, quick: bool) -> list[Part]:
             lambda m, r: _serve(m, min(r, 2), quick, SHAPES_OF_LOAD),
         ),
         Part("stress-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, STRESS)),
+        Part("front-ends-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ("front-ends",))),
         Part("cancel-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ["cancel"], slots=True)),
         Part("two-models-25m", MODEL_SHAPE, lambda m, r: _two_models(m, r, quick)),
     ]
 
 
 SHAPES_OF_LOAD = ("burst", "prefix", "agents", "trace")
-STRESS = ("interference", "overload", "front-ends")
+STRESS = ("interference", "overload")
 
 
 def run_suite(
