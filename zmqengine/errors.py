@@ -46,6 +46,8 @@ class ZmqEngineError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms
+        self.completion: object | None = None
+        """Of a stream that failed: the `Completion` with the tokens up to there."""
 
 
 class RequestError(ZmqEngineError):

@@ -93,5 +93,5 @@ class StreamState(Generic[ChunkT]):
     def _raise_failure(self) -> None:
         error = self._reader.failure()
         if error is not None:
-            error.completion = self._reader.completion()  # type: ignore[attr-defined]
+            error.completion = self._reader.completion()
             raise error

@@ -110,6 +110,12 @@ class Harness:
         assert report.commands > 0
         return report
 
+    def read_commands(self, count: int) -> None:
+        """Passes until `count` more commands have been read, and not one pass more."""
+        before = self.actor.counters.commands
+        while self.actor.counters.commands < before + count:
+            self.pass_with_command()
+
     def passes(self, count: int) -> list[PassReport]:
         """So many passes."""
         return [self.pass_() for _ in range(count)]
@@ -193,9 +199,19 @@ class FrontEnd:
         return self.next_reply()
 
     def next_reply(self) -> Message:
+        """The next reply; passes are run only to read commands, so nothing runs ahead meanwhile."""
         before = len(self.replies)
-        self.harness.run_until(lambda: self.read() or len(self.replies) > before)
-        return self.replies[before]
+        poller = zmq.Poller()
+        poller.register(self.cmd, zmq.POLLIN)
+        poller.register(self.harness.sockets.cmd, zmq.POLLIN)
+        while True:
+            self.read()
+            if len(self.replies) > before:
+                return self.replies[before]
+            ready = dict(poller.poll(ARRIVAL_MS_MAX))
+            assert ready, "no reply came"
+            if self.harness.sockets.cmd in ready:
+                self.harness.pass_()
 
     def insert(self, request: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> Message:
         return self.call(self.insert_message(request, prompt, **fields))

@@ -72,10 +72,12 @@ def test_priorities_decide_the_order_of_service(make_harness: Make) -> None:
     """omlx #3047: a priority field that is read. Lower first, equals by arrival."""
     harness = make_harness(FakeEngineConfig(rows_max=1))
     front_end = harness.front_end()
-    front_end.accepted("running", max_tokens=50)
+    front_end.send(front_end.insert_message("running", max_tokens=50))
+    harness.read_commands(1)
     order = [("late", 50), ("normal", 0), ("urgent", -50), ("normal2", 0), ("urgent2", -50)]
     for name, priority in order:
-        front_end.accepted(name, priority=priority, max_tokens=2)
+        front_end.send(front_end.insert_message(name, priority=priority, max_tokens=2))
+    harness.read_commands(len(order))
     front_end.wait_for_end(*(name for name, _ in order))
     served = [name for name in front_end.ends if name != "running"]
     assert served == ["urgent", "urgent2", "normal", "normal2", "late"]
@@ -85,10 +87,12 @@ def test_a_full_queue_refuses_with_a_hint_and_serves_on(make_harness: Make) -> N
     """Bounded queue: `overloaded` and when to come back."""
     harness = make_harness(FakeEngineConfig(rows_max=1), queue_max=2)
     front_end = harness.front_end()
-    front_end.accepted("r0", max_tokens=100)
-    front_end.accepted("r1")
-    front_end.accepted("r2")
-    refused = front_end.rejected("r3")
+    for index in range(4):
+        front_end.send(front_end.insert_message(f"r{index}", max_tokens=100))
+        harness.read_commands(1)
+    harness.run_until(lambda: front_end.read() or len(front_end.replies) == 5)
+    refused = front_end.replies[-1]
+    assert isinstance(refused, Rejected)
     assert refused.code == "overloaded"
     assert refused.retry_after_ms is not None
     assert refused.retry_after_ms > 0
@@ -100,8 +104,9 @@ def test_a_deadline_ends_a_request_in_the_queue_and_in_the_batch(make_harness: M
     """mlx-openai-server, measured: bounds, deadlines, leases. Each gets `deadline` once, and the tokens so far."""
     harness = make_harness(FakeEngineConfig(rows_max=1))
     front_end = harness.front_end()
-    front_end.accepted("running", max_tokens=4000, deadline_ms=5000)
-    front_end.accepted("queued", deadline_ms=5000)
+    for name in ("running", "queued"):
+        front_end.send(front_end.insert_message(name, max_tokens=4000, deadline_ms=5000))
+    harness.read_commands(2)
     harness.passes(5)
     harness.clock.advance(6)
     ends = front_end.wait_for_end("running", "queued")
@@ -123,8 +128,10 @@ def test_progress_of_a_long_prompt_is_told(make_harness: Make) -> None:
     assert [row.total for row in rows] == [950] * len(rows)
     done = [row.done for row in rows]
     assert done == sorted(set(done))
-    assert max(b - a for a, b in zip([0, *done], [*done, 950], strict=True)) <= 100
-    assert len(other.tokens.get("short", [])) > 0 or other.read() is None
+    assert done[-1] == 950
+    assert max(b - a for a, b in zip([0, *done], done, strict=False)) <= 100
+    other.read()
+    assert len(other.tokens["short"]) >= len(done) - 1
 
 
 def test_logprobs_travel_with_their_tokens(harness: Harness) -> None:
@@ -147,9 +154,9 @@ def test_emitted_tokens_are_continued_and_not_repeated(harness: Harness) -> None
     front_end = harness.front_end()
     insert = front_end.insert_message("r", max_tokens=20)
     whole = expected_tokens(row_of(insert))
+    front_end.tokens["r"] = whole[:7]
     accepted = front_end.accepted("r", max_tokens=20, emitted=whole[:7])
     assert accepted.next_index == 7
-    front_end.tokens["r"] = whole[:7]
     front_end.wait_for_end("r")
     assert front_end.tokens["r"] == whole
 
@@ -174,8 +181,9 @@ def test_drain_finishes_what_runs_and_answers_the_rest(make_harness: Make) -> No
     """smg #1427 review: at shutdown every live request gets a terminal answer before the engine closes."""
     harness = make_harness(FakeEngineConfig(rows_max=1))
     front_end = harness.front_end()
-    front_end.accepted("running", max_tokens=30)
-    front_end.accepted("queued")
+    for name in ("running", "queued"):
+        front_end.send(front_end.insert_message(name, max_tokens=30))
+    harness.read_commands(2)
     harness.board.ask_to_drain()
     ends = front_end.wait_for_end("running", "queued")
     assert [end.finish for end in ends] == ["length", "shutdown"]
@@ -304,13 +312,13 @@ def test_memory_admission_waits_and_then_serves(make_harness: Make) -> None:
     per_token = FakeEngine().project_bytes(1, 0)
     harness = make_harness(kv_bytes_max=100 * per_token, prompt_cache_bytes=0)
     front_end = harness.front_end()
-    front_end.accepted("a", [1] * 10, max_tokens=50)
-    front_end.accepted("big", [2] * 10, max_tokens=80)
-    front_end.accepted("small", [3], max_tokens=2)
-    harness.passes(2)
+    front_end.send(front_end.insert_message("a", [1] * 10, max_tokens=50))
+    front_end.send(front_end.insert_message("big", [2] * 10, max_tokens=80))
+    front_end.send(front_end.insert_message("small", [3], max_tokens=2))
+    harness.read_commands(3)
     assert [request.id for request in harness.actor.scheduler.running.values()] == ["a"]
     front_end.wait_for_end("a", "big", "small")
-    assert list(front_end.ends) == ["a", "small", "big"] or list(front_end.ends) == ["a", "big", "small"]
+    assert next(iter(front_end.ends)) == "a"
     never = front_end.rejected("never", [1] * 10, max_tokens=91)
     assert never.code == "never_fits"
     assert front_end.accepted("just", [1] * 10, max_tokens=90).state == "queued"

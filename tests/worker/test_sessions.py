@@ -164,10 +164,10 @@ def test_abort_works_in_every_phase_and_twice(make_harness: Make, phase: str) ->
     harness = make_harness(FakeEngineConfig(rows_max=1, prefill_chunk=4, context_tokens=100_000))
     front_end = harness.front_end()
     if phase == "queued":
-        front_end.accepted("other", max_tokens=60)
+        front_end.accepted("other", max_tokens=20_000)
     if phase != "before insert":
         prompt = list(range(1, 900)) if phase == "prefill" else [1]
-        front_end.accepted("r", prompt, max_tokens=3 if phase == "ended" else 500)
+        front_end.accepted("r", prompt, max_tokens=3 if phase == "ended" else 50_000)
     if phase == "prefill":
         harness.run_until(lambda: harness.engine.stats().rows_prefilling == 1)
     if phase == "decode":
@@ -183,7 +183,7 @@ def test_abort_works_in_every_phase_and_twice(make_harness: Make, phase: str) ->
     (end,) = front_end.wait_for_end("r")
     assert end.finish == ("length" if phase == "ended" else "abort")
     if phase == "queued":
-        front_end.wait_for_end("other")
+        front_end.abort("other")
     harness.pass_()
     stats = harness.engine.stats()
     assert stats.rows_decoding + stats.rows_prefilling == 0
@@ -318,9 +318,13 @@ def test_a_session_that_holds_too_much_is_refused_more(make_harness: Make) -> No
     """What still runs is never dropped to make room: the next insert is refused instead."""
     harness = make_harness(requests_per_session_max=3)
     front_end = harness.front_end()
-    for index in range(3):
-        front_end.accepted(f"r{index}", max_tokens=4000)
-    assert front_end.rejected("r3").code == "overloaded"
+    for index in range(4):
+        front_end.send(front_end.insert_message(f"r{index}", max_tokens=4000))
+    harness.read_commands(4)
+    harness.run_until(lambda: front_end.read() or len(front_end.replies) == 5)
+    refused = front_end.replies[-1]
+    assert isinstance(refused, Rejected)
+    assert refused.code == "overloaded"
 
 
 def test_sessions_are_bounded(make_harness: Make) -> None:

@@ -387,7 +387,9 @@ class Actor:
             request.prefill_pass = self.counters.passes
             waited = request.prefill_pass - request.arrival_pass + 1
             self.counters.admission_wait_passes_max = max(self.counters.admission_wait_passes_max, waited)
-        if done < total:
+        # A prompt that is read in one pass has no progress to tell.
+        if done < total or request.progress_told:
+            request.progress_told = True
             request.session.progress[request] = (done, total, cached)
             self._dirty[request.session] = None
 

@@ -37,6 +37,7 @@ class LiveRequest:
         "phase",
         "prefill_pass",
         "priority",
+        "progress_told",
         "projected_bytes",
         "prompt_tokens",
         "row",
@@ -76,6 +77,7 @@ class LiveRequest:
         self.phase: Phase = "queued"
         self.row = -1
         self.cached_tokens = 0
+        self.progress_told = False
         self.strikes = 0
         self.end: End | None = None
         self.end_sent = False
