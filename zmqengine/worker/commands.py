@@ -28,7 +28,6 @@ from zmqengine.protocol.messages import (
     Command,
     CommandReply,
     Done,
-    Finish,
     Hello,
     Insert,
     Limits,
@@ -41,6 +40,7 @@ from zmqengine.protocol.messages import (
     Welcome,
 )
 from zmqengine.worker.counters import Counters
+from zmqengine.worker.endings import Endings
 from zmqengine.worker.request import LiveRequest, digest
 from zmqengine.worker.scheduler import Scheduler
 from zmqengine.worker.sessions import Session, SessionTable
@@ -52,7 +52,7 @@ RETRY_FLOOR_MS = 100
 
 
 class CommandHandler:
-    """Answers commands. `end` is the actor's way to give a request its terminal answer."""
+    """Answers commands."""
 
     def __init__(
         self,
@@ -67,8 +67,7 @@ class CommandHandler:
         scheduler: Scheduler,
         counters: Counters,
         project_bytes: Callable[[int, int], int],
-        end: Callable[[LiveRequest, Finish, str], None],
-        end_session: Callable[[Session, Finish], None],
+        endings: Endings,
     ) -> None:
         self._epoch = epoch
         self._limits = limits
@@ -80,8 +79,7 @@ class CommandHandler:
         self._scheduler = scheduler
         self._counters = counters
         self._project_bytes = project_bytes
-        self._end = end
-        self._end_session = end_session
+        self._endings = endings
         self._arrivals = count()
         self.draining = False
 
@@ -115,7 +113,7 @@ class CommandHandler:
             case Ack():
                 self._ack(command, session)
             case Bye():
-                self._end_session(session, "abort")
+                self._endings.end_session(session, "abort")
             case Ping():
                 pass
             case _:
@@ -227,7 +225,7 @@ class CommandHandler:
         if request is None:
             session.remember_early_abort(command.request)
         elif request.end is None:
-            self._end(request, "abort", "")
+            self._endings.end(request, "abort", "")
 
     def _resume(self, command: Resume, session: Session) -> Replay:
         if command.epoch != self._epoch:

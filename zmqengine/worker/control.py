@@ -31,6 +31,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.worker.auth import Guard
 from zmqengine.worker.board import Board
+from zmqengine.worker.inbox import user_of
 from zmqengine.worker.metrics import prometheus, status
 
 log = logging.getLogger("zmqengine.control")
@@ -110,7 +111,7 @@ class ControlThread:
     def _answer(self) -> None:
         frames: list[Any] = self._ctl.recv_multipart(copy=False)
         route, parts = frames[0].bytes, [frame.bytes for frame in frames[1:]]
-        reply = self._reply(parts, _user(frames[-1]) if self._guard is not None else "")
+        reply = self._reply(parts, user_of(frames[-1]) if self._guard is not None else "")
         try:
             self._ctl.send_multipart([route, *encode(reply)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
@@ -167,10 +168,3 @@ class ControlThread:
             limits=board.limits,
             message=board.message,
         )
-
-
-def _user(frame: zmq.Frame) -> str:
-    try:
-        return str(frame.get("User-Id"))
-    except zmq.ZMQError:
-        return ""

@@ -30,3 +30,15 @@ class Counters:
         """By name, as `status` shows them."""
         flat = {name: getattr(self, name) for name in self.__slots__ if name != "ended"}
         return flat | {f"ended_{finish}": count for finish, count in self.ended.items()}
+
+
+@dataclass(slots=True)
+class PassReport:
+    """What one pass did."""
+
+    grants: int = 0
+    commands: int = 0
+    admitted: int = 0
+    stepped: bool = False
+    tokens: int = 0
+    ended: int = 0

@@ -26,6 +26,11 @@ class Scheduler:
         self._next_row = 0
 
     @property
+    def has_work(self) -> bool:
+        """Whether any request runs or waits."""
+        return bool(self.running) or self._queued > 0
+
+    @property
     def queued(self) -> int:
         """How many requests wait."""
         return self._queued
@@ -83,12 +88,6 @@ class Scheduler:
         request.row = self._next_row
         self._next_row += 1
         self.running[request.row] = request
-
-    def next_deadline_s(self) -> float | None:
-        """When the next request with a deadline is due."""
-        while self._deadlines and self._deadlines[0][2].phase == "ended":
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
 
     def expired(self, now_s: float) -> list[LiveRequest]:
         """Requests whose deadline has passed; each is named once."""
