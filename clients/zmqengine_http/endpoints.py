@@ -10,7 +10,8 @@ from zmqengine_http.errors import ApiError, no_worker
 from zmqengine_http.exchange import JSON, Exchange
 from zmqengine_http.generate import Service
 from zmqengine_http.prompts import encode_chat
-from zmqengine_http.requests import TokenizeRequest, read_detokenize, read_tokenize
+from zmqengine_http.reading import read_detokenize, read_tokenize
+from zmqengine_http.requests import TokenizeRequest
 from zmqengine_http.sampling import check_ids
 from zmqengine_http.worker import Model
 

@@ -136,12 +136,17 @@ def from_validation(error: msgspec.ValidationError) -> ApiError:
         400,
         f"{path}: {reason}" if path else reason,
         param=path or None,
-        code="missing_required_parameter"
-        if missing
-        else "invalid_type"
-        if "got" in reason
-        else "invalid_value",
+        code=_fault(reason),
     )
+
+
+def _fault(reason: str) -> str:
+    signs = {
+        "missing required field": "missing_required_parameter",
+        "contains unknown field": "unknown_parameter",
+        ", got ": "invalid_type",
+    }
+    return next((code for sign, code in signs.items() if sign in reason), "invalid_value")
 
 
 def _named_field(message: str) -> str | None:

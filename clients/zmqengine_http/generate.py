@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from zmqengine_http.answer import Answer
-from zmqengine_http.chunks import ChatEvents, EventMaker, TextEvents, chat_body, text_body
+from zmqengine_http.bodies import chat_body, text_body
+from zmqengine_http.chunks import ChatEvents, EventMaker, TextEvents
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.errors import bad_field
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.logprobs import ChatLogprobs, TextLogprobs
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import ChatPrompt, Tokenizing
-from zmqengine_http.requests import ChatRequest, CommonRequest, CompletionRequest, read_chat, read_completion
+from zmqengine_http.reading import read_chat, read_completion
+from zmqengine_http.requests import ChatRequest, CommonRequest, CompletionRequest
 from zmqengine_http.respond import BodyMaker, Choices, Shapes, respond_events, respond_whole
 from zmqengine_http.sampling import check_ids, check_length, choice_seed, make_options
 from zmqengine_http.text import AnswerText

@@ -13,18 +13,14 @@ import msgspec
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http import logs
 from zmqengine_http.errors import ApiError, bad_field
-from zmqengine_http.requests import (
-    AssistantMessage,
-    ChatMessage,
-    ChatRequest,
-    RefusalPart,
-    TextPart,
-    ToolDefinition,
-)
+from zmqengine_http.messages import AssistantMessage, ChatMessage, RefusalPart, TextPart, ToolDefinition
+from zmqengine_http.requests import ChatRequest
 from zmqengine_http.worker import Model
 
 SLOW_S = 1.0
 TAIL_TOKENS = 32
+RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+"""What a request has fields of its own for, or has no say in."""
 T = TypeVar("T")
 
 
@@ -81,6 +77,9 @@ def encode_chat(
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
     if tools and "tools" not in template:
         raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
+    for name in variables:
+        if not name.isidentifier() or name in RESERVED:
+            raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
     plain = [_plain(message, knows_developer="developer" in template) for message in messages]
     definitions = [msgspec.to_builtins(tool) for tool in tools] or None
     try:
@@ -136,9 +135,6 @@ def _arguments(text: str) -> object:
 
 def _template_variables(model: Model, request: ChatRequest) -> dict[str, object]:
     variables = dict(request.chat_template_kwargs)
-    for name in variables:
-        if not name.isidentifier() or name in ("messages", "tools", "add_generation_prompt"):
-            raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
     if request.reasoning_effort is not None:
         template = model.tokenizer.chat_template or ""
         if "reasoning_effort" in template:

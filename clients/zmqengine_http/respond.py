@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.answer import Answer, Piece
-from zmqengine_http.chunks import DONE, EventMaker, ToolCallMade, WholeChoice
+from zmqengine_http.bodies import WholeChoice
+from zmqengine_http.chunks import DONE, EventMaker, ToolCallMade
 from zmqengine_http.errors import ApiError, from_engine
 from zmqengine_http.exchange import JSON, Exchange
 from zmqengine_http.logprobs import LogprobShape

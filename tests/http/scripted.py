@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import tokenizers
+
 from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import (
@@ -40,6 +42,7 @@ class ScriptedClient:
         template: str = TOOLS_TEMPLATE,
         facts: dict[str, str | bool | int] | None = None,
         chunk_tokens: int = 1,
+        special: Sequence[str] = (),
     ) -> None:
         self.say = say
         self.name = name
@@ -48,10 +51,12 @@ class ScriptedClient:
         self.prompts: list[str] = []
         self.options: list[dict[str, object]] = []
         self.streams: list[ScriptedStream] = []
+        tokenizer = tokenizers.Tokenizer.from_str(fake_tokenizer_json(VOCAB_SIZE).decode())
+        tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in special])
         self.bundle = TokenizerBundle(
             call=0,
             hash=f"{name}{template}{facts}",
-            tokenizer_json=fake_tokenizer_json(VOCAB_SIZE),
+            tokenizer_json=tokenizer.to_str().encode(),
             chat_template=template,
             eos_token_ids=[END_TOKEN],
             facts=facts or {},

@@ -94,6 +94,8 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
     ({"priority": 101}, "priority"),
     ({"deadline_ms": 0}, "deadline_ms"),
     ({"functions": [{"name": "f"}]}, "functions"),
@@ -194,6 +196,20 @@ def test_values_that_only_look_odd_are_honoured(front: Front) -> None:
     ]  # fmt: skip
     for fields in good:
         assert post(front, CHAT, chat(**{"max_tokens": 3, **fields})).status == 200, fields
+
+
+def test_tokenize_checks_what_a_chat_checks(front: Front) -> None:
+    """The same messages, tools and template variables, with the same refusals."""
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": [USER], "tools": [{"function": {"name": "f"}}]}, "tools"),
+        ({"messages": [USER], "prompt": "both"}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "a", "colour": 1}, "colour"),
+        ({"prompt": 5}, "prompt"),
+    ]
+    for body, param in bad:
+        check_400(post(front, "/tokenize", body), param)
 
 
 def test_an_unknown_model_is_a_404(front: Front) -> None:

@@ -84,7 +84,10 @@ def test_a_chat_of_40_000_tokens_does_not_stop_the_loop(
 def test_others_are_served_while_a_tokenizer_takes_its_time(
     front: Front, records: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the log tells id, tokens and seconds when it takes over one."""
+    """And the log tells id, tokens and seconds when it takes over one.
+
+    vllm-mlx #593: with work on the event loop health, admission and cancel stalled.
+    """
     inside, go_on = threading.Event(), threading.Event()
     real = prompts.encode_chat
 

@@ -155,3 +155,46 @@ def test_chunks_of_many_tokens_make_the_same_answer() -> None:
         call = whole["choices"][0]["message"]["tool_calls"][0]["function"]
         bodies.append((call, whole["usage"], cut["choices"], cut["usage"]))
     assert bodies[0] == bodies[1] == bodies[2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_the_template_opened_is_found(stream: bool) -> None:
+    """Some templates end with the marker, so that the output begins within the reasoning."""
+    client = ScriptedClient(
+        lambda prompt: "hm</think>\n\nyes", template=TOOLS_TEMPLATE + "<think>\n", facts=FACTS
+    )
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type]
+        reply = post(front, "/v1/chat/completions", chat(stream=stream))
+    parts = deltas(reply) if stream else [reply.json["choices"][0]["message"]]
+    assert "".join(part.get("reasoning_content", "") for part in parts) == "hm"
+    assert "".join(part.get("content", "") for part in parts) == "yes"
+
+
+def test_markers_that_are_special_tokens_are_seen() -> None:
+    """Most models mark calls with special tokens, which a detokeniser leaves out; other special tokens stay out."""
+    markers = ["<tool_call>", "</tool_call>"]
+    client = ScriptedClient(lambda prompt: f"I add.{CALL}", facts=FACTS, special=markers)
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type]
+        body = post(front, "/v1/chat/completions", chat(tools=TOOLS)).json
+    message = body["choices"][0]["message"]
+    assert message["content"] == "I add."
+    assert message["tool_calls"][0]["function"]["name"] == "add"
+    # Each marker is one token here.
+    assert body["usage"]["completion_tokens"] == len(f"I add.{CALL}".encode()) - len("".join(markers)) + 3
+
+
+def test_gpt_oss_speaks_in_channels() -> None:
+    """Its channels become the same three: reasoning, content and calls."""
+    special = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
+    said = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 1}'
+    )
+    template = TOOLS_TEMPLATE + "{# <|channel|> <|message|> #}"
+    client = ScriptedClient(lambda prompt: said, template=template, special=special)
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type]
+        choice = post(front, "/v1/chat/completions", chat(tools=TOOLS)).json["choices"][0]
+    assert choice["message"]["reasoning_content"] == "hm"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":1}'}
+    assert choice["finish_reason"] == "tool_calls"

@@ -168,6 +168,21 @@ def test_workers_of_one_model_share_its_requests() -> None:
             assert [post(front, TEXT, {"prompt": [1]}).status for _ in range(4)] == [200] * 4
 
 
+def test_several_front_ends_share_a_worker() -> None:
+    """Each has a session of its own: they get the same answers, at the same time, and none sees the other's."""
+    with FakeWorker(FakeEngineConfig(step_ms=1), process=True) as worker:
+        config = HttpConfig(workers=(worker.address,))
+        with serving(config) as first, serving(config) as second, ThreadPoolExecutor(16) as threads:
+            jobs = [
+                threads.submit(post, front, TEXT, {"prompt": [1 + number], "seed": 1, "max_tokens": 50})
+                for number in range(8)
+                for front in (first, second)
+            ]
+            texts = [job.result(60).json["choices"][0]["text"] for job in jobs]
+    assert texts[::2] == texts[1::2]
+    assert len(set(texts)) == 8
+
+
 def test_a_prompt_goes_where_its_prefix_was_unless_that_worker_is_busy() -> None:
     """Prefix affinity first, load when the difference is large; a cache key stands for a prefix."""
     clients = [ScriptedClient(lambda prompt: "") for _ in range(3)]
