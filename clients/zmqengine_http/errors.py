@@ -127,9 +127,9 @@ def from_validation(error: msgspec.ValidationError) -> ApiError:
     match = _PATH.search(text)
     reason = (text[: match.start()] if match else text).replace("`", "")
     path = match["path"].lstrip(".").replace("[...]", "") if match else ""
-    missing = re.search(r"missing required field (\S+)", reason)
-    if missing:
-        path = f"{path}.{missing[1]}".lstrip(".")
+    named = re.search(r"(?:missing required|contains unknown) field (.+)", reason, re.DOTALL)
+    if named:
+        path = f"{path}.{named[1]}".lstrip(".")
     reason = _printable(reason[:1].lower() + reason[1:])
     path = _printable(path)
     return ApiError(

@@ -82,7 +82,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"n": 1000}, "n"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"colour": 1}}, "stream_options"),
+    ({"stream": True, "stream_options": {"colour": 1}}, "stream_options.colour"),
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -110,7 +110,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
     (
         {"messages": [USER, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[1].content[0].type",
