@@ -11,7 +11,7 @@ import pytest
 from tests.bench.sse_server import CLOSE, SseServer
 from zmqengine.bench.options import SMALL
 from zmqengine.bench.prompts import prompts_for
-from zmqengine.bench.report import Cell, errors_of
+from zmqengine.bench.report import Cell, errors_of, failures_of
 from zmqengine.bench.rounds import Runner
 from zmqengine.bench.scenarios import SCENARIOS
 from zmqengine.bench.targets import TargetError, TargetSpec
@@ -65,6 +65,10 @@ def test_errors_of_a_target_are_counted_and_the_others_go_on() -> None:
         broken = cell.target == "a"
         assert cell.measures["errors"] == (cell.measures["requests"] if broken else 0)
         assert cell.measures["completed"] == (0 if broken else cell.measures["requests"])
+        assert sum(cell.failures.values()) == cell.measures["errors"]
+    lines = failures_of(cells)
+    assert len(lines) == 2
+    assert lines[0].startswith("users, 1, a: connection closed by the server")
 
 
 def test_a_scenario_that_cannot_be_run_says_why() -> None:

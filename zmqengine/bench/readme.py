@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import click
 
-from zmqengine.bench.report import Report, errors_of, load
+from zmqengine.bench.report import Report, errors_of, failures_of, load
 from zmqengine.bench.tables import machine_line, markdown, model_line, ratio_line, tables_of
 from zmqengine.bench.targets import TargetError
 
@@ -91,6 +91,7 @@ def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
             yield markdown(table)
             yield ""
     remarks = [*report.notes, *(f"not measured: {line}" for line in errors_of(report.cells))]
+    remarks += [f"failed: {line}" for line in failures_of(report.cells)]
     yield from (f"- {remark}" for remark in remarks)
     if remarks:
         yield ""

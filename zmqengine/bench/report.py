@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +17,10 @@ FORMAT = 1
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One case of one scenario against one target in one round. `error` says why there are no measures."""
+    """One case of one scenario against one target in one round.
+
+    `error` says why there are no measures, `failures` why some requests failed, and how many.
+    """
 
     scenario: str
     case: str
@@ -24,6 +28,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     measures: Measures = {}
     error: str = ""
+    failures: dict[str, int] = {}
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +126,15 @@ class Rounds:
 def errors_of(cells: Iterable[Cell]) -> Sequence[str]:
     """One line for each cell that could not be measured."""
     return [f"{cell.scenario}, {cell.case}, {cell.target}: {cell.error}" for cell in cells if cell.error]
+
+
+def failures_of(cells: Iterable[Cell]) -> Sequence[str]:
+    """One line for each kind of failure of requests, over all rounds."""
+    counted: Counter[str] = Counter()
+    for cell in cells:
+        for reason, count in cell.failures.items():
+            counted[f"{cell.scenario}, {cell.case}, {cell.target}: {reason}"] += count
+    return [f"{text} ({count} requests)" for text, count in counted.items()]
 
 
 def save(report: Report, path: Path) -> None:

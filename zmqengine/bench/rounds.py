@@ -86,7 +86,7 @@ class Runner:
                 sessions.append(context.session)
             assert context is not None
             measures = await measure(context, scenario, case)
-            return msgspec.structs.replace(cell, measures=measures)
+            return msgspec.structs.replace(cell, measures=measures, failures=dict(context.failures))
         except TargetError as error:
             self._on_progress(f"{scenario.name}: {case}: {error}")
             return msgspec.structs.replace(cell, error=str(error))

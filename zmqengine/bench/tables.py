@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from zmqengine.bench.measures import kind_of
 from zmqengine.bench.overhead_scenarios import OVERHEAD
-from zmqengine.bench.report import Figure, Report, Rounds, errors_of
+from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
 from zmqengine.bench.scenarios import SCENARIOS
 
 MANY_CASES = 3
@@ -136,6 +136,8 @@ def show(report: Report, console: Console, *, ranges: bool = False) -> None:
         console.print(rich_table(table))
     for line in errors_of(report.cells):
         console.print(f"not measured: {line}", style="red", highlight=False)
+    for line in failures_of(report.cells):
+        console.print(f"failed: {line}", style="red", highlight=False)
 
 
 def markdown(table: Table) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zmqengine.bench.load import records_of
 from zmqengine.bench.measures import Measures
@@ -30,10 +31,17 @@ class Context:
     seed: str
     shared_seed: str
     partner: Context | None = None
+    failures: Counter[str] = field(default_factory=Counter)
+    """Why requests failed, and how many of them."""
 
     def records(self, outcomes: Sequence[Outcome]) -> list[RequestRecord]:
-        """Read outcomes apart."""
-        return records_of(outcomes, self.prompts.count_tokens)
+        """Read outcomes apart, and note why some failed."""
+        return self.noted(records_of(outcomes, self.prompts.count_tokens))
+
+    def noted(self, records: list[RequestRecord]) -> list[RequestRecord]:
+        """The same records, their failures noted."""
+        self.failures.update(record.error for record in records if record.error)
+        return records
 
 
 Run = Callable[[Context, str], Awaitable[Measures]]

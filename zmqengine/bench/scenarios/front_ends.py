@@ -31,7 +31,7 @@ async def run(context: Context, case: str) -> Measures:
         stalled=range(healthy + slow, healthy + slow + stalled),
         stall_s=options.stall_s,
     )
-    measures = summarise([record for result in results[:healthy] for record in result.records])
+    measures = summarise(context.noted([r for result in results[:healthy] for r in result.records]))
     hindered = [record for result in results[healthy:] for record in result.records]
     if hindered:
         whole = sum(record.completed and record.tokens == options.max_tokens for record in hindered)

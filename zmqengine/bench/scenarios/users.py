@@ -27,7 +27,8 @@ async def run(context: Context, case: str) -> Measures:
     if processes == 1:
         return summarise(context.records(await closed_loop(context.session, requests, users)))
     jobs = split(context, requests, users, processes)
-    return summarise([record for result in await run_together(jobs) for record in result.records])
+    results = await run_together(jobs)
+    return summarise(context.noted([record for result in results for record in result.records]))
 
 
 def split(context: Context, requests: Sequence[RequestSpec], users: int, processes: int) -> list[LoadJob]:
