@@ -46,8 +46,6 @@ class Model:
 
 Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
 """Makes the client of an address; the second argument wants to hear what happens to the connection."""
-PROBE_ANSWER_S = 10.0
-"""A worker on a busy machine may take its time; a broken connection is told at once."""
 
 
 class Worker:
@@ -89,8 +87,12 @@ class Worker:
             while True:
                 self._news.clear()
                 await self._probe()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), self._probe_s)
+                # Not wait_for: before Python 3.12 it can lose a cancellation, and with it the end of this task.
+                timer = asyncio.get_running_loop().call_later(self._probe_s, self._news.set)
+                try:
+                    await self._news.wait()
+                finally:
+                    timer.cancel()
         finally:
             if self._client is not None:
                 await self._client.close()
@@ -99,14 +101,12 @@ class Worker:
         try:
             if self._client is None:
                 self._client = self._connect(self.address, self._on_event)
-            description = await asyncio.wait_for(self._client.describe(), PROBE_ANSWER_S)
+            description = await self._client.describe()
             if description.state == "ready":
                 await self._learn(description)
             self._now(description.state)
         except ZmqEngineError as error:
             self._now("unreachable", reason=error.message)
-        except asyncio.TimeoutError:
-            self._now("unreachable", reason="no answer")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one worker, the others are followed on
             logs.logger.error(
                 "cannot follow a worker", exc_info=error, extra={"fields": {"address": self.address}}
