@@ -161,18 +161,22 @@ class Actor:
     ) -> None:
         done_ns = time.perf_counter_ns()
         whole_ns = done_ns - started_ns
+        receive_ns = received_ns - started_ns
+        admit_settle_ns = stepped_ns - received_ns - step_ns
+        publish_ns = done_ns - stepped_ns
         if report.stepped:
-            self.times.add(whole_ns, whole_ns - step_ns)
+            outside_ns = whole_ns - step_ns
+            self.times.add(whole_ns, outside_ns, receive_ns, step_ns, admit_settle_ns, publish_ns)
         if whole_ns > self._config.slow_pass_ms * 1e6:
             self.counters.slow_passes += 1
             log.warning(
                 "slow pass",
                 extra={
                     "pass_ms": round(whole_ns / 1e6, 1),
-                    "receive_ms": round((received_ns - started_ns) / 1e6, 1),
+                    "receive_ms": round(receive_ns / 1e6, 1),
                     "next_ms": round(step_ns / 1e6, 1),
-                    "admit_and_settle_ms": round((stepped_ns - received_ns - step_ns) / 1e6, 1),
-                    "publish_ms": round((done_ns - stepped_ns) / 1e6, 1),
+                    "admit_settle_ms": round(admit_settle_ns / 1e6, 1),
+                    "publish_ms": round(publish_ns / 1e6, 1),
                     "rows": len(self.scheduler.running),
                     "requests": [request.id for request in self.scheduler.running.values()],
                 },

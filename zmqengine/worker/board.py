@@ -41,32 +41,34 @@ class Board:
 
 
 class PassTimes:
-    """The last passes that made a step: their whole time and the part outside `next()`, in nanoseconds."""
+    """The last passes that made a step: their whole time and its phases, in nanoseconds.
+
+    `outside` is all but the engine's `next()`: receive + admit_settle + publish.
+    """
 
     SIZE = 1024
+    PHASES = ("whole", "outside", "receive", "next", "admit_settle", "publish")
 
     def __init__(self) -> None:
-        self._whole = array("q", bytes(8 * self.SIZE))
-        self._outside = array("q", bytes(8 * self.SIZE))
+        self._times = [array("q", bytes(8 * self.SIZE)) for _ in self.PHASES]
         self._count = 0
 
-    def add(self, whole_ns: int, outside_ns: int) -> None:
-        """Record one pass."""
+    def add(self, *nanoseconds: int) -> None:
+        """Record one pass: its times in the order of `PHASES`."""
         index = self._count % self.SIZE
-        self._whole[index] = whole_ns
-        self._outside[index] = outside_ns
+        for times, value in zip(self._times, nanoseconds, strict=True):
+            times[index] = value
         self._count += 1
 
     def numbers(self) -> dict[str, float]:
-        """Median, 99th percentile and maximum over the passes kept."""
+        """Medians in microseconds, and of the whole and the outside more, over the passes kept."""
         kept = min(self._count, self.SIZE)
         if kept == 0:
             return {}
-        outside = sorted(self._outside[:kept])
-        whole = sorted(self._whole[:kept])
-        return {
-            "pass_outside_us_p50": outside[kept // 2] / 1000,
-            "pass_outside_us_p99": outside[kept * 99 // 100] / 1000,
-            "pass_ms_p50": whole[kept // 2] / 1e6,
-            "pass_ms_max": whole[-1] / 1e6,
+        times = {name: sorted(times[:kept]) for name, times in zip(self.PHASES, self._times, strict=True)}
+        medians = {f"pass_{name}_us_p50": values[kept // 2] / 1000 for name, values in times.items()}
+        return medians | {
+            "pass_outside_us_p99": times["outside"][kept * 99 // 100] / 1000,
+            "pass_ms_p50": times["whole"][kept // 2] / 1e6,
+            "pass_ms_max": times["whole"][-1] / 1e6,
         }
