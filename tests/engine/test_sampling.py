@@ -203,3 +203,11 @@ def test_more_alternatives_than_words_gives_all_words(model):
     logprobs = finish(engine).tokens[0][0].logprobs
     assert logprobs is not None
     assert sorted(id_ for id_, _ in logprobs.top) == list(range(VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-30, 1e-6])
+def test_a_temperature_next_to_nothing_is_greedy(temperature):
+    """The protocol allows every float above 0; one whose inverse is no float32 must not draw token 0 for ever."""
+    logits = np.array([[0.5, 3.0, 2.9, -1.0]], np.float32)
+    _, how = plan([Sampling(temperature=temperature)], 4)
+    assert choose(mx.array(logits), how).tolist() == [1]

@@ -15,6 +15,8 @@ from zmqengine.engine.row import Row
 
 # Halvings of the search for the top_p threshold: enough for 1 part in 10,000.
 _NUCLEUS_STEPS = 18
+# A smaller temperature is greedy long since, and its inverse would not be a float32.
+_INVERSE_MAX = 1e30
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def plan_draw(rows: Sequence[Row], vocab_size: int) -> DrawPlan | None:
     return DrawPlan(
         rows=drawn,
         index=None if len(drawn) == len(rows) else mx.array(places),
-        inverse_temperature=_column([1 / setting.temperature for setting in settings]),
+        inverse_temperature=_column([min(1 / setting.temperature, _INVERSE_MAX) for setting in settings]),
         top_k=mx.array(top_ks)[:, None] if min(top_ks) < vocab_size else None,
         top_k_max=max((k for k in top_ks if k < vocab_size), default=0),
         top_p=_column([s.top_p for s in settings]) if any(s.top_p < 1 for s in settings) else None,
