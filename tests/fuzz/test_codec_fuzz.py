@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz import seeds, target
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = int(os.environ.get("ZMQENGINE_FUZZ_SECONDS", "20"))
+SECONDS = int(os.environ.get("ZMQENGINE_FUZZ_SECONDS", "10"))
 HERE = Path(__file__).parent
 
 

@@ -15,7 +15,7 @@ from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.protocol.addresses import Endpoints
 
-SECONDS = float(os.environ.get("ZMQENGINE_FUZZ_SECONDS", "20"))
+SECONDS = float(os.environ.get("ZMQENGINE_FUZZ_SECONDS", "10"))
 FAKE = FakeEngineConfig(step_ms=1.0)
 
 

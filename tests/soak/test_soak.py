@@ -1,4 +1,4 @@
-"""Everything at once, for as long as one likes: $ZMQENGINE_SOAK_SECONDS, half a minute if it is not set."""
+"""Everything at once, for as long as one likes: $ZMQENGINE_SOAK_SECONDS, twenty if it is not set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.soak.visitor import POISON, Visitor
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault
 
-SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "30"))
+SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20"))
 VISITORS = 10
 FAKE = FakeEngineConfig(
     step_ms=0.5,

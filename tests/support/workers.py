@@ -34,6 +34,8 @@ class WorkerProcess:
     def __init__(self, fake: FakeEngineConfig | str | None = DEFAULT_FAKE, **options: Any) -> None:
         # Not pytest's tmp_path: a socket path may have 103 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="ze-"))
+        # A test run that is killed leaves nothing behind.
+        options.setdefault("die_with_parent", True)
         options.setdefault("bind", f"ipc://{self.directory}/w/ctl")
         if fake is not None:
             text = fake.to_json() if isinstance(fake, FakeEngineConfig) else fake
