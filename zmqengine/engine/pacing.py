@@ -4,7 +4,8 @@ from __future__ import annotations
 
 TOKENS_MIN = 32
 """A smaller chunk costs more than it saves."""
-TOKENS_START = 128
+TOKENS_START = 256
+"""Where a pace begins: a few chat messages, on any machine."""
 
 
 class PrefillPace:
