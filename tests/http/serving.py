@@ -97,6 +97,7 @@ class Reply(NamedTuple):
     @property
     def events(self) -> list[Any]:
         """The events of a stream that ended as it should."""
+        assert self.status == 200, self.body
         *events, last = [
             part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part[:1] != ":"
         ][:-1]

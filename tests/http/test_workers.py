@@ -65,6 +65,7 @@ def test_a_stream_survives_the_death_of_its_worker() -> None:
         expected = post(front, "/detokenize", {"tokens": worker.expected_tokens([3], 300, seed=4)}).json[
             "prompt"
         ]
+        assert post(front, TEXT, {**body, "max_tokens": 1}).status == 200
         streamed = threads.submit(post, front, TEXT, {**body, "stream": True})
         whole = threads.submit(post, front, TEXT, body)
         wait_until(lambda: front.service.pool.workers[0].running == 2, "both run")
