@@ -34,7 +34,9 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     """POST /tokenize: the token ids of a text or a chat."""
     request = read_tokenize(await exchange.read_body(service.config.body_bytes_max))
     model = service.pool.model(request.model)
-    tokens = await service.tokenizing.run(exchange.id, lambda: _tokenize(model, request), len)
+    tokens = await service.tokenizing.run(
+        exchange.id, exchange.body_bytes, lambda: _tokenize(model, request), len
+    )
     answer: dict[str, object] = {
         "count": len(tokens), "max_model_len": model.card.context_tokens, "tokens": tokens,
         "token_strs": [model.token_text(token) for token in tokens] if request.return_token_strs else None,
@@ -49,6 +51,7 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
     check_ids("tokens", request.tokens, model)
     text = await service.tokenizing.run(
         exchange.id,
+        exchange.body_bytes,
         lambda: model.tokenizer.decode(request.tokens, skip_special_tokens=False),
         len,
     )

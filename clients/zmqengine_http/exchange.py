@@ -35,6 +35,7 @@ class Exchange:
         self.id = _request_id(self.header(b"x-request-id"))
         self.facts: dict[str, object] = {}
         self.status = 0
+        self.body_bytes = 0
         self._receive = receive
         self._send = send
 
@@ -66,6 +67,7 @@ class Exchange:
                 raise _too_long(bytes_max)
             parts.append(part)
             if not message.get("more_body"):
+                self.body_bytes = length
                 return b"".join(parts)
 
     async def unless_gone(self, work: Coroutine[Any, Any, None]) -> None:

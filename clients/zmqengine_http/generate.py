@@ -68,7 +68,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
 
 async def _chat(service: Service, exchange: Exchange, request: ChatRequest) -> None:
     model = service.pool.model(request.model)
-    prompt = await service.tokenizing.chat(exchange.id, model, request)
+    prompt = await service.tokenizing.chat(exchange.id, exchange.body_bytes, model, request)
     top = (request.top_logprobs or 0) if request.logprobs else None
     job = _Job(
         id=f"chatcmpl-{secrets.token_hex(16)}",
@@ -92,7 +92,9 @@ async def _completions(service: Service, exchange: Exchange, request: Completion
     prompts = []
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            prompts.append(ChatPrompt(await service.tokenizing.text(exchange.id, model, prompt)))
+            prompts.append(
+                ChatPrompt(await service.tokenizing.text(exchange.id, exchange.body_bytes, model, prompt))
+            )
         else:
             check_ids("prompt", prompt, model)
             prompts.append(ChatPrompt(prompt))
