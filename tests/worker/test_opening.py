@@ -9,7 +9,7 @@ import pytest
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
 from zmqengine.errors import ConfigError
-from zmqengine.worker.main import kv_budget
+from zmqengine.worker.main import frame_bound, kv_budget
 from zmqengine.worker.opening import open_engine, warm_up
 
 
@@ -56,3 +56,23 @@ def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
     assert kv_budget(1000, 100) == 800
     with pytest.raises(ConfigError, match="--memory-limit"):
         kv_budget(1000, 900)
+
+
+def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> None:
+    """The longest prompt and emitted, with the largest ids and every other field full, are within the bound."""
+    from zmqengine.protocol.codec import encode
+    from zmqengine.protocol.messages import Insert, SamplingFields
+
+    context = 5000
+    insert = Insert(
+        call=2**63 - 1,
+        request="\U0001f600" * 64,
+        epoch=bytes(8),
+        prompt=[2**31 - 1] * context,
+        emitted=[2**31 - 1] * context,
+        max_tokens=context,
+        sampling=SamplingFields(logit_bias={2**31 - 1 - index: -99.5 for index in range(1024)}),
+        seed=2**63 - 1,
+        stop_token_ids=[2**31 - 1] * 128,
+    )
+    assert len(encode(insert)[1]) <= frame_bound(context)

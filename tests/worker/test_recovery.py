@@ -84,3 +84,13 @@ def test_only_failures_within_the_window_count() -> None:
     recovery.failed([], 301.0)
     recovery.failed([], 302.0)
     assert recovery.has_failed_too_often
+
+
+def test_strikes_expire_with_the_window() -> None:
+    """A stream that runs for days is not ended for three failures in three days."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    (long_lived,) = requests(1)
+    for when in (0.0, 100.0, 200.0, 300.0):
+        assert recovery.failed([long_lived], when) == []
+        assert recovery.next_to_join() == [long_lived]
+        recovery.made_token(long_lived)

@@ -87,7 +87,7 @@ class Actor:
             self.sessions,
             self._publisher,
             self.counters,
-            frame_bytes_max=config.frame_bytes_max,
+            frame_bytes_max=limits.frame_bytes_max,
             with_users=config.uses_curve,
             clock=clock,
         )

@@ -9,9 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
-
-import zmq
 
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ModelLoadError
@@ -30,7 +27,7 @@ from zmqengine.worker.parent import (
     SupervisorLink,
     watch_supervisor,
 )
-from zmqengine.worker.sockets import Sockets
+from zmqengine.worker.sockets import Sockets, new_context
 from zmqengine.worker.wakeup import Wakeup
 from zmqengine.worker.watchdog import Watchdog
 
@@ -70,7 +67,7 @@ class Worker:
         self._parent = ParentProcess(_stop_this_process) if config.die_with_parent else None
 
     def run(self) -> int:
-        context: zmq.Context[Any] = zmq.Context()
+        context = new_context()
         guard = open_guard(self._config, context)
         sockets = Sockets(
             self._config.endpoints,
@@ -114,7 +111,7 @@ class Worker:
     def _build_actor(self, opened: Opened, sockets: Sockets) -> Actor:
         info = opened.engine.info
         limits = Limits(
-            frame_bytes_max=self._config.frame_bytes_max,
+            frame_bytes_max=min(self._config.frame_bytes_max, frame_bound(info.context_tokens)),
             prompt_tokens_max=info.context_tokens - 1,
             context_tokens_max=info.context_tokens,
             queued_max=self._config.queue_max,
@@ -164,6 +161,14 @@ class Worker:
     def _report_progress(self, stage: str, fraction: float | None) -> None:
         self._board.progress = Progress(stage, fraction)
         log.info("progress", extra={"stage": stage, "fraction": fraction})
+
+
+def frame_bound(context_tokens: int) -> int:
+    """Bytes that suffice for any insert that fits the context: longer ones need not be decoded to be refused.
+
+    A token id takes at most 5 bytes, in `prompt` or in `emitted`; 64 KiB are for everything else.
+    """
+    return 65_536 + 2 * 5 * context_tokens
 
 
 def kv_budget(memory_limit_bytes: int, taken_bytes: int) -> int:

@@ -35,8 +35,12 @@ class Recovery:
     def failed(self, batch: list[LiveRequest], now_s: float) -> list[LiveRequest]:
         """Record a failed step with this batch; returns the requests to end with `error`."""
         self._failures.append(now_s)
-        while self._failures and self._failures[0] < now_s - self._window_s:
+        while self._failures[0] < now_s - self._window_s:
             self._failures.popleft()
+        if len(self._failures) == 1:
+            # Strikes of long ago say nothing about this failure.
+            for request in batch:
+                request.strikes = 0
         self._drop_ended()
         guilty = self._convict(batch)
         innocent = [request for request in batch if request not in guilty]
