@@ -41,6 +41,7 @@ class LoopDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._pumping = False
+        self._pump_is_due = False
         self._again = False
         self._closed = self._loop.create_future()
         self._transport = Transport(session.config.address, keys, watch=self._watch, unwatch=self._unwatch)
@@ -53,11 +54,14 @@ class LoopDriver:
             raise RuntimeError("the client is closed")
 
     def run(self, command: Command) -> None:
-        """Call `command` with the time and do what follows from it."""
+        """Call `command` with the time; what follows from it is done in the loop's next turn.
+
+        So any number of commands given in one turn cost one round.
+        """
         if self._closed.done() or self._pid != os.getpid():
             return
         command(time.monotonic())
-        self._pump()
+        self._pump_soon()
 
     async def close(self) -> None:
         """Say bye and close the sockets. Idempotent."""
@@ -67,12 +71,18 @@ class LoopDriver:
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.add_reader(_descriptor(source), self._pump)
         # What came before the watch began will not be told any more.
-        self._loop.call_soon(self._pump)
+        self._pump_soon()
 
     def _unwatch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.remove_reader(_descriptor(source))
 
+    def _pump_soon(self) -> None:
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            self._loop.call_soon(self._pump)
+
     def _pump(self) -> None:
+        self._pump_is_due = False
         if self._pumping:
             # Called out of a callback: the round that is going on takes it along.
             self._again = True
@@ -107,7 +117,7 @@ class LoopDriver:
             if not (more or actions or self._again):
                 return
         # Others on this loop have a turn first.
-        self._loop.call_soon(self._pump)
+        self._pump_soon()
 
     def _set_timer(self) -> None:
         due = self.session.next_deadline()

@@ -199,7 +199,7 @@ def test_the_finishes_are_those_of_the_code() -> None:
 
 def test_the_stated_limits_are_those_of_the_code() -> None:
     """Bounds in running text."""
-    assert "(default 16 MiB; 64 KiB on ctl)" in specification.TEXT
+    assert "16 MiB at the most by default; 64 KiB on ctl" in specification.TEXT
     assert messages.FRAME_BYTES_MAX == 16 * 2**20
     assert "worker at most 64 MiB" in specification.TEXT
     assert codec.REPLY_BYTES_MAX == 64 * 2**20
