@@ -37,8 +37,8 @@ class WorkerConfig:
 
     rows_max: int = 32
     """Requests in the batch at once, in prefill and decode together."""
-    prefill_chunk: int = 512
-    """Prompt tokens read in one pass: the longest that a new prompt holds up everybody else's next token."""
+    prefill_chunk: int = 2048
+    """Prompt tokens read in one pass, at the most. `prefill_ms` makes it less on slower machines."""
     prefill_ms: float = 200.0
     """What reading prompts may add to a pass while others decode; chunks shrink to it. 0: as it comes."""
     prompt_cache_bytes: int = 512 * MIB

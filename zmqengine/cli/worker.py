@@ -16,7 +16,7 @@ HELP = {
     "name": "What front-ends call this worker on this machine.",
     "bind": "Where to listen instead: tcp://HOST:PORT (port 0: any free one) or ipc:///DIRECTORY/ctl.",
     "rows_max": "Requests generated at once.",
-    "prefill_chunk": "Prompt tokens read in one pass; fewer make other streams smoother.",
+    "prefill_chunk": "Prompt tokens read in one pass, at the most.",
     "prefill_ms": "Milliseconds that reading prompts may add to a pass while others decode; 0 for no limit.",
     "prompt_cache_bytes": "Memory for prompts that start alike; 0 for none.",
     "memory_limit_bytes": "Memory that MLX may use; the default is what the system recommends.",
