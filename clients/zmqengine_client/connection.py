@@ -78,6 +78,7 @@ class Connection:
         self._model_before: ModelCard | None = None
         self._description: Description | None = None
         self._welcome: Welcome | None = None
+        self._told_lost = False
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -93,8 +94,9 @@ class Connection:
         """Go on if the worker can take a session; says whether it can."""
         if self.phase is not Phase.DESCRIBING or description.state not in ("ready", "draining"):
             return False
-        self._description = description
-        if self.opening_since is None:
+        before, self._description = self._description, description
+        # A new worker process has its own time to open a session.
+        if self.opening_since is None or (before is not None and before.epoch != description.epoch):
             self.opening_since = now
         self._enter(Phase.HELLO, now)
         self._outbox.actions.append(OpenCommands(as_seen_from(self._ctl, description.cmd)))
@@ -134,6 +136,7 @@ class Connection:
         self._epoch_before, self._model_before = self.epoch, self.model
         self.was_live = True
         self.opening_since = None
+        self._told_lost = False
         self._enter(Phase.LIVE, now)
         self._tell("connected", f"session {welcome.session} with worker {welcome.epoch.hex()}")
         return opening
@@ -142,8 +145,23 @@ class Connection:
         """The session cannot be used any more: describe again."""
         if self.phase is Phase.LIVE:
             self.lost_at = now
+            self._told_lost = True
             self._tell("lost", reason)
         self._drop(Phase.DESCRIBING, now)
+
+    def worker_came(self) -> None:
+        """A worker is there: when it goes, that is news."""
+        self._told_lost = False
+
+    def worker_went(self, reason: str) -> None:
+        """The worker was seen to go. A live session is left to `lose`: its connection to cmd tells."""
+        if self.phase in (Phase.LIVE, Phase.FENCED, Phase.CLOSED):
+            return
+        # The time without a worker is none that it took to open a session.
+        self.opening_since = None
+        if not self._told_lost:
+            self._told_lost = True
+            self._tell("lost", reason)
 
     def rest(self, now: float) -> None:
         """Nobody needs the session that is being opened."""

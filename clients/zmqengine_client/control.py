@@ -53,7 +53,10 @@ class ControlCall:
 
 
 class Control:
-    """The ctl socket's side of a client. `heard_at` is when ctl last said something."""
+    """The ctl socket's side of a client.
+
+    `heard_at` is when ctl last said something, `lost_at` when a worker that was there was seen to go.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,24 @@ class Control:
         self._describe_from_id = 0
         self.description: Description | None = None
         self.heard_at = -inf
+        self.lost_at = -inf
         self.connected = False
         self.handshake_failures = 0
+
+    # --- the connection comes and goes ---------------------------------------------------------------------
+
+    def came_up(self) -> None:
+        """The connection is up, its handshake done."""
+        self.connected = True
+        self.handshake_failures = 0
+
+    def broke(self, now: float) -> bool:
+        """The connection broke; says whether a worker had been there."""
+        was_there, self.connected = self.connected, False
+        # Workers that come up and never say a word do not prolong the wait for one that does.
+        if was_there and (self.lost_at == -inf or self.heard_at > self.lost_at):
+            self.lost_at = now
+        return was_there
 
     # --- what is asked -------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ EventKind = Literal["connected", "lost", "restarted", "resumed", "fatal", "fence
 class ClientEvent(Struct, frozen=True):
     """Something happened to the connection.
 
-    connected: a session is open. lost: the connection broke, the streams wait. restarted: the worker that answers is
-    another process. resumed: this request goes on in the new worker. fatal: the worker says that it is about to
-    exit. fenced: another client took the session over.
+    connected: a session is open. lost: the connection to the worker broke, with a session or before there was one;
+    the streams wait. restarted: the worker that answers is another process. resumed: this request goes on in the
+    new worker. fatal: the worker says that it is about to exit. fenced: another client took the session over.
     """
 
     kind: EventKind

@@ -153,13 +153,14 @@ class Session:
     def connected(self, channel: Channel) -> None:
         """A connection is up, its handshake done."""
         if channel == "ctl":
-            self.control.connected = True
-            self.control.handshake_failures = 0
+            self.control.came_up()
+            self.connection.worker_came()
 
     def disconnected(self, channel: Channel, now: float) -> None:
         """A connection broke."""
         if channel == "ctl":
-            self.control.connected = False
+            if self.control.broke(now):
+                self._worker_went(now, "the connection to the worker broke")
         elif channel == "cmd":
             self._lose(now, "the connection to the worker broke")
 
@@ -307,6 +308,12 @@ class Session:
         self.control.describe_again(now, wait=not was_live)
         self._rest_if_idle(now)
 
+    def _worker_went(self, now: float, reason: str) -> None:
+        self.connection.worker_went(reason)
+        if self.connection.phase in (Phase.HELLO, Phase.SUBSCRIBING):
+            # cmd may not have been connected yet, and then says nothing.
+            self._lose(now, reason)
+
     def _rest_if_idle(self, now: float) -> None:
         if not len(self._requests):
             self.connection.rest(now)
@@ -326,11 +333,11 @@ class Session:
 
     def _opening_error(self, request: Request, now: float) -> ZmqEngineError | None:
         connection, config = self.connection, self.config
-        gone_s = now - connection.lost_at
         if request.phase is not RequestPhase.WAITING:
             patience_s = config.worker_lost_timeout_s
             if not config.resume:
                 patience_s = min(patience_s, config.connect_timeout_s)
+            gone_s = now - connection.lost_at
             return self.control.lost_error(gone_s) if gone_s >= patience_s else None
         since = max(request.added_at, connection.opening_since or inf)
         if now - since >= config.answer_timeout_s:
@@ -338,7 +345,8 @@ class Session:
                 f"the worker at {config.address} is ready and opens no session; it may hang: see its log"
             )
         error = self.control.opening_error(request.added_at, now)
-        may_come_back = connection.was_live and gone_s < config.worker_lost_timeout_s
+        gone_s = now - max(connection.lost_at, self.control.lost_at)
+        may_come_back = gone_s < config.worker_lost_timeout_s
         return None if may_come_back and isinstance(error, WorkerLost) else error
 
     def _keep_up(self, now: float) -> None:

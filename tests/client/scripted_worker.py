@@ -43,6 +43,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine_client.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Send
 from zmqengine_client.session import Session
+from zmqengine_client.transport import CONTROL_QUEUE_MAX
 
 VOCAB = 500
 CONTEXT = 300
@@ -329,7 +330,9 @@ class Network:
         """Carry out the session's actions."""
         for action in self.session.outbox.take_actions():
             if isinstance(action, Send):
-                if action.channel == "ctl" or self.cmd_open:
+                # Without a worker little is kept for the next one, as in the real socket.
+                has_room = self.worker is not None or len(self.up["ctl"]) < CONTROL_QUEUE_MAX
+                if has_room if action.channel == "ctl" else self.cmd_open:
                     self.up[action.channel].append(list(action.frames))
             elif isinstance(action, OpenCommands):
                 self.connection += 1
@@ -353,6 +356,7 @@ class Network:
             return
         frames = self.up[channel].popleft()
         if channel == "ctl":
+            self.session.connected("ctl")
             reply = self.worker.control(frames)
         else:
             try:
@@ -392,13 +396,16 @@ class Network:
         assert self.session.next_deadline() > self.now, "the shell would spin"
 
     def kill(self, *, notice: bool = True) -> None:
-        """The worker dies; with `notice` the connection is seen to break."""
+        """The worker dies; with `notice` the connections are seen to break, in the transport's order."""
         self.worker = None
         for queue in (*self.up.values(), *self.down.values()):
             queue.clear()
         self._pending_subscription = None
-        if notice and self.cmd_open:
-            self.session.disconnected("cmd", self.now)
+        if notice:
+            cmd_open = self.cmd_open
+            self.session.disconnected("ctl", self.now)
+            if cmd_open:
+                self.session.disconnected("cmd", self.now)
             self.carry_out()
 
     def step(self) -> None:

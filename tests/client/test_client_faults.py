@@ -71,6 +71,35 @@ def test_text_goes_on_in_the_middle_of_a_character(connect: Connect, worker: Fak
     asyncio.run(scenario())
 
 
+def test_a_worker_killed_before_the_session_is_open_may_stay_away(
+    connect: Connect, worker: FakeWorker
+) -> None:
+    """For longer than the connect and the answer timeout: it was there, so it may come back."""
+
+    async def scenario() -> None:
+        events: list[str] = []
+        patience_s = 3.0
+        async with connect(
+            worker.address,
+            connect_timeout_s=patience_s,
+            answer_timeout_s=patience_s,
+            on_event=lambda event: events.append(event.kind),
+        ) as client:
+            await client.describe()
+            worker.freeze()
+            reading = asyncio.ensure_future(client.generate_tokens([1], max_tokens=50, seed=1).read())
+            await asyncio.to_thread(worker.kill)
+            while "lost" not in events:
+                assert not reading.done()
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(patience_s + 0.5)
+            await asyncio.to_thread(worker.start)
+            assert (await reading).tokens == worker.expected_tokens([1], 50, seed=1)
+            assert events == ["lost", "connected"]
+
+    asyncio.run(scenario())
+
+
 def test_without_resume_a_death_is_worker_lost_with_what_there_is(
     connect: Connect, worker: FakeWorker
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.client.cores import expected, request, session
 from tests.client.scripted_worker import Network, ScriptedWorker
+from zmqengine.errors import WorkerLost
 from zmqengine_client.connection import Phase
 
 STEPS_MAX = 20_000
@@ -77,6 +78,86 @@ def test_a_worker_that_dies_at_any_step_costs_no_token(seed: int, kill_at: int, 
     network.worker = ScriptedWorker(epoch=2)
     run_to_the_end(network, requests)
     check(network, requests)
+
+
+def open_by_steps(network: Network, steps: int) -> None:
+    """The first so many steps of the way from describe to the first token, in their usual order."""
+    way = [
+        lambda: network.serve("ctl"),
+        lambda: network.deliver("ctl"),
+        lambda: network.serve("cmd"),
+        lambda: network.deliver("cmd"),
+        network.grant,
+        lambda: network.deliver("out"),
+        lambda: network.serve("cmd"),
+        lambda: network.deliver("cmd"),
+        network.run_pass,
+        lambda: network.deliver("out"),
+    ]
+    for step in way[:steps]:
+        network.carry_out()
+        step()
+    network.carry_out()
+
+
+@pytest.mark.parametrize("killed_at", range(1, 11))
+def test_a_worker_that_dies_while_a_session_is_opened_may_stay_away_for_long(killed_at: int) -> None:
+    """Killed after any step of the opening and away for 30 s: longer than the answer and the connect timeout.
+
+    Every such death is told as `lost`, once, and stale news of the old connection does no harm to the new one.
+    """
+    network = Network(session(), ScriptedWorker())
+    one = request(max_tokens=30)
+    network.session.start_request(one, network.now)
+    open_by_steps(network, killed_at)
+    network.session.outbox.take_events()
+    network.kill()
+    assert [event.kind for event in network.session.outbox.take_events()] == ["lost"]
+    for _ in range(150):
+        network.wait(0.2)
+    assert one.error is None, one.error
+    network.worker = ScriptedWorker(epoch=2)
+    network.wait(0.2)
+    open_by_steps(network, killed_at)
+    network.session.disconnected("cmd", network.now)
+    run_to_the_end(network, [one])
+    check(network, [one])
+
+
+def test_a_new_worker_has_its_own_time_to_open_a_session() -> None:
+    """The answer timeout does not count while another process was asked, noticed or not."""
+    network = Network(session(answer_timeout_s=5.0), ScriptedWorker())
+    one = request(max_tokens=5)
+    network.session.start_request(one, network.now)
+    open_by_steps(network, 2)
+    assert network.session.connection.phase is Phase.HELLO
+    network.kill(notice=False)
+    for _ in range(22):
+        network.wait(0.2)
+    network.worker = ScriptedWorker(epoch=2)
+    for _ in range(4):
+        # It answers on ctl and has no time for commands yet.
+        network.wait(0.2)
+        while network.up["ctl"]:
+            network.serve("ctl")
+            network.deliver("ctl")
+    assert one.error is None, one.error
+    run_to_the_end(network, [one])
+    check(network, [one])
+
+
+def test_a_worker_that_died_in_the_opening_and_stays_away_is_given_up() -> None:
+    """After `worker_lost_timeout_s`, as any other, and with the reason that holds: there is no worker."""
+    network = Network(session(worker_lost_timeout_s=20.0), ScriptedWorker())
+    one = request()
+    network.session.start_request(one, network.now)
+    open_by_steps(network, 3)
+    network.kill()
+    for _ in range(99):
+        network.wait(0.2)
+    assert one.error is None, one.error
+    network.wait(0.4)
+    assert isinstance(one.error, WorkerLost)
 
 
 @given(st.integers(0, 2**32))

@@ -50,8 +50,9 @@ def test_before_a_worker_is_there_all_is_503_but_health() -> None:
         assert get(front, "/v1/models").json["data"] == []
 
 
-def test_a_stream_survives_the_death_of_its_worker() -> None:
-    """The worker is killed in mid-stream and comes back: not a token is lost or repeated.
+@pytest.mark.parametrize("opened", [True, False], ids=["opened", "not-opened"])
+def test_a_stream_survives_the_death_of_its_worker(opened: bool) -> None:
+    """The worker is killed in mid-stream, or before it opened a session, and comes back: no token is lost.
 
     While it is away new requests get 503 with Retry-After; afterwards they are served.
     """
@@ -65,7 +66,10 @@ def test_a_stream_survives_the_death_of_its_worker() -> None:
         expected = post(front, "/detokenize", {"tokens": worker.expected_tokens([3], 300, seed=4)}).json[
             "prompt"
         ]
-        assert post(front, TEXT, {**body, "max_tokens": 1}).status == 200
+        if opened:
+            assert post(front, TEXT, {**body, "max_tokens": 1}).status == 200
+        else:
+            worker.freeze()
         streamed = threads.submit(post, front, TEXT, {**body, "stream": True})
         whole = threads.submit(post, front, TEXT, body)
         wait_until(lambda: front.service.pool.workers[0].running == 2, "both run")
