@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +84,7 @@ def test_a_worker_that_dies_at_any_step_costs_no_token(seed: int, kill_at: int, 
 
 def open_by_steps(network: Network, steps: int) -> None:
     """The first so many steps of the way from describe to the first token, in their usual order."""
-    way = [
+    way: list[Callable[[], None]] = [
         lambda: network.serve("ctl"),
         lambda: network.deliver("ctl"),
         lambda: network.serve("cmd"),
