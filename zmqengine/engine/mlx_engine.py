@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class MlxEngine:
         self._model = model
         self._pace = PrefillPace(prefill_chunk, prefill_s)
         self._pace_idle = PrefillPace(max(prefill_chunk, prefill_chunk_idle), prefill_s * _IDLE_SHARE)
+        self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
         self._wired_limit = wire_memory()
         self._closed = False
         try:
@@ -107,8 +109,14 @@ class MlxEngine:
         self._steps += 1
         if self._steps % _CLEAR_STEPS == 0:
             mx.clear_cache()
-        pace.record(self._prefill.prompt_tokens - read_before, time.perf_counter() - started_s)
+        self._keep_pace(pace, self._prefill.prompt_tokens - read_before, time.perf_counter() - started_s)
         return result
+
+    def _keep_pace(self, pace: PrefillPace, tokens_read: int, seconds: float) -> None:
+        # A chunk is waited for up to two steps after the one that launched it, or at once: it depends on the device.
+        self._launches.append((tokens_read, pace))
+        tokens, launcher = max(self._launches, key=lambda launch: launch[0])
+        launcher.record(tokens, seconds)
 
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows in any phase. Unknown and repeated ids are no error."""

@@ -7,6 +7,9 @@ TOKENS_MIN = 32
 TOKENS_START = 256
 """Where a pace begins: a few chat messages, on any machine."""
 
+FAST_STEPS = 3
+"""In a row, before a chunk may grow: the first ones may only have been launched, and tell nothing."""
+
 
 class PrefillPace:
     """A chunk size that follows the time steps take: down at once when one is too long, up again while there is room.
@@ -20,24 +23,24 @@ class PrefillPace:
         self._tokens_max = tokens_max
         self._target_s = target_s
         self._decode_s: float | None = None
-        self._read_before = 0
+        self._fast_steps = 0
         self.tokens = min(TOKENS_START, tokens_max) if target_s else tokens_max
 
     def record(self, tokens_read: int, seconds: float) -> None:
-        """A step that started to read `tokens_read` tokens of prompt took so long in all."""
-        # A chunk is waited for in the step after the one that started it.
-        read, self._read_before = max(tokens_read, self._read_before), tokens_read
+        """A step took so long in all, the reading of `tokens_read` tokens of prompt included."""
         if not self._target_s:
             return
-        if not read:
+        if not tokens_read:
             self._decode_s = seconds if self._decode_s is None else 0.8 * self._decode_s + 0.2 * seconds
             return
-        self._follow(read, max(0.0, seconds - (self._decode_s or 0.0)))
+        self._follow(tokens_read, max(0.0, seconds - (self._decode_s or 0.0)))
 
     def _follow(self, read: int, seconds: float) -> None:
+        self._fast_steps = self._fast_steps + 1 if seconds < self._target_s / 2 else 0
         if seconds > self._target_s:
             # At most a halving a step: one that the system held up must not cost more than a few steps.
             shrunk = int(min(self.tokens, read) * max(0.5, self._target_s / seconds))
             self.tokens = max(min(TOKENS_MIN, self._tokens_max), shrunk)
-        elif seconds < self._target_s / 2 and read * 2 > self.tokens:
+        elif self._fast_steps >= FAST_STEPS and read * 2 > self.tokens:
+            self._fast_steps = 0
             self.tokens = min(self._tokens_max, self.tokens * 2)
