@@ -84,11 +84,8 @@ class Inbox:
         return True
 
     def _handle(self, frames: list[Any], now_s: float) -> None:
-        route, user = _bytes_and_user(frames[0])
-        parts: list[bytes] = frames[1:]
-        if self._with_users:
-            user = user_of(frames[-1])
-            parts = [frame.bytes for frame in frames[1:]]
+        user = user_of(frames[-1]) if self._with_users else ""
+        route, *parts = [frame.bytes for frame in frames] if self._with_users else frames
         try:
             command: Command = self._decoder.decode(parts)
         except ZmqEngineError as error:
