@@ -134,6 +134,42 @@ class WatermarkRow(Struct, frozen=True, array_like=True):
     ended: bool
 
 
+class Histogram(Struct, frozen=True):
+    """`counts[i]` is of values over `bounds[i - 1]` and up to `bounds[i]`; one more count is of all above the last."""
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+
+
+class SessionInfo(Struct, frozen=True, omit_defaults=True):
+    """One front-end, for operators."""
+
+    id: str
+    client: str = ""
+    running: int = 0
+    waiting: int = 0
+    held: int = 0
+    unsent_tokens: int = 0
+    lagging: bool = False
+
+
+class RequestInfo(Struct, frozen=True, omit_defaults=True):
+    """One request that has not ended, for operators. `waits_for` says what a waiting one waits for."""
+
+    request: str
+    session: str
+    phase: str
+    waits_for: str = ""
+    age_s: float = 0.0
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    max_tokens: int = 0
+    priority: int = 0
+
+
 # --- commands: front-end to cmd -----------------------------------------------------------------------------
 
 
@@ -350,6 +386,10 @@ class Status(Message, frozen=True):
     pass_age_ms: float
     numbers: dict[str, int | float]
     facts: dict[str, str]
+    memory: dict[str, int] = {}
+    histograms: dict[str, Histogram] = {}
+    sessions: list[SessionInfo] = []
+    requests: list[RequestInfo] = []
 
 
 class GetTokenizer(Message, frozen=True):
@@ -394,8 +434,17 @@ class Drain(Message, frozen=True):
     call: CallId
 
 
+class EndRequest(Message, frozen=True):
+    """An operator ends a request of any session, as its own front-end could with `abort`."""
+
+    KIND = b"X"
+    call: CallId
+    session: Annotated[str, Meta(min_length=1, max_length=64)]
+    request: RequestId
+
+
 Command = Hello | Insert | Abort | Resume | Ack | Bye | Ping
 CommandReply = Welcome | Accepted | Done | Replay | Rejected
 Output = Granted | TokenFrame | Watermark | Fatal
-ControlRequest = Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain
+ControlRequest = Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain | EndRequest
 ControlReply = Description | Done | Status | TokenizerBundle | Metrics | Rejected

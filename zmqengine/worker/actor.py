@@ -19,6 +19,8 @@ from zmqengine.worker.commands import CommandHandler
 from zmqengine.worker.counters import Counters, PassReport
 from zmqengine.worker.endings import Endings
 from zmqengine.worker.inbox import Inbox
+from zmqengine.worker.listing import list_requests, list_sessions
+from zmqengine.worker.metrics import memory_parts
 from zmqengine.worker.publisher import Publisher
 from zmqengine.worker.scheduler import Scheduler
 from zmqengine.worker.sessions import SessionTable
@@ -122,7 +124,7 @@ class Actor:
         if wait_ms > 0:
             self._wait(wait_ms)
         started_ns = time.perf_counter_ns()
-        now_s = self._board.pass_started_s = self._clock()
+        now_s = self._board.pass_started_s = self.counters.latencies.now_s = self._clock()
         if self._watchdog is not None:
             self._watchdog.beat(now_s)
         report = PassReport()
@@ -172,6 +174,7 @@ class Actor:
         publish_ns = done_ns - stepped_ns
         if report.stepped:
             outside_ns = whole_ns - step_ns
+            self.counters.latencies.step_s.observe(step_ns / 1e9)
             self.times.add(whole_ns, outside_ns, receive_ns, step_ns, admit_settle_ns, publish_ns)
         if whole_ns > self._config.slow_pass_ms * 1e6:
             self.counters.slow_passes += 1
@@ -195,6 +198,12 @@ class Actor:
             log.error("engine statistics failed", exc_info=error)
             return
         self._board.pass_times = self.times
+        self._board.histograms = self.counters.latencies.snapshot()
+        self._board.sessions = list_sessions(self.sessions)
+        self._board.requests = list_requests(self.scheduler, self._board.pass_started_s)
+        self._board.memory = memory_parts(
+            stats, self._engine.info.parameter_bytes, self._memory_limit_bytes or 0
+        )
         self._board.numbers = {
             **self.counters.numbers(),
             "sessions": len(self.sessions),

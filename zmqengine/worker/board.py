@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from dataclasses import dataclass, field
 
-from zmqengine.protocol.messages import Limits, ModelCard, Progress, TokenizerBundle, WorkerState
+from zmqengine.protocol.messages import (
+    Histogram,
+    Limits,
+    ModelCard,
+    Progress,
+    RequestInfo,
+    SessionInfo,
+    TokenizerBundle,
+    WorkerState,
+)
 from zmqengine.worker.wakeup import Wakeup
 
 
@@ -21,6 +31,8 @@ class Board:
     epoch: bytes
     wakeup: Wakeup
     started_s: float = field(default_factory=time.monotonic)
+    restarts: int = 0
+    """How often the supervisor has started this worker again."""
     state: WorkerState = "loading"
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     message: str = ""
@@ -29,10 +41,22 @@ class Board:
     tokenizer: TokenizerBundle | None = None
     numbers: dict[str, int | float] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+    sessions: list[SessionInfo] = field(default_factory=list)
+    requests: list[RequestInfo] = field(default_factory=list)
     pass_times: PassTimes | None = None
     pass_started_s: float = field(default_factory=time.monotonic)
     drain_requests: int = 0
     """How often draining was asked for; the second time ends the worker at once."""
+
+    to_end: deque[tuple[str, str]] = field(default_factory=deque)
+    """Requests that an operator wants to end: session and request. The control thread adds, the actor takes."""
+
+    def ask_to_end(self, session: str, request: str) -> None:
+        """Called by the control thread."""
+        self.to_end.append((session, request))
+        self.wakeup.ring()
 
     def ask_to_drain(self) -> None:
         """Called by a signal handler or by the control thread."""

@@ -22,6 +22,7 @@ from zmqengine.protocol.messages import (
     Description,
     Done,
     Drain,
+    EndRequest,
     GetMetrics,
     GetStatus,
     GetTokenizer,
@@ -132,7 +133,7 @@ class ControlThread:
             case Describe():
                 return self._description(request.call)
             case GetStatus():
-                return status(board, request.call)
+                return status(board, request.call, with_lists=self._is_operator(user))
             case GetMetrics():
                 return Metrics(request.call, prometheus(board))
             case GetTokenizer():
@@ -140,16 +141,24 @@ class ControlThread:
                     raise NotReady("the model is still loading")
                 return msgspec.structs.replace(board.tokenizer, call=request.call)
             case Drain():
-                if self._guard is not None and not self._guard.is_operator(user):
+                if not self._is_operator(user):
                     raise NotAuthorized("draining needs an operator's key")
                 # Asked twice is not asked to hurry: a client repeats what got no answer.
                 if board.drain_requests == 0:
                     board.ask_to_drain()
+            case EndRequest():
+                if not self._is_operator(user):
+                    raise NotAuthorized("ending another front-end's request needs an operator's key")
+                board.ask_to_end(request.session, request.request)
             case Ping():
                 pass
             case _:
                 raise AssertionError(f"no handler for {type(request).__name__}")
         return Done(request.call, board.epoch)
+
+    def _is_operator(self, user: str) -> bool:
+        """On this machine's own addresses everybody who can connect is one."""
+        return self._guard is None or self._guard.is_operator(user)
 
     def _description(self, call: int) -> Description:
         board = self._board

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zmqengine.worker.latencies import Latencies
+
 
 @dataclass(slots=True)
 class Counters:
@@ -21,6 +23,7 @@ class Counters:
     admission_wait_passes_max: int = 0
     """Most passes from a request's arrival to its first prefill, those it waited for a row or memory included."""
     ended: dict[str, int] = field(default_factory=dict)
+    latencies: Latencies = field(default_factory=Latencies)
 
     def count_end(self, finish: str) -> None:
         """One more request that ended this way."""
@@ -28,7 +31,7 @@ class Counters:
 
     def numbers(self) -> dict[str, int]:
         """By name, as `status` shows them."""
-        flat = {name: getattr(self, name) for name in self.__slots__ if name != "ended"}
+        flat = {name: getattr(self, name) for name in self.__slots__ if name not in ("ended", "latencies")}
         return flat | {f"ended_{finish}": count for finish, count in self.ended.items()}
 
 

@@ -44,6 +44,7 @@ class Endings:
         self.dirty[request.session] = None
         self.count += 1
         self._counters.count_end(finish)
+        self._counters.latencies.ended(request)
         log.info(
             "ended",
             extra={

@@ -25,6 +25,7 @@ from zmqengine.worker.parent import (
     EXIT_OK,
     ParentProcess,
     SupervisorLink,
+    restarts_so_far,
     watch_supervisor,
 )
 from zmqengine.worker.sockets import Sockets, new_context
@@ -46,7 +47,7 @@ def serve(config: WorkerConfig) -> int:
     """Run a worker on this process's main thread until it is drained; returns the exit code of `parent`."""
     logs.set_up(config.log_level, config.log_format)
     wakeup = Wakeup()
-    board = Board(epoch=os.urandom(8), wakeup=wakeup)
+    board = Board(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())
     try:
         with _stop_signals(board):
             return Worker(config, board).run()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import time
 
+from zmqengine.engine.interface import EngineStats
 from zmqengine.protocol.messages import Status
 from zmqengine.worker.board import Board
 
 
-def status(board: Board, call: int) -> Status:
-    """A snapshot: what the actor wrote after its last pass, and the age of the present one."""
+def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
+    """A snapshot: what the actor wrote after its last pass, and the age of the present one.
+
+    `with_lists` is for operators: who is connected and what their requests are called is nobody else's business.
+    """
     now_s = time.monotonic()
     times = board.pass_times.numbers() if board.pass_times is not None else {}
     return Status(
@@ -19,9 +23,25 @@ def status(board: Board, call: int) -> Status:
         state=board.state,
         uptime_s=now_s - board.started_s,
         pass_age_ms=(now_s - board.pass_started_s) * 1000,
-        numbers={**board.numbers, **times},
+        numbers={**board.numbers, **times, "restarts": board.restarts},
         facts=board.facts,
+        memory=board.memory,
+        histograms=board.histograms,
+        sessions=board.sessions if with_lists else [],
+        requests=board.requests if with_lists else [],
     )
+
+
+def memory_parts(stats: EngineStats, weight_bytes: int, limit_bytes: int) -> dict[str, int]:
+    """What the engine's bytes are held for, and the limit on their sum. `workspace` is what no other part explains."""
+    parts = {
+        "weights": weight_bytes,
+        "kv": stats.kv_bytes,
+        "prompt_cache": stats.prompt_cache_bytes,
+        "buffers": stats.cache_bytes,
+    }
+    named = weight_bytes + stats.kv_bytes + stats.prompt_cache_bytes
+    return parts | {"workspace": max(0, stats.active_bytes - named), "limit": limit_bytes}
 
 
 def prometheus(board: Board) -> str:
@@ -40,6 +60,7 @@ _COUNTERS = frozenset(
     {
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
+        "restarts",
     }
 )  # fmt: skip
 

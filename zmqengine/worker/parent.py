@@ -20,6 +20,7 @@ from zmqengine.protocol.addresses import Endpoints
 
 SUPERVISOR_FD = "ZMQENGINE_SUPERVISOR_FD"
 WORKER_CONFIG = "ZMQENGINE_WORKER_CONFIG"
+RESTARTS = "ZMQENGINE_RESTARTS"
 
 # What a worker exits with; the supervisor and the service files in deploy/ know them.
 EXIT_OK = 0
@@ -108,6 +109,12 @@ class ParentProcess:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def restarts_so_far() -> int:
+    """How often this worker's supervisor has started it again; 0 without one."""
+    given = os.environ.pop(RESTARTS, "0")
+    return int(given) if given.isdigit() else 0
 
 
 def watch_supervisor(on_gone: Callable[[], None]) -> SupervisorLink | None:

@@ -24,6 +24,8 @@ class LiveRequest:
     """From acceptance to acknowledgement: queued -> running -> ended; an engine failure leads back to queued."""
 
     __slots__ = (
+        "accepted_s",
+        "admitted_s",
         "arrival",
         "arrival_pass",
         "cached_tokens",
@@ -33,9 +35,11 @@ class LiveRequest:
         "end_sent",
         "id",
         "insert",
+        "last_token_s",
         "log",
         "phase",
         "prefill_pass",
+        "prefilled_tokens",
         "priority",
         "progress_told",
         "projected_bytes",
@@ -77,6 +81,10 @@ class LiveRequest:
         self.phase: Phase = "queued"
         self.row = -1
         self.cached_tokens = 0
+        self.prefilled_tokens = 0
+        self.accepted_s = now_s
+        self.admitted_s: float | None = None
+        self.last_token_s: float | None = None
         self.progress_told = False
         self.strikes = 0
         self.end: End | None = None

@@ -31,6 +31,11 @@ class Scheduler:
         return bool(self.running) or self._queued > 0
 
     @property
+    def is_full(self) -> bool:
+        """Whether every row is taken."""
+        return len(self.running) >= self._rows_max
+
+    @property
     def queued(self) -> int:
         """How many requests wait."""
         return self._queued
@@ -55,7 +60,7 @@ class Scheduler:
 
     def has_room_for(self, request: LiveRequest, *, beside_bytes: int = 0) -> bool:
         """Whether a row is free and the projected bytes fit, with `beside_bytes` held by something else."""
-        if len(self.running) >= self._rows_max:
+        if self.is_full:
             return False
         return self.running_bytes + request.projected_bytes + beside_bytes <= self._kv_bytes_max
 

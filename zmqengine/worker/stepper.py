@@ -64,6 +64,7 @@ class Stepper:
             self._engine_failed(error, now_s)
             return 0
         report.stepped = True
+        self._counters.latencies.now_s = now_s + step_ns / 1e9
         report.tokens = self._settle(result)
         return step_ns
 
@@ -81,6 +82,8 @@ class Stepper:
             joining = []
             while (head := self._scheduler.head()) is not None and self._has_memory_for(head):
                 joining.append(self._scheduler.start_head())
+        for request in joining:
+            self._counters.latencies.admitted(request)
         if joining:
             failures = self._engine.insert([request.row_request(request.row) for request in joining])
             for row, message in failures:
@@ -98,6 +101,7 @@ class Stepper:
 
     def _settle(self, result: StepResult) -> int:
         running = self._scheduler.running
+        stepped: list[LiveRequest] = []
         dirty = self._endings.dirty
         for row, token, logprobs, finish in result.tokens:
             request = running.get(row)
@@ -105,6 +109,7 @@ class Stepper:
                 continue
             session = request.session
             session.log_bytes += request.log.append(token, logprobs)
+            stepped.append(request)
             session.dirty[request] = None
             dirty[session] = None
             if request.strikes:
@@ -116,6 +121,7 @@ class Stepper:
         for row, message in result.failures:
             self._fail_row(row, message)
         self._counters.tokens += len(result.tokens)
+        self._counters.latencies.stepped(stepped)
         return len(result.tokens)
 
     def _note_prefill(self, row: int, done: int, total: int, cached: int) -> None:
@@ -123,6 +129,7 @@ class Stepper:
         if request is None:
             return
         request.cached_tokens = cached
+        request.prefilled_tokens = done
         if request.prefill_pass < 0:
             request.prefill_pass = self._counters.passes
             waited = request.prefill_pass - request.arrival_pass + 1

@@ -21,6 +21,7 @@ from zmqengine.worker.parent import (
     EXIT_HOPELESS,
     EXIT_OK,
     EXIT_USAGE,
+    RESTARTS,
     SUPERVISOR_FD,
     WORKER_CONFIG,
     ParentProcess,
@@ -66,6 +67,7 @@ class _Supervisor:
         self._wakeup = wakeup
         self._stops = 0
         self._restarts = 0
+        self._starts = 0
         self._parent = ParentProcess(self._stop) if config.die_with_parent else None
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
@@ -102,10 +104,16 @@ class _Supervisor:
                 self._command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | {WORKER_CONFIG: self._config.to_json(), SUPERVISOR_FD: str(theirs.fileno())},
+                env=os.environ
+                | {
+                    WORKER_CONFIG: self._config.to_json(),
+                    SUPERVISOR_FD: str(theirs.fileno()),
+                    RESTARTS: str(self._starts),
+                },
                 # A Ctrl-C in the terminal reaches the worker once, from here, and not twice.
                 start_new_session=True,
             )
+        self._starts += 1
         self._selector.register(ours, selectors.EVENT_READ)
         return _Child(process, ours)
 

@@ -52,6 +52,8 @@ class Timekeeper:
         """Do what is due by now."""
         for request in self._scheduler.expired(now_s):
             self._endings.end(request, "deadline", "deadline_ms passed before the last token")
+        while self._board.to_end:
+            self._end_for_operator(*self._board.to_end.popleft())
         if self._board.drain_requests:
             self._keep_draining(now_s)
         if now_s < self._housekeeping_s and self._scheduler.has_work:
@@ -81,6 +83,12 @@ class Timekeeper:
             return False
         unread = any(session.requests for session in self._sessions)
         return not unread or self._clock() >= self._ack_deadline_s or self._board.drain_requests > 1
+
+    def _end_for_operator(self, session_id: str, request_id: str) -> None:
+        for session in self._sessions:
+            request = session.requests.get(request_id) if session.id == session_id else None
+            if request is not None and request.end is None:
+                self._endings.end(request, "abort", "an operator ended this request")
 
     def _keep_session(self, session: Session, now_s: float) -> None:
         if now_s >= session.lease_deadline_s:
