@@ -1,4 +1,4 @@
-"""One choice of an answer while it is generated: tokens in, deltas and logprobs out."""
+"""The choices of an answer while they are generated: tokens in, events and logprobs out."""
 
 from __future__ import annotations
 
@@ -9,23 +9,30 @@ from typing import NamedTuple
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.async_streams import AsyncTokenStream
 from zmqengine_client.chunks import TokenChunk
-from zmqengine_http.chunks import ToolCallMade
-from zmqengine_http.text import AnswerText
+from zmqengine_http.answer_events import (
+    AnswerEvent,
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Finish,
+    Start,
+    Text,
+)
+from zmqengine_http.answer_text import AnswerText
 from zmqengine_http.tool_calls import Delta, TextSplitter
 from zmqengine_http.usage import Usage
 
 
 class Piece(NamedTuple):
-    """What one wake-up brought: deltas and calls in order, and the tokens they came from."""
+    """What one wake-up brought: events in order, and the tokens they came from."""
 
-    deltas: list[Delta]
-    calls: list[ToolCallMade]
+    events: list[AnswerEvent]
     tokens: list[int]
     logprobs: list[TokenLogprob] | None
 
 
 class Answer:
-    """A choice. Iterate over `pieces` to its end; then `finish_reason` and `add_usage` say how it went.
+    """A choice. Iterate over `pieces` to its end; then `finish` and `add_usage` say how it went.
 
     `splitter` finds reasoning and tool calls; None where there are none to find. `first_call_only` ends the answer
     after one call. What comes out, and what is counted, does not depend on how the tokens were cut into chunks.
@@ -37,18 +44,28 @@ class Answer:
         stream: AsyncTokenStream,
         text: AnswerText,
         *,
+        prompt_tokens: int,
+        with_logprobs: bool = False,
         splitter: TextSplitter | None = None,
         first_call_only: bool = False,
     ) -> None:
         self.index = index
-        self.finish_reason = ""
+        self.with_logprobs = with_logprobs
+        self.finish = Finish("stop")
         self._stream = stream
         self._text = text
+        self._prompt_tokens = prompt_tokens
         self._splitter = splitter
         self._first_call_only = first_call_only
         self._calls = 0
         self._tokens = 0
         self._reasoning_tokens = 0
+
+    @property
+    def start(self) -> Start:
+        """What is known of the prompt by now."""
+        progress = self._stream.progress
+        return Start(self._prompt_tokens, progress.cached if progress else 0)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer as it comes. Raises an error of `zmqengine_client.errors` if it fails."""
@@ -62,10 +79,11 @@ class Answer:
                 self._stream.close()
                 break
         if not (self._first_call_only and self._calls):
-            deltas = self._split(self._text.finish(), last=True)
-            yield Piece(deltas, self._calls_in(deltas), [], None)
+            yield Piece(self._events(self._split(self._text.finish(), last=True)), [], None)
         cut = not self._text.stopped and self._stream.result.finish == "length"
-        self.finish_reason = "tool_calls" if self._calls else "length" if cut else "stop"
+        self.finish = Finish(
+            "tool_calls" if self._calls else "length" if cut else "stop", self._text.stop_string
+        )
 
     def close(self) -> None:
         """Abort what still runs."""
@@ -88,26 +106,23 @@ class Answer:
         self._tokens += len(chunk.tokens)
         text, visible = self._text.push(chunk.tokens), self._text.visible(chunk.tokens)
         logprobs = chunk.logprobs and chunk.logprobs[: len(visible)]
-        return Piece([Delta("content", text)] if text else [], [], visible, logprobs)
+        return Piece([Text("content", text)] if text else [], visible, logprobs)
 
     def _take_one_by_one(self, chunk: TokenChunk) -> Piece:
         """As many tokens of the chunk as belong to the answer: it may end at any of them."""
-        deltas: list[Delta] = []
-        calls: list[ToolCallMade] = []
+        events: list[AnswerEvent] = []
         used = 0
         for token in chunk.tokens:
             used += 1
             reasoned = self._splitter is not None and self._splitter.in_reasoning
-            new = self._split(self._text.push([token]))
-            calls += self._calls_in(new)
-            deltas += new
+            events += self._events(self._split(self._text.push([token])))
             if reasoned or (self._splitter is not None and self._splitter.in_reasoning):
                 self._reasoning_tokens += 1
             if self._complete:
                 break
         self._tokens += used
         visible = self._text.visible(chunk.tokens[:used])
-        return Piece(_joined(deltas), calls, visible, chunk.logprobs and chunk.logprobs[: len(visible)])
+        return Piece(_joined(events), visible, chunk.logprobs and chunk.logprobs[: len(visible)])
 
     def _split(self, text: str, *, last: bool = False) -> list[Delta]:
         if self._splitter is None:
@@ -115,28 +130,43 @@ class Answer:
         deltas = self._splitter.feed(text)
         return deltas + self._splitter.finish() if last else deltas
 
-    def _calls_in(self, deltas: list[Delta]) -> list[ToolCallMade]:
-        """Take the calls out of `deltas`."""
-        found = [delta for delta in deltas if delta.kind == "call"]
-        if not found:
-            return []
-        deltas[:] = [delta for delta in deltas if delta.kind != "call"]
-        if self._first_call_only:
-            found = found[: max(0, 1 - self._calls)]
-        made = [
-            ToolCallMade(self._calls + place, f"call_{secrets.token_hex(12)}", delta.name, delta.text)
-            for place, delta in enumerate(found)
-        ]
-        self._calls += len(made)
-        return made
+    def _events(self, deltas: list[Delta]) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        for delta in deltas:
+            if delta.kind != "call":
+                events.append(Text(delta.kind, delta.text))
+            elif not (self._first_call_only and self._calls):
+                place = self._calls
+                self._calls += 1
+                events += [
+                    CallStarted(place, f"call_{secrets.token_hex(12)}", delta.name),
+                    CallArguments(place, delta.text),
+                    CallEnded(place),
+                ]
+        return events
 
 
-def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours of one kind as one."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        if joined and joined[-1].kind == delta.kind:
-            joined[-1] = Delta(delta.kind, joined[-1].text + delta.text)
+class Choices(NamedTuple):
+    """The answers of one request, `each` of them to one prompt, in the order of their index."""
+
+    answers: list[Answer]
+    each: int
+
+    def usage(self) -> Usage:
+        """The tokens of all answers, once they have ended."""
+        usage = Usage()
+        for answer in self.answers:
+            answer.add_usage(usage, prompt=answer.index % self.each == 0)
+        return usage
+
+
+def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
+    """Neighbouring texts of one kind as one."""
+    joined: list[AnswerEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, Text) and isinstance(last, Text) and last.kind == event.kind:
+            joined[-1] = Text(event.kind, last.text + event.text)
         else:
-            joined.append(delta)
+            joined.append(event)
     return joined

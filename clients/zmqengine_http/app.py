@@ -8,8 +8,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -17,37 +16,16 @@ from starlette.types import ASGIApp
 
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_http import endpoints, generate, logs, openapi
+from zmqengine_http import logs
 from zmqengine_http.config import HttpConfig
-from zmqengine_http.errors import ApiError, from_engine
+from zmqengine_http.endpoint import Endpoint
+from zmqengine_http.endpoints import ENDPOINTS
+from zmqengine_http.errors import ApiError, ErrorShape, from_engine
 from zmqengine_http.exchange import Disconnected, Exchange, Receive, Scope, Send
-from zmqengine_http.generate import Service
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
+from zmqengine_http.service import Service
 from zmqengine_http.worker import Connect, Worker
-
-Handler = Callable[[Service, Exchange], Awaitable[None]]
-
-
-class _Endpoint(NamedTuple):
-    path: str
-    method: str
-    handler: Handler
-    open: bool = False
-
-
-ENDPOINTS = (
-    _Endpoint("/v1/chat/completions", "POST", generate.chat),
-    _Endpoint("/v1/completions", "POST", generate.completions),
-    _Endpoint("/v1/models", "GET", endpoints.list_models),
-    _Endpoint("/v1/models/{id:path}", "GET", endpoints.get_model),
-    _Endpoint("/tokenize", "POST", endpoints.tokenize),
-    _Endpoint("/detokenize", "POST", endpoints.detokenize),
-    _Endpoint("/health", "GET", endpoints.health, open=True),
-    _Endpoint("/ready", "GET", endpoints.ready, open=True),
-    _Endpoint("/openapi.json", "GET", openapi.document, open=True),
-    _Endpoint("/docs", "GET", openapi.page, open=True),
-)
 
 
 class HttpApp:
@@ -64,7 +42,7 @@ class HttpApp:
         # A bare router: the middleware of an application would cost a call for every token.
         routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
         router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
-        router.default = _Handled(self.service, _Endpoint("", "", _not_found, open=True))
+        router.default = _Handled(self.service, Endpoint("", "", _not_found, "", open=True))
         self._app: ASGIApp = router
         if config.cors_origins:
             self._app = CORSMiddleware(
@@ -99,13 +77,13 @@ def _connector(config: HttpConfig) -> Connect:
 
 
 async def _not_found(service: Service, exchange: Exchange) -> None:
-    raise endpoints.not_found(exchange.scope["path"])
+    raise ApiError(404, f"there is no endpoint {exchange.scope['path'][:200]}", code="unknown_url")
 
 
 class _Handled:
     """A handler with all that surrounds it: the key check, errors as responses, the log line."""
 
-    def __init__(self, service: Service, endpoint: _Endpoint) -> None:
+    def __init__(self, service: Service, endpoint: Endpoint) -> None:
         self._service = service
         self._endpoint = endpoint
         keys = () if endpoint.open else service.config.api_keys
@@ -117,6 +95,7 @@ class _Handled:
             await send({"type": "websocket.close", "code": 1000})
             return
         exchange = Exchange(scope, receive, send)
+        shape = self._endpoint.error_shape
         started = time.monotonic()
         try:
             self._check_method(scope["method"])
@@ -125,14 +104,13 @@ class _Handled:
         except Disconnected:
             exchange.facts["disconnected"] = True
         except ZmqEngineError as error:
-            await _refuse(exchange, from_engine(error))
+            await _refuse(exchange, from_engine(error), shape)
         except ApiError as error:
-            await _refuse(exchange, error)
+            await _refuse(exchange, error, shape)
         except Exception as error:  # noqa: BLE001 - the edge: one failure becomes one response
             logs.logger.error("request failed", exc_info=error, extra={"fields": {"id": exchange.id}})
-            await _refuse(
-                exchange, ApiError(500, "internal error", kind="server_error", code="internal_error")
-            )
+            failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
+            await _refuse(exchange, failure, shape)
         finally:
             _log(exchange, time.monotonic() - started)
 
@@ -157,10 +135,10 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-async def _refuse(exchange: Exchange, error: ApiError) -> None:
+async def _refuse(exchange: Exchange, error: ApiError, shape: ErrorShape) -> None:
     exchange.facts["error"] = error.code
     if not exchange.started:
-        await exchange.send(error.status, error.headers(), error.body())
+        await exchange.send(error.status, error.headers(), shape(error, exchange.id))
 
 
 def _log(exchange: Exchange, seconds: float) -> None:

@@ -1,9 +1,10 @@
-"""Every refusal in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with the status that API uses."""
+"""Every refusal, with the status that OpenAI's API uses. Each API gives it a body of its own shape."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -36,12 +37,6 @@ class ApiError(Exception):
         self.retry_after_ms = retry_after_ms
         self.allow = allow
 
-    def body(self) -> bytes:
-        """The JSON document of this error."""
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-        )
-
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Content headers and, where waiting helps, Retry-After in seconds and in milliseconds."""
         headers = [(b"content-type", b"application/json")]
@@ -56,6 +51,27 @@ class ApiError(Exception):
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+ErrorShape = Callable[[ApiError, str], bytes]
+"""Makes the JSON body of a refusal; the second argument is the request's id."""
+
+
+class ContextTooLong(ApiError):
+    """A 400: the prompt and what was asked for do not fit the context. The counts are tokens."""
+
+    def __init__(self, param: str, *, prompt: int, wanted: int, context: int) -> None:
+        super().__init__(
+            400,
+            f"This model's maximum context length is {context} tokens. However, you requested {prompt + wanted} "
+            f"tokens ({prompt} in the {param}, {wanted} in the completion). Please reduce the length of the "
+            f"{param} or of the completion.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.prompt = prompt
+        self.wanted = wanted
+        self.context = context
 
 
 def bad_field(param: str, message: str, *, code: str = "invalid_value") -> ApiError:

@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
 
+import msgspec
+
 from zmqengine_http.errors import ApiError
 
 Scope = MutableMapping[str, Any]
@@ -93,6 +95,10 @@ class Exchange:
         """The whole response."""
         await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self.write(body, last=True)
+
+    async def send_json(self, document: object) -> None:
+        """A document as the whole response, with status 200."""
+        await self.send(200, [JSON], msgspec.json.encode(document))
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Status and headers of a response whose body follows."""

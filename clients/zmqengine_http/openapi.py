@@ -1,31 +1,18 @@
-"""The OpenAPI document, made from the request structs, and a page to read it."""
+"""The OpenAPI document, made from the table of endpoints, and a page to read it."""
 
 from __future__ import annotations
 
 import functools
 import html
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import msgspec
 
 import zmqengine
-from zmqengine_http import fields
+from zmqengine_http.endpoint import Endpoint, get
 from zmqengine_http.exchange import JSON, Exchange
-from zmqengine_http.generate import Service
-from zmqengine_http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from zmqengine_http.service import Service
 
-_BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
-    "/v1/chat/completions": ("Answer a chat", ChatRequest),
-    "/v1/completions": ("Continue a text", CompletionRequest),
-    "/tokenize": ("The token ids of a text or a chat", TokenizeRequest),
-    "/detokenize": ("The text of token ids", DetokenizeRequest),
-}
-_READS = {
-    "/v1/models": "The models there are",
-    "/v1/models/{id}": "One model",
-    "/health": "Whether this process is alive",
-    "/ready": "Whether a worker takes requests",
-}
 _STATUSES = {
     "400": "The request is at fault; `error.param` names the field",
     "401": "The API key is missing or wrong",
@@ -38,34 +25,40 @@ _STATUSES = {
 }
 
 
-async def document(service: Service, exchange: Exchange) -> None:
-    """GET /openapi.json."""
-    await exchange.send(200, [JSON], _document(bool(service.config.api_keys)))
+def describing(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, Endpoint]:
+    """The two endpoints that describe these others: GET /openapi.json and GET /docs.
+
+    The page has every endpoint and every request field, without any script from elsewhere.
+    """
+    document_of = functools.lru_cache(maxsize=2)(lambda keys: _document(endpoints, keys))
+    page_once = functools.lru_cache(maxsize=1)(lambda: _page(endpoints))
+
+    async def document(service: Service, exchange: Exchange) -> None:
+        await exchange.send(200, [JSON], document_of(bool(service.config.api_keys)))
+
+    async def page(service: Service, exchange: Exchange) -> None:
+        await exchange.send(200, [(b"content-type", b"text/html; charset=utf-8")], page_once())
+
+    return (
+        get("/openapi.json", document, "This description, for machines", open=True),
+        get("/docs", page, "This description, for people", open=True),
+    )
 
 
-async def page(service: Service, exchange: Exchange) -> None:
-    """GET /docs: the endpoints and every request field, without any script from elsewhere."""
-    await exchange.send(200, [(b"content-type", b"text/html; charset=utf-8")], _page())
-
-
-@functools.lru_cache(maxsize=2)
-def _document(keys: bool) -> bytes:
-    kinds = [kind for _, kind in _BODIES.values()]
+def _document(endpoints: Sequence[Endpoint], keys: bool) -> bytes:
+    bodies = [endpoint.body.kind for endpoint in endpoints if endpoint.body]
     references, schemas = msgspec.json.schema_components(
-        kinds, schema_hook=_any, ref_template="#/components/schemas/{name}"
+        bodies, schema_hook=_any, ref_template="#/components/schemas/{name}"
     )
     schemas["Error"] = _ERROR
-    paths: dict[str, object] = {}
-    for (path, (summary, _)), reference in zip(_BODIES.items(), references, strict=True):
-        body = {"required": True, "content": {"application/json": {"schema": reference}}}
-        paths[path] = {"post": _operation(summary, path) | {"requestBody": body}}
-    for path, summary in _READS.items():
-        operation = _operation(summary, path)
-        if "{id}" in path:
-            operation["parameters"] = [
-                {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-            ]
-        paths[path] = {"get": operation}
+    reference_of = dict(zip(bodies, references, strict=True))
+    paths: dict[str, dict[str, object]] = {}
+    for endpoint in endpoints:
+        operation = _operation(endpoint)
+        if endpoint.body:
+            schema = reference_of[endpoint.body.kind]
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths.setdefault(_path(endpoint), {})[endpoint.method.lower()] = operation
     components: dict[str, object] = {"schemas": schemas}
     root: dict[str, object] = {
         "openapi": "3.1.0",
@@ -77,6 +70,11 @@ def _document(keys: bool) -> bytes:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         root["security"] = [{"key": []}]
     return msgspec.json.encode(root)
+
+
+def _path(endpoint: Endpoint) -> str:
+    """The path as OpenAPI writes it, without the converters of the router."""
+    return endpoint.path.replace(":path}", "}")
 
 
 def _any(kind: type) -> dict[str, object]:
@@ -103,31 +101,47 @@ _ERROR: dict[str, object] = {
 }
 
 
-def _operation(summary: str, path: str) -> dict[str, object]:
+def _operation(endpoint: Endpoint) -> dict[str, object]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     success: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
-    if path.endswith("completions"):
+    if endpoint.streams:
         success["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, object] = {"200": {"description": "The answer", "content": success}}
     responses |= {code: {"description": text, "content": refusal} for code, text in _STATUSES.items()}
-    return {"summary": summary, "operationId": path.strip("/").replace("/", "_"), "responses": responses}
+    path = _path(endpoint)
+    operation: dict[str, object] = {
+        "summary": endpoint.summary, "operationId": path.strip("/").replace("/", "_"), "responses": responses,
+    }  # fmt: skip
+    if "{id}" in path:
+        operation["parameters"] = [
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    return operation
 
 
-@functools.lru_cache(maxsize=1)
-def _page() -> bytes:
-    paths = [("POST", path, summary) for path, (summary, _) in _BODIES.items()]
-    paths += [("GET", path, summary) for path, summary in _READS.items()]
+def _page(endpoints: Sequence[Endpoint]) -> bytes:
     listed = "".join(
-        f"<tr><td>{m}</td><td><code>{p}</code></td><td>{html.escape(s)}</td></tr>" for m, p, s in paths
+        f"<tr><td>{endpoint.method}</td><td><code>{_path(endpoint)}</code></td>"
+        f"<td>{html.escape(endpoint.summary)}</td></tr>"
+        for endpoint in endpoints
     )
-    table = "".join(
-        f"<tr><td><code>{f.name}</code></td><td>{', '.join(f.endpoints)}</td><td>{f.fate}</td>"
-        f"<td>{html.escape(f.note)}</td></tr>"
-        for f in fields.FIELDS
+    fields = "".join(
+        f"<h2><code>{endpoint.path}</code></h2><table>"
+        + "".join(
+            f"<tr><td><code>{name}</code></td><td>supported</td><td></td></tr>"
+            for name in endpoint.body.supported
+        )
+        + "".join(
+            f"<tr><td><code>{field.name}</code></td><td>{field.fate}</td><td>{html.escape(field.note)}</td></tr>"
+            for field in endpoint.body.fields.values()
+        )
+        + "</table>"
+        for endpoint in endpoints
+        if endpoint.body
     )
     return (
         "<!doctype html><meta charset=utf-8><title>zmqengine</title>"
         "<style>body{font:15px sans-serif;margin:2em;max-width:60em}td{padding:.2em .8em;vertical-align:top}</style>"
         '<h1>zmqengine</h1><p>OpenAI-compatible. Machine-readable: <a href="openapi.json">openapi.json</a>.</p>'
-        f"<h2>Endpoints</h2><table>{listed}</table><h2>Request fields</h2><table>{table}</table>"
+        f"<h2>Endpoints</h2><table>{listed}</table>{fields}"
     ).encode()

@@ -1,12 +1,13 @@
-"""From the fields of a request to the options of the client library."""
+"""How tokens are drawn and when they end: the part of the inner request that all APIs share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from zmqengine_client.options import Options
-from zmqengine_http.errors import ApiError, bad_field
-from zmqengine_http.requests import CommonRequest
+from zmqengine_http.errors import ContextTooLong, bad_field
 from zmqengine_http.worker import Model
 
 TOP_P_MIN = 1e-6
@@ -14,31 +15,55 @@ TOP_P_MIN = 1e-6
 SEED_MASK = 2**63 - 1
 
 
-def make_options(
-    request: CommonRequest, model: Model, *, max_tokens: int | None, logprobs: int | None, temperature: float
-) -> Options:
-    """The options of every choice but for seed and id. Raises a 400 for token ids outside the vocabulary.
+class Sampling(Struct, frozen=True, kw_only=True):
+    """The options of a request, checked for range. `max_tokens` None is all that the context leaves.
 
-    `max_tokens` None stands for all that the context leaves.
+    `logprobs`: None for none, else how many alternatives each token has. `n` choices are made of each prompt.
+    Requests of one `cache_key` go to one worker.
     """
-    bias = {int(key): value for key, value in request.logit_bias.items()}
-    check_ids("logit_bias", list(bias), model)
-    check_ids("stop_token_ids", request.stop_token_ids, model)
+
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    temperature: float | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    n: int = 1
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_key: str | None = None
+
+
+def make_options(sampling: Sampling, model: Model, *, default_temperature: float) -> Options:
+    """The client library's options of every choice but for seed and id.
+
+    Raises a 400 for token ids outside the vocabulary.
+    """
+    check_ids("logit_bias", list(sampling.logit_bias), model)
+    check_ids("stop_token_ids", sampling.stop_token_ids, model)
     return Options(
-        max_tokens=max_tokens,
-        temperature=temperature if request.temperature is None else request.temperature,
-        top_p=max(request.top_p, TOP_P_MIN),
-        top_k=max(request.top_k, 0),
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        logit_bias=bias,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        logprobs=logprobs,
-        priority=request.priority,
-        deadline_ms=request.deadline_ms,
+        max_tokens=sampling.max_tokens,
+        temperature=default_temperature if sampling.temperature is None else sampling.temperature,
+        top_p=max(sampling.top_p, TOP_P_MIN),
+        top_k=max(sampling.top_k, 0),
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        priority=sampling.priority,
+        deadline_ms=sampling.deadline_ms,
     )
 
 
@@ -60,11 +85,4 @@ def check_length(param: str, prompt: Sequence[int], max_tokens: int | None, mode
         raise bad_field(param, "the prompt has no tokens")
     context, wanted = model.card.context_tokens, max_tokens or 1
     if len(prompt) + wanted > context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {context} tokens. However, you requested {len(prompt) + wanted} "
-            f"tokens ({len(prompt)} in the {param}, {wanted} in the completion). Please reduce the length of the "
-            f"{param} or of the completion.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise ContextTooLong(param, prompt=len(prompt), wanted=wanted, context=context)

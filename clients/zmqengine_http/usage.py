@@ -16,13 +16,3 @@ class Usage:
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
-
-    def document(self) -> dict[str, object]:
-        """In OpenAI's shape."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
-        }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from zmqengine_http import HttpApp, HttpConfig
-from zmqengine_http.generate import Service
+from zmqengine_http.service import Service
 from zmqengine_http.worker import Connect
 
 WAIT_S = 30.0

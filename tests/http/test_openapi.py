@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 from tests.http.serving import Front, Reply, call, chat, get, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client.testing import FakeWorker
-from zmqengine_http import HttpConfig, fields
-from zmqengine_http.requests import ChatRequest, CompletionRequest
+from zmqengine_http import HttpConfig
+from zmqengine_http.body import Field
+from zmqengine_http.chat_completions.request import CHAT_BODY
+from zmqengine_http.completions.request import COMPLETION_BODY
+from zmqengine_http.endpoints import ENDPOINTS
+from zmqengine_http.fields_table import GENERATING, markdown_table
 
 STATUSES = {200, 400, 404, 405, 413}
 OPERATIONS = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
@@ -33,47 +37,55 @@ def front() -> Iterator[Front]:
         yield front
 
 
-def test_every_supported_field_is_in_the_struct_and_none_besides() -> None:
-    """The table of fields and the structs that are parsed cannot disagree."""
-    assert set(fields.supported_names("chat")) == set(ChatRequest.__struct_fields__)
-    assert set(fields.supported_names("completions")) == set(CompletionRequest.__struct_fields__)
-    assert len({(field.name, endpoint) for field in fields.FIELDS for endpoint in field.endpoints}) == sum(
-        len(field.endpoints) for field in fields.FIELDS
-    )
-
-
 def test_the_table_in_the_readme_is_that_of_the_code() -> None:
-    """`python -m zmqengine_http.fields` prints it."""
+    """`python -m zmqengine_http.fields_table` prints it."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     table = readme.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
-    assert table == fields.markdown_table()
+    assert table == markdown_table(GENERATING)
 
 
-def test_every_field_of_the_official_client_is_in_the_table() -> None:
-    """No parameter that OpenAI's own package can send is unknown to us."""
+def test_every_field_of_the_official_client_is_known() -> None:
+    """No parameter that OpenAI's own package can send is unknown to us, and none is known twice."""
     from openai.types import completion_create_params
     from openai.types.chat import completion_create_params as chat_create_params
 
-    known: dict[fields.Endpoint, set[str]] = {
-        endpoint: {field.name for field in fields.FIELDS if endpoint in field.endpoints}
-        for endpoint in fields.BOTH
-    }
-    assert set(chat_create_params.CompletionCreateParamsBase.__annotations__) <= known["chat"]
-    assert set(completion_create_params.CompletionCreateParamsBase.__annotations__) <= known["completions"]
+    for body, official in (
+        (CHAT_BODY, chat_create_params.CompletionCreateParamsBase),
+        (COMPLETION_BODY, completion_create_params.CompletionCreateParamsBase),
+    ):
+        assert set(official.__annotations__) <= {*body.supported, *body.fields}
+        assert not set(body.supported) & set(body.fields)
 
 
-@pytest.mark.parametrize(
-    "field", [field for field in fields.FIELDS if field.fate == "refused"], ids=lambda f: f.name
-)
-def test_a_refused_field_is_refused_unless_it_asks_for_nothing(front: Front, field: fields.Field) -> None:
-    """By name, in both endpoints that have it."""
-    for endpoint in field.endpoints:
-        path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
-        body: dict[str, Any] = chat() if endpoint == "chat" else {"prompt": "a"}
-        reply = post(front, path, {**body, field.name: {"some": "thing"}})
-        assert (reply.status, reply.error["param"]) == (400, field.name)
-        for neutral in (None, *field.neutral):
-            assert post(front, path, {**body, field.name: neutral}).status == 200
+REFUSED = [
+    (path, body, field)
+    for path, body, fields in (
+        ("/v1/chat/completions", chat(), CHAT_BODY.fields),
+        ("/v1/completions", {"prompt": "a"}, COMPLETION_BODY.fields),
+    )
+    for field in fields.values()
+    if field.fate == "refused"
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), REFUSED, ids=lambda value: getattr(value, "name", ""))
+def test_a_refused_field_is_refused_unless_it_asks_for_nothing(
+    front: Front, path: str, body: dict[str, Any], field: Field
+) -> None:
+    """By name."""
+    reply = post(front, path, {**body, field.name: {"some": "thing"}})
+    assert (reply.status, reply.error["param"]) == (400, field.name)
+    for neutral in (None, *field.neutral):
+        assert post(front, path, {**body, field.name: neutral}).status == 200
+
+
+def test_every_endpoint_is_described(front: Front) -> None:
+    """Routes, bodies and the document come from one table."""
+    paths = get(front, "/openapi.json").json["paths"]
+    for endpoint in ENDPOINTS[:-2]:
+        operation = paths[endpoint.path.replace(":path", "")][endpoint.method.lower()]
+        assert operation["summary"] == endpoint.summary
+        assert ("requestBody" in operation) == (endpoint.body is not None)
 
 
 def test_the_document_is_served_with_a_page(front: Front) -> None:
@@ -127,9 +139,10 @@ JSON = st.recursive(
 )
 
 
-@given(
-    st.dictionaries(st.sampled_from([field.name for field in fields.FIELDS]), JSON, max_size=4), st.booleans()
-)
+KNOWN = sorted({*CHAT_BODY.supported, *CHAT_BODY.fields, *COMPLETION_BODY.supported, *COMPLETION_BODY.fields})
+
+
+@given(st.dictionaries(st.sampled_from(KNOWN), JSON, max_size=4), st.booleans())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_json_in_known_fields_finds_no_500(front: Front, extra: dict[str, Any], is_chat: bool) -> None:
     """A good request in which known fields hold anything at all."""

@@ -31,6 +31,11 @@ class AnswerText:
         """Whether a stop string was found."""
         return self._stops.match is not None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.match
+
     def visible(self, tokens: list[int]) -> list[int]:
         """Those of the tokens that have a part in the text."""
         return tokens[:-1] if tokens and tokens[-1] in self._end_token_ids else tokens

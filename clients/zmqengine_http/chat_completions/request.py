@@ -1,0 +1,84 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from zmqengine.protocol.messages import LOGPROBS_MAX, TOKEN_ID_MAX
+from zmqengine_http.body import Body, refused, without_nulls
+from zmqengine_http.chat_completions.messages import ChatMessage, ToolDefinition
+from zmqengine_http.errors import bad_field
+from zmqengine_http.openai_api.generation_request import (
+    GENERATION_FIELDS,
+    GenerationRequest,
+    check_generation,
+)
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=1024)] = field(default_factory=list)
+    tool_choice: str | dict[str, object] = "auto"
+    parallel_tool_calls: bool = True
+    response_format: dict[str, object] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+
+
+def _prepare(body: dict[str, object]) -> None:
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        body["messages"] = [without_nulls(message) for message in messages]
+
+
+def _check(request: ChatRequest) -> None:
+    check_generation(request)
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise bad_field("max_tokens", "max_completion_tokens is given too, with another value")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_field("top_logprobs", "needs logprobs to be true")
+    if request.tool_choice not in ("none", "auto"):
+        raise bad_field(
+            "tool_choice",
+            "only none and auto are supported: there is no constrained output yet",
+            code="unsupported_value",
+        )
+    kind = request.response_format.get("type", "text")
+    if kind != "text" or request.response_format.keys() - {"type"}:
+        raise bad_field(
+            "response_format", 'only {"type": "text"} is supported: there is no constrained output yet',
+            code="unsupported_value",
+        )  # fmt: skip
+    for place, tool in enumerate(request.tools):
+        if tool.function.strict:
+            raise bad_field(
+                f"tools[{place}].function.strict",
+                "there is no constrained output yet",
+                code="unsupported_value",
+            )
+
+
+CHAT_BODY = Body(
+    ChatRequest,
+    (
+        *GENERATION_FIELDS,
+        refused("functions", "use tools", []),
+        refused("function_call", "use tool_choice", "none", "auto"),
+        refused("modalities", "text only", ["text"]),
+        refused("audio", "text only"),
+        refused("prediction"),
+        refused("web_search_options"),
+        refused("moderation"),
+        refused("verbosity", "", "medium"),
+    ),
+    prepare=_prepare,
+    check=_check,
+)

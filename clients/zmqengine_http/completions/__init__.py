@@ -1,0 +1,45 @@
+"""POST /v1/completions: the continuation of a text, in OpenAI's words."""
+
+from __future__ import annotations
+
+import secrets
+
+from zmqengine_http.completions.request import COMPLETION_BODY, CompletionRequest
+from zmqengine_http.completions.writer import TextWriter
+from zmqengine_http.endpoint import post
+from zmqengine_http.exchange import Exchange
+from zmqengine_http.generation import Generation, answer_generation
+from zmqengine_http.prompts import Prompt
+from zmqengine_http.sampling import check_ids
+from zmqengine_http.service import Service
+from zmqengine_http.worker import Model
+
+DEFAULT_MAX_TOKENS = 16
+"""What OpenAI's /v1/completions generates if not told."""
+
+
+async def answer_completion(service: Service, exchange: Exchange, request: CompletionRequest) -> None:
+    """Translate, generate, and answer in OpenAI's words."""
+    model = service.pool.model(request.model)
+    generation = Generation(
+        id=f"cmpl-{secrets.token_hex(16)}",
+        model=model,
+        prompts=[await _prompt(service, exchange, model, prompt) for prompt in request.prompts],
+        prompt_param="prompt",
+        sampling=request.to_sampling(
+            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs
+        ),
+    )
+    name = request.model or model.card.name
+    writer = TextWriter(generation, name, include_usage=request.include_usage)
+    await answer_generation(service, exchange, generation, writer, stream=request.stream)
+
+
+async def _prompt(service: Service, exchange: Exchange, model: Model, prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(await service.tokenizing.text(exchange.id, exchange.body_bytes, model, prompt))
+    check_ids("prompt", prompt, model)
+    return Prompt(prompt)
+
+
+ENDPOINTS = (post("/v1/completions", COMPLETION_BODY, answer_completion, "Continue a text", streams=True),)

@@ -1,0 +1,51 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from zmqengine.protocol.messages import LOGPROBS_MAX
+from zmqengine_http.body import Body, refused
+from zmqengine_http.errors import bad_field
+from zmqengine_http.openai_api.generation_request import (
+    GENERATION_FIELDS,
+    GenerationRequest,
+    TokenId,
+    check_generation,
+)
+
+Prompt = (
+    str | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
+)
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/completions."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt: a text or token ids. Raises a 400 for a list that mixes them."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        others = [item for item in self.prompt if not isinstance(item, int)]
+        if (ids and others) or len({type(item) for item in others}) > 1:
+            raise bad_field("prompt", "a list holds strings, token ids or lists of token ids, not a mixture")
+        return [ids] if ids else others
+
+
+COMPLETION_BODY = Body(
+    CompletionRequest,
+    (
+        *GENERATION_FIELDS,
+        refused("echo", "", False),
+        refused("suffix", "", ""),
+        refused("best_of", "use n", 1),
+    ),
+    check=check_generation,
+)

@@ -1,0 +1,61 @@
+"""An endpoint as data. Routing, reading and checking its body, the shape of its refusals and its part of the OpenAPI
+document all derive from one `Endpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from zmqengine_http.body import Body
+from zmqengine_http.errors import ErrorShape
+from zmqengine_http.exchange import Exchange
+from zmqengine_http.openai_api.error_shape import openai_error
+from zmqengine_http.service import Service
+
+RequestT = TypeVar("RequestT", bound=Struct)
+Handler = Callable[[Service, Exchange], Awaitable[None]]
+
+
+class Endpoint(NamedTuple):
+    """A path and what answers it; made by `get` and `post`.
+
+    `open`: no key is asked for. `streams`: the answer may be server-sent events. `error_shape` makes the bodies of
+    refusals. Without a `method` any is taken.
+    """
+
+    path: str
+    method: str
+    handler: Handler
+    summary: str
+    body: Body[Any] | None = None
+    open: bool = False
+    streams: bool = False
+    error_shape: ErrorShape = openai_error
+
+
+def get(
+    path: str, handler: Handler, summary: str, *, open: bool = False, error_shape: ErrorShape = openai_error
+) -> Endpoint:
+    """An endpoint for GET and HEAD."""
+    return Endpoint(path, "GET", handler, summary, open=open, error_shape=error_shape)
+
+
+def post(
+    path: str,
+    body: Body[RequestT],
+    answer: Callable[[Service, Exchange, RequestT], Coroutine[Any, Any, None]],
+    summary: str,
+    *,
+    streams: bool = False,
+    error_shape: ErrorShape = openai_error,
+) -> Endpoint:
+    """An endpoint for POST: the body is read and checked, then `answer` runs until it is done or the client left."""
+
+    async def handler(service: Service, exchange: Exchange) -> None:
+        request = body.read(await exchange.read_body(service.config.body_bytes_max))
+        await exchange.unless_gone(answer(service, exchange, request))
+
+    return Endpoint(path, "POST", handler, summary, body, streams=streams, error_shape=error_shape)

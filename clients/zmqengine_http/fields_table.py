@@ -1,0 +1,39 @@
+"""The README's table of request fields: `python -m zmqengine_http.fields_table` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zmqengine_http.endpoint import Endpoint
+from zmqengine_http.endpoints import ENDPOINTS
+
+_FATES = {
+    "supported": "supported: honoured, or a 400 that says why not",
+    "refused": "refused: a 400 that names it",
+    "ignored": "ignored: changes nothing of the answer",
+}
+
+
+def markdown_table(endpoints: Sequence[Endpoint]) -> str:
+    """A column for each endpoint, a row for each fate."""
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body]
+    lines = [
+        f"| | {' | '.join(f'`{endpoint.path}`' for endpoint in endpoints)} |",
+        "|---" * (len(endpoints) + 1) + "|",
+    ]
+    for fate, title in _FATES.items():
+        columns = [
+            body.supported
+            if fate == "supported"
+            else [field.name for field in body.fields.values() if field.fate == fate]
+            for body in bodies
+        ]
+        cells = [", ".join(f"`{name}`" for name in names) for names in columns]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+GENERATING = tuple(endpoint for endpoint in ENDPOINTS if endpoint.streams)
+
+if __name__ == "__main__":
+    print(markdown_table(GENERATING), end="")

@@ -1,0 +1,1 @@
+"""What the endpoints of OpenAI's API have in common."""

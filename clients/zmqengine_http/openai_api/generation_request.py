@@ -1,0 +1,112 @@
+"""The fields that both of OpenAI's ways to generate have: one source for validation, OpenAPI document and README.
+
+Bounds here are OpenAI's where it states one and the worker's elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from zmqengine.protocol.messages import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOKEN_ID_MAX
+from zmqengine_http.body import ignored, refused
+from zmqengine_http.errors import bad_field
+from zmqengine_http.sampling import Sampling
+
+STOP_MAX = 16
+N_MAX = 128
+
+TokenId = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=STOP_MAX)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """`include_usage` adds a last chunk with the usage and no choices."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both ways to generate have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=TOKEN_ID_MAX)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=LOGIT_BIAS_MAX)
+    ] = {}
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop = []
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=STOP_TOKEN_IDS_MAX)] = []
+    ignore_eos: bool = False
+    n: Annotated[int, Meta(ge=1, le=N_MAX)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def to_sampling(self, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
+        """The inner form. The fields must have been checked."""
+        return Sampling(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={int(key): value for key, value in self.logit_bias.items()},
+            seed=self.seed,
+            stop=[self.stop] if isinstance(self.stop, str) else list(self.stop),
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            n=self.n,
+            priority=self.priority,
+            deadline_ms=self.deadline_ms,
+            cache_key=self.prompt_cache_key,
+        )
+
+
+def check_generation(request: GenerationRequest) -> None:
+    """Raise a 400 for what the types cannot say."""
+    if request.stream_options is not None and not request.stream:
+        raise bad_field("stream_options", "needs stream to be true")
+    for key in request.logit_bias:
+        if not key.isascii() or not key.isdigit() or int(key[:12]) > TOKEN_ID_MAX:
+            raise bad_field("logit_bias", f"{key[:40]!r} is no token id")
+
+
+_UNCONSTRAINED = "no constrained output yet"
+GENERATION_FIELDS = (
+    refused("guided_json", _UNCONSTRAINED),
+    refused("guided_regex", _UNCONSTRAINED),
+    refused("guided_choice", _UNCONSTRAINED),
+    refused("guided_grammar", _UNCONSTRAINED),
+    refused("structured_outputs", _UNCONSTRAINED),
+    refused("min_tokens", "", 0),
+    ignored("user", "for the caller's own records"),
+    ignored("safety_identifier", "for the caller's own records"),
+    ignored("metadata", "for the caller's own records"),
+    ignored("store", "nothing is stored"),
+    ignored("service_tier", "there is one tier"),
+    ignored("prompt_cache_retention", "the worker decides"),
+    ignored("prompt_cache_options", "the worker decides"),
+)
