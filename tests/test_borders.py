@@ -54,7 +54,10 @@ ALLOWED = {
         "zmqengine.worker",
     },
     "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
-    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http"},
+    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http",
+        "zmqengine_metrics",
+    },
+    "zmqengine_metrics": {"zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics"},
 }  # fmt: skip
 # A whole worker inside a test of a front-end: the one place where a client package needs one.
 CLIENT_EXCEPTIONS = {"zmqengine_client/testing.py"}

@@ -1,0 +1,104 @@
+"""`/metrics` of workers on a port of its own, for those that have no HTTP front-end."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from zmqengine.errors import ZmqEngineError
+from zmqengine.protocol.addresses import is_loopback
+from zmqengine_client import Client
+from zmqengine_client.errors import ConfigError
+from zmqengine_metrics.families import families
+from zmqengine_metrics.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+class WorkersCollector(Collector):
+    """Asks the workers when it is asked. One that does not answer in time has `zmqengine_up` 0 and nothing else."""
+
+    def __init__(self, clients: Sequence[tuple[str, Client]]) -> None:
+        self._clients = list(clients)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of `families`."""
+        return families([read(worker, client) for worker, client in self._clients])
+
+
+def read(worker: str, client: Client) -> Snapshot:
+    """What the worker answers now."""
+    try:
+        return Snapshot(worker, client.describe(), client.status())
+    except ZmqEngineError:
+        return Snapshot(worker)
+
+
+class Exporter:
+    """Listens from the moment it is made; `close` ends it.
+
+    With a `key` a scraper has to send it as a bearer token. Raises `ConfigError` for an address that cannot be
+    bound, or that others can reach without a key.
+    """
+
+    def __init__(self, collector: Collector, host: str, port: int, *, key: str | None = None) -> None:
+        if key is None and not is_loopback(f"tcp://{host}:{port}"):
+            raise ConfigError(
+                f"{host}:{port} can be reached from other machines: give a key for scrapers, or listen on 127.0.0.1"
+            )
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector)
+        self._app = make_wsgi_app(registry)
+        self._expected = None if key is None else f"Bearer {key}".encode()
+        try:
+            self._server = make_server(host, port, self._answer, _Server, _Quiet)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is closed."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
+        if self._expected is not None and not hmac.compare_digest(given, self._expected):
+            return _refuse(start, "401 Unauthorized", b"a key is needed: Authorization: Bearer KEY\n")
+        if environ.get("PATH_INFO") != "/metrics":
+            return _refuse(start, "404 Not Found", b"the metrics are at /metrics\n")
+        answer: Iterable[bytes] = self._app(environ, start)
+        return answer
+
+
+def _refuse(start: StartResponse, status: str, body: bytes) -> list[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    # A scraper that is slow to read holds up no other.
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 30
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """A scrape every few seconds is no news."""

@@ -1,0 +1,129 @@
+"""Which number of a worker's status is which metric. Names and units are by Prometheus's conventions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Plain(NamedTuple):
+    """One number, or the sum of two, as one metric."""
+
+    name: str
+    help: str
+    number: str
+    plus: str = ""
+
+
+class ByLabel(NamedTuple):
+    """Several numbers as one metric, told apart by a label."""
+
+    name: str
+    help: str
+    label: str
+    numbers: dict[str, str]
+    """The label's value to the number's name."""
+
+
+class Distribution(NamedTuple):
+    """A histogram of the status."""
+
+    name: str
+    help: str
+    histogram: str
+
+
+GAUGES = (
+    Plain("zmqengine_requests_running", "Requests that have a row in the batch.", "running"),
+    Plain("zmqengine_requests_waiting", "Requests that wait for a row.", "queued"),
+    Plain("zmqengine_requests_parked", "Requests that had a row and wait for another one.", "parked_now"),
+    Plain("zmqengine_requests_held", "Requests not yet acknowledged, those that ended included.", "requests_held"),
+    Plain("zmqengine_sessions", "Front-ends that are connected.", "sessions"),
+    Plain("zmqengine_token_log_bytes", "Tokens kept until front-ends acknowledge them.", "log_bytes"),
+    Plain("zmqengine_kv_reserved_bytes", "KV cache promised to the requests that run.", "kv_projected_bytes"),
+    Plain("zmqengine_kv_limit_bytes", "KV cache that may be promised.", "kv_bytes_max"),
+    Plain("zmqengine_prompt_cache_entries", "Prompts kept for those that start alike.", "prompt_cache_entries"),
+    Plain("zmqengine_memory_peak_bytes", "The most that was held at once.", "peak_bytes"),
+)  # fmt: skip
+
+LABELLED_GAUGES = (
+    ByLabel(
+        "zmqengine_rows", "Rows of the batch by what they do.", "phase",
+        {"prefill": "rows_prefilling", "decode": "rows_decoding"},
+    ),
+)  # fmt: skip
+
+COUNTERS = (
+    Plain("zmqengine_passes", "Turns of the worker's loop.", "passes"),
+    Plain("zmqengine_steps", "Steps of the engine: each makes a token for every row that decodes.", "steps"),
+    Plain("zmqengine_commands", "Commands from front-ends.", "commands"),
+    Plain("zmqengine_requests_accepted", "Requests that were accepted.", "accepted"),
+    Plain("zmqengine_commands_rejected", "Commands that were refused.", "rejected"),
+    Plain("zmqengine_resumes", "Streams that asked for lost tokens again.", "resumes"),
+    Plain("zmqengine_requests_parked_ever", "Times that a row was taken from a request for want of memory.", "parked"),
+    Plain("zmqengine_engine_failures", "Steps that raised.", "engine_failures"),
+    Plain("zmqengine_slow_passes", "Turns of the loop over --slow-pass-ms.", "slow_passes"),
+    Plain("zmqengine_frames", "Frames published.", "frames"),
+    Plain("zmqengine_session_lags", "Times that a front-end could not take its frame.", "lags"),
+    Plain("zmqengine_worker_restarts", "Times that the supervisor started the worker again.", "restarts"),
+)  # fmt: skip
+
+LABELLED_COUNTERS = (
+    ByLabel(
+        "zmqengine_tokens", "Tokens by kind: read from prompts, served from the prompt cache, read again, made.",
+        "kind",
+        {
+            "prompt": "prompt_tokens", "cached": "cached_tokens", "read_again": "tokens_read_again",
+            "generated": "generated_tokens",
+        },
+    ),
+    ByLabel(
+        "zmqengine_prompt_cache_hit_tokens", "Prompt tokens served from the prompt cache, by where they lay.", "tier",
+        {"memory": "cached_tokens", "disk": "cached_tokens_disk"},
+    ),
+)  # fmt: skip
+
+DISTRIBUTIONS = (
+    Distribution("zmqengine_queue_seconds", "From acceptance to a row.", "queue_s"),
+    Distribution("zmqengine_prefill_seconds", "From a row to the first token.", "prefill_s"),
+    Distribution(
+        "zmqengine_time_to_first_token_seconds",
+        "From acceptance to the first token.",
+        "time_to_first_token_s",
+    ),
+    Distribution(
+        "zmqengine_inter_token_seconds", "Between neighbouring tokens of a request.", "inter_token_s"
+    ),
+    Distribution("zmqengine_request_seconds", "From acceptance to the terminal answer.", "request_s"),
+    Distribution("zmqengine_step_seconds", "One step of the engine, prefill included.", "step_s"),
+    Distribution("zmqengine_request_prompt_tokens", "Prompt tokens of a request.", "prompt_tokens"),
+    Distribution("zmqengine_request_output_tokens", "Output tokens of a request.", "output_tokens"),
+)
+
+# The names that dashboards made for vLLM ask for, where ours means the same.
+VLLM_GAUGES = (
+    Plain("vllm:num_requests_running", "zmqengine_requests_running, by vLLM's name.", "running"),
+    Plain("vllm:num_requests_waiting", "zmqengine_requests_waiting, by vLLM's name.", "queued"),
+)
+VLLM_COUNTERS = (
+    Plain(
+        "vllm:prompt_tokens", "Prompt tokens read or served from the cache, by vLLM's name.",
+        "prompt_tokens", "cached_tokens",
+    ),
+    Plain("vllm:generation_tokens", "Tokens made, by vLLM's name.", "generated_tokens"),
+    Plain(
+        "vllm:prefix_cache_queries", "Prompt tokens looked up in the prompt cache, by vLLM's name.",
+        "prompt_tokens", "cached_tokens",
+    ),
+    Plain("vllm:prefix_cache_hits", "Prompt tokens found there, by vLLM's name.", "cached_tokens"),
+    Plain("vllm:num_preemptions", "zmqengine_requests_parked_ever, by vLLM's name.", "parked"),
+)  # fmt: skip
+VLLM_DISTRIBUTIONS = (
+    Distribution("vllm:time_to_first_token_seconds", "zmqengine's, by vLLM's name.", "time_to_first_token_s"),
+    Distribution("vllm:inter_token_latency_seconds", "zmqengine's, by vLLM's name.", "inter_token_s"),
+    Distribution("vllm:time_per_output_token_seconds", "By vLLM's older name.", "inter_token_s"),
+    Distribution("vllm:e2e_request_latency_seconds", "zmqengine's, by vLLM's name.", "request_s"),
+    Distribution("vllm:request_queue_time_seconds", "zmqengine's, by vLLM's name.", "queue_s"),
+    Distribution("vllm:request_prefill_time_seconds", "zmqengine's, by vLLM's name.", "prefill_s"),
+    Distribution("vllm:request_prompt_tokens", "zmqengine's, by vLLM's name.", "prompt_tokens"),
+    Distribution("vllm:request_generation_tokens", "zmqengine's, by vLLM's name.", "output_tokens"),
+)

@@ -1,0 +1,71 @@
+"""`zmqengine metrics`: workers for a Prometheus scraper."""
+
+from __future__ import annotations
+
+import contextlib
+
+import click
+
+from zmqengine.cli.connection import connect
+from zmqengine.cli.options import Target
+
+
+@click.command()
+@click.option(
+    "-w",
+    "--worker",
+    "addresses",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
+)
+@click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
+@click.option(
+    "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
+)
+@click.option(
+    "--listen", default="127.0.0.1:9464", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
+)
+@click.option(
+    "--key",
+    envvar="ZMQENGINE_METRICS_KEY",
+    metavar="KEY",
+    help="Ask scrapers for this bearer token. Other users can see options: better in $ZMQENGINE_METRICS_KEY.",
+)
+@click.option("--once", is_flag=True, help="Print the metrics and exit, without listening.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=2.0, show_default=True)
+def metrics(
+    addresses: tuple[str, ...],
+    client_key: str | None,
+    server_key: str | None,
+    listen: str,
+    key: str | None,
+    once: bool,
+    timeout_s: float,
+) -> None:
+    """Serve /metrics of one or several workers, which may run already or come later."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        from zmqengine_metrics.exporter import Exporter, WorkersCollector
+    except ImportError as error:
+        raise click.ClickException(f"{error}: install it with pip install 'zmqengine[metrics]'") from None
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for address in addresses or (None,):
+            target = Target(address, client_key, server_key)
+            client = connect(target, name="metrics", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s)
+            clients.append((address or "default", stack.enter_context(client)))
+        collector = WorkersCollector(clients)
+        if once:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(collector)
+            click.echo(generate_latest(registry).decode(), nl=False)
+            return
+        exporter = Exporter(collector, host, int(port), key=key)
+        stack.callback(exporter.close)
+        click.echo(f"metrics at http://{exporter.address}/metrics", err=True)
+        exporter.wait()
