@@ -47,11 +47,12 @@ MLX_LM_FILES = {
 ALLOWED = {
     "zmqengine.errors": set(),
     "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol"},
-    "zmqengine.config": {"zmqengine.errors", "zmqengine.protocol"},
+    "zmqengine.client_rules": {"zmqengine.errors"},
+    "zmqengine.config": {"zmqengine.client_rules", "zmqengine.errors", "zmqengine.protocol"},
     "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine", "zmqengine.pico"},
     "zmqengine.worker": {
-        "zmqengine", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.protocol",
-        "zmqengine.worker",
+        "zmqengine", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine", "zmqengine.errors",
+        "zmqengine.protocol", "zmqengine.worker",
     },
     "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
     "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http",

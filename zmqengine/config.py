@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from zmqengine.client_rules import ClientRules
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import DEFAULT_NAME, Endpoints, endpoints, is_loopback, resolve
 
@@ -47,6 +48,12 @@ class WorkerConfig:
     """What MLX may hold in all; None is what the system recommends."""
 
     queue_max: int = 1024
+    ageing_s: float = 15.0
+    """Work that more urgent work has kept waiting for so long gets every 8th start from then on."""
+    share: tuple[str, ...] = ()
+    """`PATTERN=WEIGHT`: shares of the service for front-ends by name or key; 1 for all others."""
+    priority_min: tuple[str, ...] = ()
+    """`PATTERN=PRIORITY`: the most urgent priority that front-ends may ask for; -100 for all others."""
     sessions_max: int = 256
     requests_per_session_max: int = 1024
     frame_bytes_max: int = 16 * MIB
@@ -107,6 +114,17 @@ class WorkerConfig:
             raise ConfigError(f"the engine {self.engine!r} is unknown: it must be mlx, or fake: and JSON")
         self._check_addresses()
         self._check_keys()
+        _ = self.shares, self.priorities_min
+
+    @property
+    def shares(self) -> ClientRules:
+        """Each front-end's weight in the order of service."""
+        return ClientRules.parse(self.share, "--share", low=0.01, high=100, default=1)
+
+    @property
+    def priorities_min(self) -> ClientRules:
+        """The most urgent priority that each front-end may ask for."""
+        return ClientRules.parse(self.priority_min, "--priority-min", low=-100, high=100, default=-100)
 
     @property
     def endpoints(self) -> Endpoints:
@@ -178,6 +196,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "prompt_cache_bytes": (0, 1 << 50),
     "memory_limit_bytes": (MIB, 1 << 50),
     "queue_max": (1, 1_000_000),
+    "ageing_s": (0, _DAY_S),
     "sessions_max": (1, 65_536),
     "requests_per_session_max": (1, 1_000_000),
     "frame_bytes_max": (4096, 64 * MIB),

@@ -44,7 +44,8 @@ def test_without_options_the_worker_is_the_default_one(supervised: list[WorkerCo
 def test_options_arrive(supervised: list[WorkerConfig]) -> None:
     """Sizes, seconds, choices and flags."""
     arguments = "--name one --memory-limit 1.5G --prompt-cache-bytes 0 --pass-timeout 2.5 --log-format json"
-    assert main(["worker", *arguments.split(), "--die-with-parent"]) == 0
+    rules = ["--share", "chat*=4", "--share", "*=0.5", "--priority-min", "nightly=1"]
+    assert main(["worker", *arguments.split(), "--die-with-parent", *rules]) == 0
     assert supervised == [
         WorkerConfig(
             name="one",
@@ -53,6 +54,8 @@ def test_options_arrive(supervised: list[WorkerConfig]) -> None:
             pass_timeout_s=2.5,
             log_format="json",
             die_with_parent=True,
+            share=("chat*=4", "*=0.5"),
+            priority_min=("nightly=1",),
         )
     ]
 

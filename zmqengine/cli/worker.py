@@ -21,6 +21,9 @@ HELP = {
     "prompt_cache_bytes": "Memory for prompts that start alike; 0 for none.",
     "memory_limit_bytes": "Memory that MLX may use; the default is what the system recommends.",
     "queue_max": "Requests that may wait; past it they are refused with a hint when to come back.",
+    "ageing_s": "What more urgent work has kept waiting so long gets every 8th start.",
+    "share": "A front-end's share of the service, by its name or key:BEGINNING; 'chat*=4'. Once for each rule.",
+    "priority_min": "The most urgent priority a front-end may ask for; 'nightly*=1' makes it batch work.",
     "sessions_max": "Front-ends at once.",
     "requests_per_session_max": "Requests of one front-end at once.",
     "frame_bytes_max": "Longest message from a front-end.",
@@ -67,6 +70,8 @@ def _option(name: str, kind: Any, default: Any) -> click.Option:
     if "bytes" in name:
         text += "" if default is None else f"  [default: {shown(default)}]"
         return click.Option([flag, name], default=default, type=byte_size, metavar="SIZE", help=text)
+    if kind == tuple[str, ...]:
+        return click.Option([flag, name], multiple=True, metavar="NAME=NUMBER", help=text)
     if kind in (LogLevel, LogFormat):
         choices = click.Choice(typing.get_args(kind))
         return click.Option([flag, name], default=default, type=choices, help=text, show_default=True)
