@@ -46,9 +46,9 @@ def test_padding_stays_within_its_bound(model):
         run = Run()
         while len(run.tokens) < 17:
             step(engine, run)
-        held[bound] = engine.stats().kv_bytes
+        held[bound] = engine.memory().kv
         assert engine.stats().rows_decoding == 17
-    projected = engine.project_bytes(1500, COUNT) + 16 * engine.project_bytes(10, COUNT)
+    projected = engine.project_bytes(1500 + COUNT) + 16 * engine.project_bytes(10 + COUNT)
     assert held[50_000] <= projected + 2 * 50_000
     assert held[1 << 30] > 3 * projected
 
@@ -64,4 +64,4 @@ def test_a_long_row_can_be_removed_from_beside_short_ones(model):
     finish(engine, run)
     assert run.ids(1) == greedy(model, prompt(20), COUNT)
     engine.next()
-    assert engine.stats().kv_bytes == 0
+    assert engine.memory().kv == 0

@@ -22,7 +22,7 @@ def test_a_projection_is_what_one_row_holds(models, shape, tokens):
         models[shape](mx.zeros((1, min(64, tokens - place)), mx.int32), cache=caches)
         mx.eval(kv.arrays(caches))
     held = kv.byte_count(caches)
-    projected = engine.project_bytes(tokens - 1, 1)
+    projected = engine.project_bytes(tokens)
     per_token = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * LLAMA["head_dim"] * 4
     # A sliding cache that reads in chunks is a chunk longer than its window until it decodes.
     slack = 64 * per_token if shape == "sliding" else 0
@@ -34,12 +34,12 @@ def test_a_projection_is_what_one_row_holds(models, shape, tokens):
 def test_a_window_caps_the_projection(models):
     """Only the layers without a window grow for ever."""
     engine = make_engine(models["sliding"])
-    near, far = engine.project_bytes(500, 12), engine.project_bytes(1000, 24)
+    near, far = engine.project_bytes(512), engine.project_bytes(1024)
     full = make_engine(models["llama"])
     # Both models have two layers that see everything.
-    assert far - near == full.project_bytes(1000, 24) - full.project_bytes(500, 12)
+    assert far - near == full.project_bytes(1024) - full.project_bytes(512)
     mamba = make_engine(models["mamba"])
-    assert mamba.project_bytes(10, 1) == mamba.project_bytes(2000, 48) > 0
+    assert mamba.project_bytes(11) == mamba.project_bytes(2048) > 0
 
 
 def test_held_bytes_come_back_to_zero(models):
@@ -47,11 +47,11 @@ def test_held_bytes_come_back_to_zero(models):
     engine = make_engine(models["llama"], prompt_cache_bytes=0)
     engine.insert([RowRequest(row, [5] * 100, 4) for row in range(4)])
     engine.next()
-    held = engine.stats().kv_bytes
-    assert held >= 4 * engine.project_bytes(99, 1) / 256 * 99
+    held = engine.memory().kv
+    assert held >= 4 * engine.project_bytes(100) / 256 * 99
     while engine.stats().rows_decoding or engine.stats().rows_prefilling:
         engine.next()
-    assert engine.stats().kv_bytes == 0
+    assert engine.memory().kv == 0
 
 
 def test_a_container_has_the_memory_of_its_control_group(tmp_path):

@@ -170,7 +170,7 @@ def test_a_row_can_be_removed_in_any_phase(model, steps):
     finish(engine, run)
     assert len(run.ids(0)) == seen
     assert run.ids(1) == greedy(model, prompts[1], COUNT)
-    assert engine.stats().kv_bytes == 0
+    assert engine.memory().kv == 0
 
 
 def test_everybody_can_be_removed_at_once_and_the_engine_goes_on(model):
@@ -260,13 +260,8 @@ def test_a_step_that_raises_loses_the_batch_and_nothing_else(model):
     with pytest.raises(RuntimeError, match="out of memory"):
         finish(engine)
     engine.reset()
-    stats = engine.stats()
-    assert (stats.rows_decoding, stats.rows_prefilling, stats.kv_bytes, stats.prompt_cache_bytes) == (
-        0,
-        0,
-        0,
-        0,
-    )
+    stats, memory = engine.stats(), engine.memory()
+    assert (stats.rows_decoding, stats.rows_prefilling, memory.kv, memory.prompt_cache) == (0, 0, 0, 0)
     prompts = some_prompts(3)
     engine.insert(requests(prompts))
     run = finish(engine)
@@ -340,13 +335,13 @@ def test_counters_count(model):
     run = Run()
     for _ in range(3):
         step(engine, run)
-    assert engine.stats().kv_bytes > 0
+    assert engine.memory().kv > 0
     finish(engine, run)
     stats = engine.stats()
     assert stats.generated_tokens == 2 * COUNT
     assert stats.prompt_tokens == 2 * 19
-    assert (stats.kv_bytes, stats.rows_decoding) == (0, 0)
-    assert stats.active_bytes > 0
+    assert (engine.memory().kv, stats.rows_decoding) == (0, 0)
+    assert engine.memory().active > 0
 
 
 def test_close_may_be_called_twice(model):
@@ -356,4 +351,4 @@ def test_close_may_be_called_twice(model):
     engine.next()
     engine.close()
     engine.close()
-    assert engine.stats().kv_bytes == 0
+    assert engine.memory().kv == 0

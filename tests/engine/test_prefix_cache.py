@@ -141,13 +141,13 @@ def test_the_budget_holds_and_zero_turns_it_off(model):
     engine = make_engine(model, prompt_cache_bytes=100_000)
     for seed in range(12):
         generate(engine, tokens(60, seed))
-        assert engine.stats().prompt_cache_bytes <= 100_000
+        assert engine.memory().prompt_cache <= 100_000
     assert engine.stats().prompt_cache_entries > 1
     assert generate(engine, tokens(60, 11))[1] == 59
     assert generate(engine, tokens(60, 0))[1] == 0
     freed = engine.trim_prompt_cache(0)
     assert freed > 0
-    assert engine.stats().prompt_cache_bytes == engine.stats().prompt_cache_entries == 0
+    assert engine.memory().prompt_cache == engine.stats().prompt_cache_entries == 0
     off = make_engine(model, prompt_cache_bytes=0)
     for _ in range(2):
         assert generate(off, tokens(60))[1] == 0

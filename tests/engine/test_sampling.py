@@ -38,7 +38,7 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def plan(settings_: list[Sampling], vocab_size: int):
-    rows = [Row(RowRequest(i, [1], 9, sampling=s, seed=i), vocab_size) for i, s in enumerate(settings_)]
+    rows = [Row(RowRequest(i, [1], 9, sampling=s, seed=i), vocab_size, 2048) for i, s in enumerate(settings_)]
     return rows, plan_draw(rows, vocab_size)
 
 

@@ -309,7 +309,7 @@ def test_unknown_rows_from_the_engine_disturb_nothing(harness: Harness) -> None:
 
 def test_memory_admission_waits_and_then_serves(make_harness: Make) -> None:
     """mlx-lm #854, #1390, #1909: projected admission. What does not fit now waits; nobody overtakes it for ever."""
-    per_token = FakeEngine().project_bytes(1, 0)
+    per_token = FakeEngine().project_bytes(1)
     harness = make_harness(kv_bytes_max=100 * per_token, prompt_cache_bytes=0)
     front_end = harness.front_end()
     front_end.send(front_end.insert_message("a", [1] * 10, max_tokens=50))

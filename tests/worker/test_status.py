@@ -154,4 +154,4 @@ def test_memory_is_told_by_part(harness: Harness) -> None:
     harness.pass_()
     memory = status(harness.board, 0).memory
     assert {"weights", "kv", "prompt_cache", "buffers", "workspace", "limit"} <= set(memory)
-    assert memory["kv"] == harness.engine.stats().kv_bytes > 0
+    assert memory["kv"] == harness.engine.memory().kv > 0

@@ -15,9 +15,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from zmqengine.engine import caches as kv
-from zmqengine.engine.interface import EngineFinish, RowFailure, RowToken, StepResult, TokenLogprobs
+from zmqengine.engine.interface import RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.penalties import Penalties
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.sampling import DrawPlan, LogprobArrays, choose, measure, plan_draw
 
 
@@ -67,6 +67,26 @@ class DecodeBatch:
         for place, row in enumerate(self.rows):
             if id(row) in leaving:
                 self._on_leave(row, partial(kv.extract, self.caches, place, row.held))
+        self._keep(places)
+
+    def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
+        """Drop a row that is here and give its caches, with the token on its way, which is waited for.
+
+        None if that token was made of something that is not a number: nobody may go on from these caches.
+        """
+        place = self.rows.index(row)
+        caches = kv.extract(self.caches, place, row.held)
+        self._keep([other for other in range(len(self.rows)) if other != place])
+        if not row.launched:
+            return caches, None
+        assert self._flight is not None, "every row that was launched has a step on its way"
+        place = self._flight.rows.index(row)
+        if not math.isfinite(cast(float, self._flight.chosen_logits[place].item())):
+            return None
+        token = cast(int, self._flight.tokens[place].item())
+        return caches, MadeToken(token, _by_row(self._flight).get(row.id))
+
+    def _keep(self, places: list[int]) -> None:
         self.caches = kv.keep_rows(self.caches, places, [row.held for row in self.rows])
         self.rows = [self.rows[place] for place in places]
         self._changed = True
@@ -155,21 +175,13 @@ class DecodeBatch:
                 result.failures.append(RowFailure(row.id, "the model's output for this row is not a number"))
                 continue
             row.tokens.append(token)
-            finish = _finish(row, token)
+            finish = row.finish(token)
             result.tokens.append(RowToken(row.id, token, logprobs.get(row.id), finish))
             if finish is not None:
                 row.gone = True
                 left.append(row)
         if left:
             self.leave(left)
-
-
-def _finish(row: Row, token: int) -> EngineFinish | None:
-    if token in row.stop:
-        return "stop"
-    if len(row.tokens) - row.prompt_tokens >= row.max_tokens:
-        return "length"
-    return None
 
 
 def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:

@@ -19,7 +19,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from zmqengine.engine.fake_prompt_cache import FakePromptCache, Tokens
 from zmqengine.engine.interface import (
+    EngineMemory,
     EngineStats,
     ModelInfo,
     RowFailure,
@@ -31,7 +33,9 @@ from zmqengine.engine.interface import (
 )
 from zmqengine.engine.random_bits import mix, seed_key
 
-FaultPlace = Literal["insert", "next", "prefill", "token", "remove", "reset", "trim", "stats", "close"]
+FaultPlace = Literal[
+    "insert", "next", "prefill", "token", "remove", "park", "reset", "trim", "stats", "memory", "close"
+]
 FaultAction = Literal["fail", "raise", "block", "hang", "spin", "exit"]
 
 EXIT_CODE = 86
@@ -67,6 +71,10 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Tokens are 1 to vocab_size - 1; token 0 ends the output and is made only at `eos_index`, if that is given.
     `prefill_chunk` tokens of prompt are read a step, all rows together. `step_ms` is slept in every step that
     has work. With `instant`, a row reads its prompt and makes its whole output in the first step after insert.
+
+    Memory is counted and not held: `kv_bytes_token` for each token of a row, and as much for each token in the
+    prompt cache, which keeps at most `prompt_cache_bytes` of ended and parked rows. A model of 8 billion
+    parameters has about 147,000 bytes a token.
     """
 
     name: str = "fake"
@@ -77,7 +85,9 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     step_ms: float = 0.0
     eos_index: int | None = None
     instant: bool = False
-    bytes_per_token: int = 1024
+    kv_bytes_token: int = 1024
+    prompt_cache_bytes: int = 0
+    parameter_bytes: int = 0
     faults: tuple[FakeFault, ...] = ()
 
     @classmethod
@@ -103,7 +113,7 @@ def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None)
     config = config or FakeEngineConfig()
     row = _Row(request)
     output = list(request.emitted)
-    while len(output) < request.max_tokens:
+    while len(output) < _output_max(request, config):
         output.append(row.token_at(len(output), config))
         if output[-1] in request.stop_token_ids:
             break
@@ -123,6 +133,8 @@ class FakeEngine:
         self.unblock = threading.Event()
         self.closed = False
         self._rows: dict[int, _Row] = {}
+        self._prompt_cache = FakePromptCache(self.config.prompt_cache_bytes, self.config.kv_bytes_token)
+        self._peak_bytes = self._cached_tokens = 0
         self._strikes = [0] * len(self.config.faults)
         self._steps = self._prompt_tokens = self._generated_tokens = 0
 
@@ -134,7 +146,7 @@ class FakeEngine:
             vocab_size=self.config.vocab_size,
             context_tokens=self.config.context_tokens,
             eos_token_ids=frozenset({0}),
-            parameter_bytes=0,
+            parameter_bytes=self.config.parameter_bytes,
         )
 
     @property
@@ -147,15 +159,10 @@ class FakeEngine:
         self._record("insert", (request.row for request in requests))
         failures = []
         for request in requests:
-            row = _Row(request)
-            if request.row in self._rows:
-                failures.append(RowFailure(request.row, "this row is already in the engine"))
-            elif len(self._rows) >= self.config.rows_max:
-                failures.append(RowFailure(request.row, f"all {self.config.rows_max} rows are taken"))
-            elif self._strike("insert", row):
-                failures.append(RowFailure(request.row, "fake fault at insert"))
-            else:
-                self._rows[request.row] = row
+            try:
+                self._rows[request.row] = self._admit(request)
+            except (ValueError, OverflowError, TypeError) as error:
+                failures.append(RowFailure(request.row, str(error)))
         return failures
 
     def next(self) -> StepResult:
@@ -169,6 +176,7 @@ class FakeEngine:
         for row in [row for row in self._rows.values() if row.decoding]:
             self._decode(row, result)
         self._prefill(result)
+        self._count_memory()
         return result
 
     def remove(self, rows: Iterable[int]) -> None:
@@ -177,46 +185,58 @@ class FakeEngine:
         self._record("remove", rows)
         for id_ in rows:
             row = self._rows.pop(id_, None)
+            self._prompt_cache.forget(id_)
             if row is not None:
                 self._strike("remove", row)
+                self._prompt_cache.store(row.tokens[: row.reusable])
+
+    def park(self, row: int) -> int:
+        """Take a row out; it is kept if all of it fits the prompt cache."""
+        self._record("park", (row,))
+        parked = self._rows.pop(row, None)
+        if parked is None:
+            return 0
+        self._strike("park", parked)
+        return self._prompt_cache.park(row, parked.tokens, parked.reusable)
 
     def reset(self) -> None:
         """Drop every row."""
         self._record("reset", self._rows)
         self._rows.clear()
+        self._prompt_cache.clear()
         self._strike("reset")
 
-    def project_bytes(self, prompt_tokens: int, max_tokens: int) -> int:
-        """`bytes_per_token` for each token."""
+    def project_bytes(self, tokens: int) -> int:
+        """`kv_bytes_token` for each token."""
         self._record("project_bytes", ())
-        return (prompt_tokens + max_tokens) * self.config.bytes_per_token
+        return tokens * self.config.kv_bytes_token
 
     def trim_prompt_cache(self, bytes_max: int) -> int:
-        """Nothing to trim: there is no prompt cache."""
+        """Evict until all that is kept is within `bytes_max`, parked rows last."""
         self._record("trim_prompt_cache", ())
         self._strike("trim")
-        return 0
+        return self._prompt_cache.trim(bytes_max)
 
     def stats(self) -> EngineStats:
-        """Real counters; bytes as `bytes_per_token` has them."""
+        """Real counters."""
         self._record("stats", ())
         self._strike("stats")
-        kv_bytes = sum(row.held for row in self._rows.values()) * self.config.bytes_per_token
         decoding = sum(row.decoding for row in self._rows.values())
         return EngineStats(
             rows_decoding=decoding,
             rows_prefilling=len(self._rows) - decoding,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=0,
+            cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
-            kv_bytes=kv_bytes,
-            prompt_cache_bytes=0,
-            prompt_cache_entries=0,
-            active_bytes=kv_bytes,
-            cache_bytes=0,
-            peak_bytes=kv_bytes,
+            prompt_cache_entries=len(self._prompt_cache),
         )
+
+    def memory(self) -> EngineMemory:
+        """What would be held, were there a model."""
+        self._record("memory", ())
+        self._strike("memory")
+        return self._count_memory()
 
     def close(self) -> None:
         """Drop every row. Idempotent."""
@@ -224,6 +244,22 @@ class FakeEngine:
         self._rows.clear()
         self.closed = True
         self._strike("close")
+
+    def _admit(self, request: RowRequest) -> _Row:
+        if request.row in self._rows:
+            raise ValueError("this row is already in the engine")
+        if len(self._rows) >= self.config.rows_max:
+            raise ValueError(f"all {self.config.rows_max} rows are taken")
+        row = _Row(request)
+        if not request.prompt:
+            raise ValueError("the prompt is empty")
+        if max(row.tokens) >= self.config.vocab_size:
+            raise ValueError(f"a prompt token is outside the vocabulary of {self.config.vocab_size}")
+        if _output_max(request, self.config) <= row.index:
+            raise ValueError("max_tokens leaves nothing to generate")
+        if self._strike("insert", row):
+            raise ValueError("fake fault at insert")
+        return row
 
     def _decode(self, row: _Row, result: StepResult) -> None:
         request, index = row.request, row.index
@@ -233,14 +269,16 @@ class FakeEngine:
             return
         token = row.token_at(index, self.config)
         row.index += 1
+        row.tokens.append(token)
         self._generated_tokens += 1
-        stopped, full = token in request.stop_token_ids, row.index >= request.max_tokens
+        stopped, full = token in request.stop_token_ids, row.index >= _output_max(request, self.config)
         logprobs = None if request.logprobs is None else row.logprobs_at(index, token, self.config)
         result.tokens.append(
             RowToken(request.row, token, logprobs, "stop" if stopped else "length" if full else None)
         )
         if stopped or full:
             del self._rows[request.row]
+            self._prompt_cache.store(row.tokens[: row.reusable])
 
     def _prefill(self, result: StepResult) -> None:
         budget = self.config.prefill_chunk
@@ -249,15 +287,36 @@ class FakeEngine:
                 del self._rows[row.request.row]
                 result.failures.append(RowFailure(row.request.row, "fake fault in prefill"))
                 continue
+            if not row.begun and (budget or self.config.instant):
+                row.begun = True
+                row.cached = row.done = self._prompt_cache.take(row.tokens)
+                self._cached_tokens += row.cached
             taken = row.total - row.done if self.config.instant else min(row.total - row.done, budget)
             if not taken:
                 break
             budget = max(0, budget - taken)
             row.done += taken
             self._prompt_tokens += taken
-            result.prefills.append(RowPrefill(row.request.row, row.done, row.total, 0))
+            result.prefills.append(RowPrefill(row.request.row, row.done, row.total, row.cached))
             while self.config.instant and row.request.row in self._rows:
                 self._decode(row, result)
+
+    def _count_memory(self) -> EngineMemory:
+        kv = sum(row.held for row in self._rows.values()) * self.config.kv_bytes_token
+        parked, prompts = self._prompt_cache.parked_bytes, self._prompt_cache.prompt_bytes
+        active = self.config.parameter_bytes + kv + parked + prompts
+        self._peak_bytes = max(self._peak_bytes, active)
+        return EngineMemory(
+            weights=self.config.parameter_bytes,
+            kv=kv,
+            padding=0,
+            parked=parked,
+            prompt_cache=prompts,
+            buffers=0,
+            workspace=0,
+            active=active,
+            peak=self._peak_bytes,
+        )
 
     def _strike_next(self, step: int) -> None:
         self._strike("next", index=step)
@@ -304,8 +363,10 @@ class _Row:
     def __init__(self, request: RowRequest) -> None:
         self.request = request
         self.index = len(request.emitted)
-        self.total = len(request.prompt) + self.index
-        self.done = 0
+        self.tokens: Tokens = array("Q", [*request.prompt, *request.emitted])
+        self.total = len(self.tokens)
+        self.begun = False
+        self.done = self.cached = 0
         digest = hashlib.blake2b(array("Q", request.prompt).tobytes(), digest_size=8)
         self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
 
@@ -315,7 +376,12 @@ class _Row:
 
     @property
     def held(self) -> int:
-        return self.done + self.index - len(self.request.emitted)
+        return self.done + len(self.tokens) - self.total
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that a later row need not read: all that are held but the last one known."""
+        return min(self.held, len(self.tokens) - 1)
 
     def token_at(self, index: int, config: FakeEngineConfig) -> int:
         if index == config.eos_index:
@@ -327,3 +393,10 @@ class _Row:
         top = [(token + place) % config.vocab_size for place in range(self.request.logprobs or 0)]
         logprob = -0.25 - (mix(self._key - index) % 100) / 1000
         return TokenLogprobs(logprob, [(id_, logprob - place * 0.6931) for place, id_ in enumerate(top)])
+
+
+def _output_max(request: RowRequest, config: FakeEngineConfig) -> int:
+    """How long the output may become, `emitted` included."""
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return config.context_tokens - len(request.prompt)

@@ -38,14 +38,15 @@ class RowRequest:
     `prompt` and `emitted` together are what the model reads first. `emitted` holds output tokens of an earlier
     life of this request (before a crash or an engine reset): the next token has output index `len(emitted)`,
     penalties count them as output, and the sampling key of the token at output index i is that of (seed, i).
-    `max_tokens` counts the whole output, `emitted` included, and is more than `len(emitted)`.
+    `max_tokens` counts the whole output, `emitted` included, and is more than `len(emitted)`; None is until the
+    context of the model is full.
     `stop_token_ids` already holds the model's end tokens unless the request ignores them. The stop token is the
     last token of the output. `logprobs` is None for none, or how many top alternatives go with each token.
     """
 
     row: int
     prompt: Sequence[int]
-    max_tokens: int
+    max_tokens: int | None = None
     emitted: Sequence[int] = ()
     sampling: Sampling = Sampling()
     seed: int = 0
@@ -70,7 +71,11 @@ class RowToken(NamedTuple):
 
 
 class RowPrefill(NamedTuple):
-    """How far the prompt of one row has come: `done` of `total` tokens, `cached` of them from the prompt cache."""
+    """How far the prompt of one row has come: `done` of `total` tokens, `cached` of them from the prompt cache.
+
+    `total` is prompt and `emitted`. `cached` is at most `total` - 1: every row starts from its last token, so
+    `total` - 1 - `cached` tokens are read.
+    """
 
     row: int
     done: int
@@ -96,18 +101,22 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about the loaded model that requests are checked against. `context_tokens` bounds prompt + output."""
+    """Facts about the loaded model that requests are checked against. `context_tokens` bounds prompt + output.
+
+    A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then.
+    """
 
     name: str
     vocab_size: int
     context_tokens: int
     eos_token_ids: frozenset[int]
     parameter_bytes: int
+    batchable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine was built, and bytes now. A byte count the platform cannot tell is 0."""
+    """Rows and kept prompts now, and counters since the engine was built."""
 
     rows_decoding: int
     rows_prefilling: int
@@ -115,12 +124,29 @@ class EngineStats:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    kv_bytes: int
-    prompt_cache_bytes: int
     prompt_cache_entries: int
-    active_bytes: int
-    cache_bytes: int
-    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an engine's memory is used for now, in bytes.
+
+    `kv` is the caches of all rows: those of every batch, `padding` included, and those of rows in prefill.
+    `parked` and `prompt_cache` do not overlap. `workspace` is not held now: it is an estimate from above of what
+    the next step needs for a moment, to read a chunk of prompt and to copy the caches of the largest batch when
+    they grow or a row joins. `buffers` is what the platform keeps of freed memory for reuse. `active` is what the
+    platform says is in use, `peak` the most it ever was. What the platform cannot tell is 0.
+    """
+
+    weights: int
+    kv: int
+    padding: int
+    parked: int
+    prompt_cache: int
+    buffers: int
+    workspace: int
+    active: int
+    peak: int
 
 
 class Engine(Protocol):
@@ -148,26 +174,47 @@ class Engine(Protocol):
         ...
 
     def remove(self, rows: Iterable[int]) -> None:
-        """Drop rows in any phase. Unknown and repeated ids are no error; one bad row never keeps another."""
+        """Drop rows in any phase. Unknown and repeated ids are no error; one bad row never keeps another.
+
+        The id of a parked row says that it will not come back: what is kept of it loses its precedence.
+        """
+        ...
+
+    def park(self, row: int) -> int:
+        """Take a row out of the batch in any phase; returns how many of its tokens need not be read again.
+
+        The row comes back by `insert` under another id, with its output so far as `emitted`, and goes on with the
+        same tokens as if it had stayed. The result counts prompt and output, and is at most all but the last, which
+        every row starts from; what is kept of parked rows is evicted after all else that the prompt cache holds, so
+        the row's next RowPrefill says what is still there. An unknown row is 0 and no error.
+        """
         ...
 
     def reset(self) -> None:
-        """Drop every row and all state of the batch. The model stays loaded; the prompt cache is emptied."""
+        """Drop every row, parked ones too, and all state of the batch. The model stays loaded; the prompt cache is
+        emptied."""
         ...
 
-    def project_bytes(self, prompt_tokens: int, max_tokens: int) -> int:
-        """Bytes of KV cache that a request of this size holds at its end, from the model's real cache shapes."""
+    def project_bytes(self, tokens: int) -> int:
+        """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart.
+
+        It comes from the model's real cache shapes, and never falls as `tokens` grows.
+        """
         ...
 
     def trim_prompt_cache(self, bytes_max: int) -> int:
-        """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed.
+        """Evict least recently used prompts until all that is kept is within `bytes_max`; returns bytes freed.
 
-        Buffers that the platform keeps for reuse are given back as well.
+        Parked rows count, and go last. Buffers that the platform keeps for reuse are given back as well.
         """
         ...
 
     def stats(self) -> EngineStats:
-        """Counters and bytes."""
+        """Rows and counters. Cheap, and it does not wait for the device."""
+        ...
+
+    def memory(self) -> EngineMemory:
+        """What memory is used for now. Cheap, and it does not wait for the device."""
         ...
 
     def close(self) -> None:

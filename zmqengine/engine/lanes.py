@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from zmqengine.engine import caches as kv
 from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.interface import StepResult
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Caches, MadeToken, Row
 
 
 class Lanes:
-    """The rows that decode, in as few batches as `padding_bytes_max` of padding in each allows.
+    """The rows that decode, in as few batches as `padding_bytes_max` of padding in all of them allows.
 
-    `token_bytes` is what one more token of a row takes in the caches.
+    `project_bytes` says what the caches of a row of so many tokens take.
     """
 
     def __init__(
-        self, new_lane: Callable[[], DecodeBatch], token_bytes: float, padding_bytes_max: int
+        self, new_lane: Callable[[], DecodeBatch], project_bytes: Callable[[int], int], padding_bytes_max: int
     ) -> None:
         self._new_lane = new_lane
-        self._token_bytes = token_bytes
+        self._project_bytes = project_bytes
         self._padding_bytes_max = padding_bytes_max
         self._lanes: list[DecodeBatch] = []
 
@@ -41,10 +42,22 @@ class Lanes:
         """The caches of all batches."""
         return [cache for lane in self._lanes for cache in lane.caches]
 
+    @property
+    def padding_bytes(self) -> int:
+        """What rows take in all batches because others of their batch are longer."""
+        return sum(self._padding_bytes(lane.rows) for lane in self._lanes)
+
+    @property
+    def largest_bytes(self) -> int:
+        """What the caches of the largest batch take."""
+        return max((kv.byte_count(lane.caches) for lane in self._lanes), default=0)
+
     def join(self, rows: Sequence[Row], caches: Caches) -> None:
         """Add rows to the batch where they cost the least padding, or to a new one."""
-        costs = [self._padding_bytes(lane.rows, rows) for lane in self._lanes]
-        if costs and min(costs) <= self._padding_bytes_max:
+        costs = [
+            self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in self._lanes
+        ]
+        if costs and self.padding_bytes + min(costs) <= self._padding_bytes_max:
             lane = self._lanes[costs.index(min(costs))]
         else:
             lane = self._new_lane()
@@ -56,6 +69,10 @@ class Lanes:
         for lane in self._lanes:
             lane.leave(rows)
 
+    def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
+        """Drop a row that is here; see `DecodeBatch.take_out`."""
+        return next(lane for lane in self._lanes if row in lane.rows).take_out(row)
+
     def next(self, result: StepResult) -> None:
         """Start the next step of every batch, and report the tokens of the step before."""
         for lane in self._lanes:
@@ -64,6 +81,6 @@ class Lanes:
             lane.land(result)
         self._lanes = [lane for lane in self._lanes if not lane.idle]
 
-    def _padding_bytes(self, rows: Sequence[Row], others: Sequence[Row]) -> float:
-        held = [row.held for row in rows] + [row.held for row in others]
-        return (max(held) * len(held) - sum(held)) * self._token_bytes
+    def _padding_bytes(self, rows: Sequence[Row]) -> int:
+        longest = self._project_bytes(max((row.held for row in rows), default=0))
+        return sum(longest - self._project_bytes(row.held) for row in rows)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from zmqengine.engine import caches as kv
 from zmqengine.engine.decode import DecodeBatch
-from zmqengine.engine.interface import EngineStats, ModelInfo, RowFailure, RowRequest, StepResult
+from zmqengine.engine.interface import (
+    EngineMemory,
+    EngineStats,
+    ModelInfo,
+    RowFailure,
+    RowRequest,
+    StepResult,
+)
 from zmqengine.engine.lanes import Lanes
 from zmqengine.engine.memory import padding_allowance, unwire_memory, wire_memory
 from zmqengine.engine.pacing import PrefillPace
+from zmqengine.engine.parked_rows import ParkedRow
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.probe import probe
@@ -35,7 +44,7 @@ class MlxEngine:
     at most `prefill_chunk_idle`; with `prefill_s`, chunks shrink until reading adds no more than that many seconds
     to a step (two and a half times as many while no row decodes). Prompts and what followed them are kept in at
     most `prompt_cache_bytes`, for requests that begin with the same tokens. Rows of very different lengths decode
-    in batches of their own, so that padding takes at most `padding_bytes_max` in each. Everything runs on the
+    in batches of their own, so that padding takes at most `padding_bytes_max` in all. Everything runs on the
     default stream of the default device.
 
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
@@ -53,7 +62,6 @@ class MlxEngine:
         padding_bytes_max: int | None = None,
         prefill_s: float = 0.0,
     ) -> None:
-        self.info = info
         self.padding_bytes_max = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
         )
@@ -68,6 +76,7 @@ class MlxEngine:
         except BaseException:
             self.close()
             raise
+        self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = rows_max if self._abilities.mergeable else 1
         self._prefix_cache = PrefixCache(prompt_cache_bytes if self._abilities.mergeable else 0)
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
@@ -82,7 +91,7 @@ class MlxEngine:
                     raise ValueError("this row is already in the engine")
                 if len(self._rows) >= self.rows_max:
                     raise ValueError(f"all {self.rows_max} rows are taken")
-                row = Row(request, self.info.vocab_size)
+                row = Row(request, self.info.vocab_size, self.info.context_tokens)
             except Exception as error:  # noqa: BLE001 - one bad row must not lose the others
                 failures.append(RowFailure(request.row, f"{type(error).__name__}: {error}"))
             else:
@@ -96,21 +105,27 @@ class MlxEngine:
         read_before = self._prefill.prompt_tokens
         result = StepResult()
         self._decode.next(result)
+        pace = self._pace if self._decode.busy else self._pace_idle
+        for ready in self._prefill.next(pace.tokens, result):
+            self._decode.join(ready.rows, ready.caches)
+        self._prefix_cache.settle()
         for token in result.tokens:
             if token.finish is not None:
                 del self._rows[token.row]
         for failure in result.failures:
             del self._rows[failure.row]
-        pace = self._pace if self._decode.busy else self._pace_idle
-        for ready in self._prefill.next(pace.tokens, result):
-            self._decode.join(ready.rows, ready.caches)
-        self._prefix_cache.settle()
         self._generated_tokens += len(result.tokens)
         self._steps += 1
         if self._steps % _CLEAR_STEPS == 0:
             mx.clear_cache()
         self._keep_pace(pace, self._prefill.prompt_tokens - read_before, time.perf_counter() - started_s)
         return result
+
+    def _workspace_bytes(self, prefilling: list[Caches]) -> int:
+        # A batch that grows or takes a row in is copied, and its caches may all be copied before one is freed.
+        chunk = max(self._pace.tokens, self._pace_idle.tokens)
+        grown = max(map(kv.byte_count, prefilling), default=0)
+        return self._abilities.chunk_bytes(chunk) + max(self._decode.largest_bytes, grown)
 
     def _keep_pace(self, pace: PrefillPace, tokens_read: int, seconds: float) -> None:
         # A chunk is waited for up to two steps after the one that launched it, or at once: it depends on the device.
@@ -120,12 +135,33 @@ class MlxEngine:
 
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows in any phase. Unknown and repeated ids are no error."""
-        leaving = [row for row in (self._rows.pop(id_, None) for id_ in rows) if row is not None]
+        ids = set(rows)
+        for id_ in ids:
+            self._prefix_cache.forget(id_)
+        leaving = [row for row in (self._rows.pop(id_, None) for id_ in ids) if row is not None]
         for row in leaving:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
         self._prefix_cache.settle()
+
+    def park(self, row: int) -> int:
+        """Take a row out, to come back by `insert`; returns how many of its tokens need not be read again.
+
+        The step on its way is waited for: its token goes with the row, as some caches cannot be cut by a token.
+        """
+        parked = self._rows.pop(row, None)
+        if parked is None:
+            return 0
+        parked.gone = True
+        taken = (
+            self._prefill.take_out(parked) if parked in self._prefill.rows else self._decode.take_out(parked)
+        )
+        if taken is None:
+            return 0
+        kept = self._prefix_cache.park(ParkedRow.of(parked, *taken))
+        self._prefix_cache.settle()
+        return kept
 
     def reset(self) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
@@ -135,9 +171,9 @@ class MlxEngine:
         self._start_batch()
         mx.clear_cache()
 
-    def project_bytes(self, prompt_tokens: int, max_tokens: int) -> int:
-        """Bytes of KV cache that a request of this size holds at its end."""
-        return self._abilities.shape.project(prompt_tokens + max_tokens)
+    def project_bytes(self, tokens: int) -> int:
+        """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
+        return self._abilities.shape.project(tokens)
 
     def trim_prompt_cache(self, bytes_max: int) -> int:
         """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed."""
@@ -147,9 +183,7 @@ class MlxEngine:
         return freed
 
     def stats(self) -> EngineStats:
-        """Counters and bytes."""
-        kv_bytes = kv.byte_count(self._decode.caches)
-        kv_bytes += sum(kv.byte_count(row.caches) for row in self._prefill.rows if row.caches is not None)
+        """Rows and counters."""
         return EngineStats(
             rows_decoding=len(self._rows) - len(self._prefill.rows),
             rows_prefilling=len(self._prefill.rows),
@@ -157,12 +191,22 @@ class MlxEngine:
             prompt_tokens=self._prompt_tokens + self._prefill.prompt_tokens,
             cached_tokens=self._cached_tokens + self._prefill.cached_tokens,
             generated_tokens=self._generated_tokens,
-            kv_bytes=kv_bytes,
-            prompt_cache_bytes=self._prefix_cache.bytes,
             prompt_cache_entries=len(self._prefix_cache),
-            active_bytes=mx.get_active_memory(),
-            cache_bytes=mx.get_cache_memory(),
-            peak_bytes=mx.get_peak_memory(),
+        )
+
+    def memory(self) -> EngineMemory:
+        """What memory is used for now."""
+        prefilling = [row.caches for row in self._prefill.rows if row.caches is not None]
+        return EngineMemory(
+            weights=self.info.parameter_bytes,
+            kv=kv.byte_count(self._decode.caches) + sum(map(kv.byte_count, prefilling)),
+            padding=self._decode.padding_bytes,
+            parked=self._prefix_cache.parked_bytes,
+            prompt_cache=self._prefix_cache.bytes,
+            buffers=mx.get_cache_memory(),
+            workspace=self._workspace_bytes(prefilling),
+            active=mx.get_active_memory(),
+            peak=mx.get_peak_memory(),
         )
 
     def close(self) -> None:
@@ -181,7 +225,7 @@ class MlxEngine:
         shape = self._abilities.shape
         self._decode = Lanes(
             lambda: DecodeBatch(self._model, self.info.vocab_size, self._remember),
-            shape.token_bytes,
+            shape.project,
             self.padding_bytes_max,
         )
         self._prefill = Prefill(

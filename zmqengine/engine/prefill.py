@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import caches as kv
-from zmqengine.engine.interface import RowPrefill, StepResult
+from zmqengine.engine.interface import RowPrefill, RowToken, StepResult
 from zmqengine.engine.prefix_cache import PrefixCache, shared_tokens
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Caches, MadeToken, Row
 
 # A chunk shorter than this is not worth a model call of its own.
 _SLICE_TOKENS_MIN = 16
@@ -73,13 +73,21 @@ class Prefill:
                 self._remember(row, partial(list, row.caches))
         self.rows = [row for row in self.rows if id(row) not in leaving]
 
+    def take_out(self, row: Row) -> tuple[Caches, None] | None:
+        """Drop a row that is here and give what it has read, if anything."""
+        self.rows.remove(row)
+        return None if not row.held or row.caches is None else (row.caches, None)
+
     def next(self, tokens_max: int, result: StepResult) -> list[Ready]:
         """Read at most `tokens_max` tokens of prompt, padding included; returns the rows that are through."""
         if not self.rows:
             return []
+        self._take_back(result)
         while len(self._markers) >= _CHUNKS_MAX:
             mx.eval(self._markers.popleft())
         rows = self._pick()
+        if not rows:
+            return []
         chunk = plan_chunk([row.remaining for row in rows], tokens_max)
         touched = [rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
         for row in touched:
@@ -129,6 +137,28 @@ class Prefill:
         row.held, row.caches = found or (0, kv.new_caches(self._model))
         row.cached = row.held
         self.cached_tokens += row.held
+
+    def _take_back(self, result: StepResult) -> None:
+        """Give rows that were parked their caches again, and report the tokens that were on their way."""
+        for row in self.rows:
+            parked = self._prefix_cache.take(row) if row.caches is None else None
+            if parked is None:
+                continue
+            row.held, row.caches, row.cached = parked.held, parked.caches, parked.reusable
+            self.cached_tokens += row.cached
+            if parked.made is not None:
+                self._report(row, parked.made, result)
+        self.rows = [row for row in self.rows if not row.gone]
+
+    def _report(self, row: Row, made: MadeToken, result: StepResult) -> None:
+        row.tokens.append(made.token)
+        row.sampled += 1
+        finish = row.finish(made.token)
+        result.tokens.append(RowToken(row.id, made.token, made.logprobs, finish))
+        if finish is not None:
+            row.gone = True
+            result.prefills.append(RowPrefill(row.id, row.read_tokens, row.read_tokens, row.cached))
+            self._remember(row, partial(list, row.caches or []))
 
     def _read_slice(self, row: Row, count: int) -> None:
         assert row.caches is not None

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import caches as kv
-from zmqengine.engine.row import Caches
+from zmqengine.engine.parked_rows import ParkedRow, ParkedRows
+from zmqengine.engine.row import Caches, Row
 
 # A shorter shared beginning is not worth a copy. Entries are found by their first tokens, this many.
 PREFIX_TOKENS_MIN = 16
@@ -24,11 +25,13 @@ class _Entry:
 
 
 class PrefixCache:
-    """Caches by the tokens they hold; the least recently used go first when they are over `bytes_max`."""
+    """Caches by the tokens they hold; the least recently used go first when they are over `bytes_max`, and parked
+    rows after all others."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
+        self._parked = ParkedRows()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._families: dict[bytes, dict[int, _Entry]] = {}
         self._count = 0
@@ -36,6 +39,31 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def parked_bytes(self) -> int:
+        """What parked rows take, beside `bytes`."""
+        return self._parked.bytes
+
+    def park(self, parked: ParkedRow) -> int:
+        """Keep a row until it comes back; returns how many tokens it need not read again. `settle` must follow."""
+        if parked.bytes > self.bytes_max:
+            return 0
+        self._unsettled += kv.arrays(parked.caches)
+        self._parked.add(parked)
+        self.trim(self.bytes_max)
+        return parked.reusable
+
+    def forget(self, row_id: int) -> None:
+        """This parked row will not come back: keep it as any other. `settle` must follow."""
+        parked = self._parked.pop(row_id)
+        # Without a token made of them, nobody knows that its caches are good.
+        if parked is not None and parked.made is not None and self.wants(parked.tokens):
+            self.store(parked.tokens, parked.caches)
+
+    def take(self, row: Row) -> ParkedRow | None:
+        """What is kept of the parked row that has come back as `row`, which owns it from now on."""
+        return self._parked.take(row)
 
     def fetch(self, tokens: Sequence[int] | np.ndarray) -> tuple[int, Caches] | None:
         """A copy of the caches that hold the longest beginning of `tokens`, and how long it is.
@@ -64,7 +92,7 @@ class PrefixCache:
     def store(self, tokens: Sequence[int], caches: Caches) -> None:
         """Keep `caches`, which hold `tokens` and belong to nobody else. `settle` must follow."""
         entry = _Entry(np.asarray(tokens, np.uint32), caches, kv.byte_count(caches))
-        if entry.bytes > self.bytes_max:
+        if entry.bytes > self.bytes_max - self._parked.bytes:
             return
         self._unsettled += kv.arrays(caches)
         family = self._families.get(_family(entry.tokens), {})
@@ -83,16 +111,18 @@ class PrefixCache:
             self._unsettled = []
 
     def trim(self, bytes_max: int) -> int:
-        """Drop least recently used entries until `bytes_max` is kept; returns the bytes dropped."""
-        before = self.bytes
-        while self._entries and self.bytes > bytes_max:
+        """Drop least recently used entries, then parked rows, until `bytes_max` is kept; returns the bytes dropped."""
+        before = self.bytes + self._parked.bytes
+        while self._entries and self.bytes + self._parked.bytes > bytes_max:
             self._drop(next(iter(self._entries)))
-        return before - self.bytes
+        self._parked.trim(bytes_max)
+        return before - self.bytes - self._parked.bytes
 
     def clear(self) -> None:
         """Drop everything."""
         self._entries.clear()
         self._families.clear()
+        self._parked.clear()
         self._unsettled = []
         self.bytes = 0
 

@@ -21,6 +21,7 @@ from zmqengine.engine.row import Caches
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 # Of the spread of a row's logits: rounding is far below, another text far above.
 _TOLERANCE = 0.2
+_MEASURED_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Abilities:
     shape: CacheShape
     mergeable: bool
     paddable: bool
+    read_bytes: float
+
+    def chunk_bytes(self, tokens: int) -> int:
+        """What reading a chunk of `tokens` takes for a moment, beside its caches. As measured, for short contexts."""
+        return int(tokens * self.read_bytes)
 
 
 def probe(model: Any) -> Abilities:
@@ -40,7 +46,18 @@ def probe(model: Any) -> Abilities:
     alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
     mergeable = mergeable and _agrees(model, lambda: merged, alone)
     paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
-    return Abilities(measure_caches(starts[0]), mergeable, paddable)
+    return Abilities(measure_caches(starts[0]), mergeable, paddable, _measure_reading(model))
+
+
+def _measure_reading(model: Any) -> float:
+    """Bytes that reading takes for a moment, for each token of a chunk, caches included."""
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    caches = kv.new_caches(model)
+    model(_ids([[1] * _MEASURED_TOKENS]), cache=caches)
+    mx.eval(kv.arrays(caches))
+    return max(0, mx.get_peak_memory() - before) / _MEASURED_TOKENS
 
 
 def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> bool:

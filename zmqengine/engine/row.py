@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
 from zmqengine.engine.random_bits import seed_key
 
 # Caches of one row, a cache object of mlx-lm for each layer.
 Caches = list[Any]
+
+
+class MadeToken(NamedTuple):
+    """A token that a step has made and nobody was told of yet."""
+
+    token: int
+    logprobs: TokenLogprobs | None
 
 
 class Row:
@@ -41,13 +48,14 @@ class Row:
         "tokens",
     )
 
-    def __init__(self, request: RowRequest, vocab_size: int) -> None:
+    def __init__(self, request: RowRequest, vocab_size: int, context_tokens: int) -> None:
         self.id = request.row
         self.tokens = [*request.prompt, *request.emitted]
         self.prompt_tokens = len(request.prompt)
         self.read_tokens = len(self.tokens)
         self.sampled = len(request.emitted)
-        self.max_tokens = request.max_tokens
+        open_end = context_tokens - self.prompt_tokens
+        self.max_tokens = open_end if request.max_tokens is None else request.max_tokens
         self.stop = frozenset(request.stop_token_ids)
         self.sampling = request.sampling
         self.key = seed_key(request.seed)
@@ -63,7 +71,13 @@ class Row:
     @property
     def remaining(self) -> int:
         """Prompt tokens still to be prefilled. The last one is the input of the first decode step."""
-        return self.read_tokens - 1 - self.held
+        return max(0, self.read_tokens - 1 - self.held)
+
+    def finish(self, token: int) -> EngineFinish | None:
+        """Whether `token`, the last of `tokens`, ends the row."""
+        if token in self.stop:
+            return "stop"
+        return "length" if len(self.tokens) - self.prompt_tokens >= self.max_tokens else None
 
     def _check(self, vocab_size: int) -> None:
         # The worker has checked all this. An id out of range would be an unchecked read or write in MLX, so a

@@ -193,7 +193,7 @@ class Actor:
 
     def _write_board(self) -> None:
         try:
-            stats = self._engine.stats()
+            stats, memory = self._engine.stats(), self._engine.memory()
         except Exception as error:
             log.error("engine statistics failed", exc_info=error)
             return
@@ -201,9 +201,7 @@ class Actor:
         self._board.histograms = self.counters.latencies.snapshot()
         self._board.sessions = list_sessions(self.sessions)
         self._board.requests = list_requests(self.scheduler, self._board.pass_started_s)
-        self._board.memory = memory_parts(
-            stats, self._engine.info.parameter_bytes, self._memory_limit_bytes or 0
-        )
+        self._board.memory = memory_parts(memory, self._memory_limit_bytes or 0)
         self._board.numbers = {
             **self.counters.numbers(),
             "sessions": len(self.sessions),
@@ -217,15 +215,15 @@ class Actor:
             "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.cached_tokens,
             "generated_tokens": stats.generated_tokens,
-            "kv_bytes": stats.kv_bytes,
+            "kv_bytes": memory.kv,
             "kv_projected_bytes": self.scheduler.running_bytes,
             "kv_bytes_max": self.scheduler.kv_bytes_max,
-            "prompt_cache_bytes": stats.prompt_cache_bytes,
+            "prompt_cache_bytes": memory.prompt_cache,
             "prompt_cache_entries": stats.prompt_cache_entries,
             "prompt_cache_bytes_max": self._config.prompt_cache_bytes,
-            "active_bytes": stats.active_bytes,
-            "cache_bytes": stats.cache_bytes,
-            "peak_bytes": stats.peak_bytes,
+            "active_bytes": memory.active,
+            "cache_bytes": memory.buffers,
+            "peak_bytes": memory.peak,
             "memory_limit_bytes": self._memory_limit_bytes or 0,
             "frames": self._publisher.frames,
             "lags": self._publisher.lags,

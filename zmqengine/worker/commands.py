@@ -66,7 +66,7 @@ class CommandHandler:
         sessions: SessionTable,
         scheduler: Scheduler,
         counters: Counters,
-        project_bytes: Callable[[int, int], int],
+        project_bytes: Callable[[int], int],
         endings: Endings,
     ) -> None:
         self._epoch = epoch
@@ -208,7 +208,7 @@ class CommandHandler:
             )
 
     def _projected_bytes(self, insert: Insert) -> int:
-        projected = self._project_bytes(len(insert.prompt), insert.max_tokens)
+        projected = self._project_bytes(len(insert.prompt) + insert.max_tokens)
         if projected > self._scheduler.kv_bytes_max:
             raise NeverFits(
                 f"prompt of {len(insert.prompt)} + max_tokens {insert.max_tokens} needs {projected} bytes of KV "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from zmqengine.engine.interface import EngineStats
+from zmqengine.engine.interface import EngineMemory
 from zmqengine.protocol.messages import Status
 from zmqengine.worker.board import Board
 
@@ -32,16 +32,17 @@ def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
     )
 
 
-def memory_parts(stats: EngineStats, weight_bytes: int, limit_bytes: int) -> dict[str, int]:
+def memory_parts(memory: EngineMemory, limit_bytes: int) -> dict[str, int]:
     """What the engine's bytes are held for, and the limit on their sum. `workspace` is what no other part explains."""
     parts = {
-        "weights": weight_bytes,
-        "kv": stats.kv_bytes,
-        "prompt_cache": stats.prompt_cache_bytes,
-        "buffers": stats.cache_bytes,
+        "weights": memory.weights,
+        "kv": memory.kv - memory.padding,
+        "padding": memory.padding,
+        "parked": memory.parked,
+        "prompt_cache": memory.prompt_cache,
     }
-    named = weight_bytes + stats.kv_bytes + stats.prompt_cache_bytes
-    return parts | {"workspace": max(0, stats.active_bytes - named), "limit": limit_bytes}
+    rest = max(0, memory.active - sum(parts.values()))
+    return parts | {"buffers": memory.buffers, "workspace": rest, "limit": limit_bytes}
 
 
 def prometheus(board: Board) -> str:

@@ -173,10 +173,11 @@ class Stepper:
             return
         self._memory_check_s = now_s + MEMORY_CHECK_S
         try:
-            stats = self._engine.stats()
-            over = stats.active_bytes + stats.cache_bytes - limit
+            memory = self._engine.memory()
+            over = memory.active + memory.buffers - limit
             if over > 0:
-                freed = self._engine.trim_prompt_cache(max(0, stats.prompt_cache_bytes - over))
+                kept = memory.prompt_cache + memory.parked
+                freed = self._engine.trim_prompt_cache(max(0, kept - over))
                 log.info("prompt cache trimmed", extra={"freed_bytes": freed, "over_bytes": over})
         except Exception as error:  # noqa: BLE001 - one failure becomes terminal answers, or the end of the process
             self._engine_failed(error, now_s)

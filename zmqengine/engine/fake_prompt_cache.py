@@ -1,0 +1,93 @@
+"""The prompt cache of the fake engine: it remembers tokens, and counts bytes as if their caches were kept."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from typing import NamedTuple, TypeAlias
+
+Tokens: TypeAlias = "array[int]"
+
+
+class _Parked(NamedTuple):
+    """A row that may come back: all its tokens, and how many of them have caches."""
+
+    tokens: Tokens
+    held: int
+
+
+class FakePromptCache:
+    """Token sequences within `bytes_max`, at `token_bytes` each token; the least recently used go first, parked
+    rows after all others."""
+
+    def __init__(self, bytes_max: int, token_bytes: int) -> None:
+        self._bytes_max = bytes_max
+        self._token_bytes = token_bytes
+        self._prompts: OrderedDict[bytes, Tokens] = OrderedDict()
+        self._parked: OrderedDict[int, _Parked] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def prompt_bytes(self) -> int:
+        """What all but the parked rows take."""
+        return sum(map(len, self._prompts.values())) * self._token_bytes
+
+    @property
+    def parked_bytes(self) -> int:
+        """What the parked rows take."""
+        return sum(parked.held for parked in self._parked.values()) * self._token_bytes
+
+    def store(self, tokens: Tokens) -> None:
+        """Keep what a row held, if it fits beside the parked rows and nothing kept covers it."""
+        room = self._bytes_max - self.parked_bytes
+        if not len(tokens) or len(tokens) * self._token_bytes > room:
+            return
+        if any(kept[: len(tokens)] == tokens for kept in self._prompts.values()):
+            return
+        for key in [key for key, kept in self._prompts.items() if tokens[: len(kept)] == kept]:
+            del self._prompts[key]
+        self._prompts[tokens.tobytes()] = tokens
+        self.trim(self._bytes_max)
+
+    def park(self, row: int, tokens: Tokens, held: int) -> int:
+        """Keep the first `held` of a row's `tokens` for when it comes back; returns how many are kept."""
+        if not held or held * self._token_bytes > self._bytes_max:
+            return 0
+        self._parked[row] = _Parked(tokens, held)
+        self.trim(self._bytes_max)
+        return held
+
+    def forget(self, row: int) -> None:
+        """This parked row will not come back: treat it as any other prompt."""
+        parked = self._parked.pop(row, None)
+        if parked is not None:
+            self.store(parked.tokens[: parked.held])
+
+    def take(self, tokens: Tokens) -> int:
+        """How many of `tokens` need not be read, at most all but the last. A parked row is parked no longer."""
+        for row, parked in self._parked.items():
+            if parked.tokens == tokens:
+                del self._parked[row]
+                return parked.held
+        best = 0
+        for key, kept in list(self._prompts.items()):
+            if tokens[: len(kept)] == kept and len(kept) > best:
+                best = len(kept)
+                self._prompts.move_to_end(key)
+        return min(best, len(tokens) - 1)
+
+    def trim(self, bytes_max: int) -> int:
+        """Evict until `bytes_max` is kept; returns the bytes dropped."""
+        before = self.prompt_bytes + self.parked_bytes
+        while self._prompts and self.prompt_bytes + self.parked_bytes > bytes_max:
+            self._prompts.popitem(last=False)
+        while self._parked and self.parked_bytes > bytes_max:
+            self._parked.popitem(last=False)
+        return before - self.prompt_bytes - self.parked_bytes
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._prompts.clear()
+        self._parked.clear()

@@ -1,0 +1,86 @@
+"""Rows that were taken out of the batch and will come back: their caches, ahead of all others in line to be kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from zmqengine.engine import caches as kv
+from zmqengine.engine.row import Caches, MadeToken, Row
+
+
+@dataclass(frozen=True, eq=False)
+class ParkedRow:
+    """Caches of the first `held` tokens of `row`, and the token that follows all of them if it is known."""
+
+    row: Row
+    caches: Caches
+    held: int
+    made: MadeToken | None
+    bytes: int
+
+    @classmethod
+    def of(cls, row: Row, caches: Caches, made: MadeToken | None = None) -> ParkedRow:
+        """`row` as it leaves."""
+        return cls(row, caches, row.held, made, kv.byte_count(caches))
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that the caches hold."""
+        return self.row.tokens[: self.held]
+
+    @property
+    def reusable(self) -> int:
+        """How many tokens the row need not read again when it comes back."""
+        return min(self.held, len(self.row.tokens) - 1)
+
+    def is_same(self, row: Row) -> bool:
+        """Whether `row` is this one, come back: the token to follow depends on all of this."""
+        ours = self.row
+        return (
+            len(ours.tokens) == len(row.ids)
+            and ours.prompt_tokens == row.prompt_tokens
+            and ours.key == row.key
+            and ours.sampling == row.sampling
+            and ours.logprobs == row.logprobs
+            and np.array_equal(np.asarray(ours.tokens, np.uint32), row.ids)
+        )
+
+
+class ParkedRows:
+    """Parked rows by the id they had, the one parked longest ago first."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[int, ParkedRow] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, parked: ParkedRow) -> None:
+        """Keep a row."""
+        self._rows[parked.row.id] = parked
+        self.bytes += parked.bytes
+
+    def take(self, row: Row) -> ParkedRow | None:
+        """Take out the one that has come back as `row`."""
+        found = next((parked for parked in self._rows.values() if parked.is_same(row)), None)
+        return None if found is None else self.pop(found.row.id)
+
+    def pop(self, row_id: int) -> ParkedRow | None:
+        """Take out the row that had this id."""
+        parked = self._rows.pop(row_id, None)
+        self.bytes -= parked.bytes if parked is not None else 0
+        return parked
+
+    def trim(self, bytes_max: int) -> None:
+        """Drop rows until `bytes_max` is kept."""
+        while self._rows and self.bytes > bytes_max:
+            self.pop(next(iter(self._rows)))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._rows.clear()
+        self.bytes = 0
