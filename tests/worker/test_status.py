@@ -104,7 +104,7 @@ def test_requests_and_sessions_are_listed_by_name(harness: Harness) -> None:
 
 def test_what_does_not_fit_waits_for_memory_and_the_next_for_its_turn(make_harness: Make) -> None:
     """The reason is that of the line, not of the request alone."""
-    harness = make_harness(FakeEngineConfig(bytes_per_token=1), kv_bytes_max=100, lease_ms=HOUR_MS)
+    harness = make_harness(FakeEngineConfig(kv_bytes_token=1), kv_bytes_max=100, lease_ms=HOUR_MS)
     front_end = harness.front_end()
     front_end.accepted("runs", max_tokens=80)
     front_end.accepted("large", max_tokens=80)
