@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -73,3 +74,30 @@ def test_drain_ends_the_worker_with_code_0(start_worker: StartWorker, run: Run) 
 def wait_until_ready(worker: RunningWorker, run: Run) -> None:
     """Ask until it says ready."""
     wait_until(lambda: run("status", "-w", worker.name, "--ready").returncode == 0, worker.log.read_text())
+
+
+def test_status_shows_who_is_connected_what_runs_and_the_rate(start_worker: StartWorker, run: Run) -> None:
+    """A page for people: no bytes, no microseconds."""
+    worker = start_worker(step_ms=20, rows_max=1)
+    wait_until_ready(worker, run)
+    # The second waits for the only row.
+    talking = [
+        subprocess.Popen([*COMMAND, "generate", "-w", worker.name, "-n", "3000", "x"], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        wait_until(
+            lambda: "1 waits for a row" in run("status", "-w", worker.name).stdout, worker.log.read_text()
+        )
+        shown = run("status", "-w", worker.name).stdout
+        assert re.search(r"requests +1 running, 1 waiting, [\d,]+ tokens/s", shown), shown
+        assert re.search(
+            r"front-ends +\S.*: \d running, \d waiting\n +\S.*: \d running, \d waiting", shown
+        ), shown
+        assert re.search(r"memory +[\d.]+[KMG]? of [\d.]+[MG] \(\d+%\)", shown), shown
+        assert "_us_" not in shown
+        assert "pass_whole_us_p50" in run("status", "-w", worker.name, "--all").stdout
+    finally:
+        for process in talking:
+            process.kill()
+            process.communicate()

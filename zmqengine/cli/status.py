@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,23 +14,37 @@ import msgspec
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import connect
 from zmqengine.cli.options import Target, worker_options
-from zmqengine.protocol.messages import Description, Status
+from zmqengine.cli.quantities import count, duration, memory_line
+from zmqengine.protocol.messages import Description, SessionInfo, Status
+from zmqengine_client import Client
+
+RATE_S = 0.5
+"""How long tokens are counted for the rate; only while something runs."""
+WAITS = {
+    "row": "for a row",
+    "memory": "for memory",
+    "turn": "behind those before them",
+}
 
 
 @click.command()
 @worker_options
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
+@click.option("--all", "whole", is_flag=True, help="Every number and fact as well.")
 @click.option("--ready", is_flag=True, help="Exit code 1 unless the model is loaded and requests are taken.")
 @click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, metavar="SECONDS")
-def status(target: Target, as_json: bool, ready: bool, timeout_s: float) -> int:
+def status(target: Target, as_json: bool, whole: bool, ready: bool, timeout_s: float) -> int:
     """Show state, model and load of a worker. Exit code 1 if none answers."""
     with connect(target, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
         description, now = client.describe(), client.status()
-    if as_json:
-        whole = {"description": _plain(description), "status": _plain(now)}
-        click.echo(json.dumps(whole, indent=2))
-    else:
-        click.echo("\n".join(_lines(description, now)))
+        if as_json:
+            both = {"description": _plain(description), "status": _plain(now)}
+            click.echo(json.dumps(both, indent=2))
+        else:
+            rate = None if ready or not now.numbers.get("running") else _tokens_per_s(client, now)
+            click.echo("\n".join(_lines(description, now, rate)))
+            if whole:
+                click.echo("\n" + "\n".join(_everything(now)))
     return EXIT_FAILED if ready and now.state != "ready" else 0
 
 
@@ -37,35 +54,84 @@ def _plain(message: Description | Status) -> Any:
     return plain | {"epoch": message.epoch.hex()}
 
 
-def _lines(description: Description, now: Status) -> list[str]:
-    progress = description.progress
-    state: str = now.state
-    if now.state in ("loading", "warming"):
-        done = "" if progress.fraction is None else f" {progress.fraction:.0%}"
-        state = f"{state}: {progress.stage}{done}"
+def _tokens_per_s(client: Client, before: Status) -> float | None:
+    time.sleep(RATE_S)
+    after = client.status()
+    passed_s = after.uptime_s - before.uptime_s
+    if after.epoch != before.epoch or passed_s <= 0:
+        return None
+    made = after.numbers.get("generated_tokens", 0) - before.numbers.get("generated_tokens", 0)
+    return made / passed_s
+
+
+def _lines(description: Description, now: Status, rate: float | None) -> list[str]:
     rows = [
         ("worker", f"{description.name}, process {description.pid}, version {description.version}"),
-        ("state", f"{state} {description.message}".strip()),
-        ("up", _duration(now.uptime_s)),
+        ("state", f"{_state(description, now)}, up {duration(now.uptime_s)}"),
     ]
     if description.model is not None:
-        model = description.model
         rows.append(
-            ("model", f"{model.name}, {model.context_tokens} tokens of context, {model.vocab_size} words")
+            ("model", f"{description.model.name}, {description.model.context_tokens} tokens of context")
         )
-    rows += sorted((name, fact) for name, fact in now.facts.items() if name != "model")
-    rows += [(name, _number(number)) for name, number in sorted(now.numbers.items())]
+    if now.numbers:
+        rows.append(("requests", _requests(now, rate)))
+        rows += [("", line) for line in _waiting(now)]
+        rows += _front_ends(now)
+    if now.memory:
+        rows.append(("memory", memory_line(now.memory)))
+    if now.numbers.get("restarts"):
+        rows.append(("restarts", f"{now.numbers['restarts']}: the log says why"))
     width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {value}" for name, value in rows]
+
+
+def _state(description: Description, now: Status) -> str:
+    progress = description.progress
+    if now.state in ("loading", "warming"):
+        done = "" if progress.fraction is None else f" {progress.fraction:.0%}"
+        return f"{now.state}: {progress.stage}{done}"
+    return f"{now.state} {description.message}".strip()
+
+
+def _requests(now: Status, rate: float | None) -> str:
+    numbers = {name: int(number) for name, number in now.numbers.items()}
+    running = numbers.get("running", 0)
+    if not running and not numbers.get("queued", 0):
+        return "none"
+    prefill = numbers.get("rows_prefilling", 0)
+    text = f"{running} running"
+    if prefill:
+        text += f" ({prefill} reading a prompt)"
+    text += f", {numbers.get('queued', 0)} waiting"
+    return text if rate is None else f"{text}, {rate:,.0f} tokens/s"
+
+
+def _waiting(now: Status) -> Iterator[str]:
+    reasons = Counter(request.waits_for for request in now.requests if request.waits_for)
+    for reason, number in reasons.most_common():
+        yield f"{number} wait{'s' if number == 1 else ''} {WAITS.get(reason, f'for: {reason}')}"
+
+
+def _front_ends(now: Status) -> list[tuple[str, str]]:
+    named = [session for session in now.sessions if session.client != "status"]
+    if not named:
+        others = int(now.numbers.get("sessions", 0)) - len(now.sessions)
+        return [("front-ends", count(others, "front-end") if others > 0 else "none")]
+    lines = [_front_end(session) for session in named]
+    return list(zip(["front-ends", *[""] * (len(lines) - 1)], lines, strict=True))
+
+
+def _front_end(session: SessionInfo) -> str:
+    behind = f", {session.unsent_tokens:,} tokens behind" if session.lagging else ""
+    return f"{session.client or session.id}: {session.running} running, {session.waiting} waiting{behind}"
+
+
+def _everything(now: Status) -> list[str]:
+    rows = sorted(now.facts.items())
+    rows += [(name, _number(number)) for name, number in sorted(now.numbers.items())]
+    width = max((len(name) for name, _ in rows), default=0)
     return [f"{name:{width}}  {value}" for name, value in rows]
 
 
 def _number(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:,.3f}".rstrip("0").rstrip(".")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest_s = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest_s, "s")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
