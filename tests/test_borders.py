@@ -59,6 +59,9 @@ ALLOWED = {
         "zmqengine_metrics",
     },
     "zmqengine_metrics": {"zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics"},
+    "zmqengine_top": {
+        "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics", "zmqengine_top",
+    },
 }  # fmt: skip
 # A whole worker inside a test of a front-end: the one place where a client package needs one.
 CLIENT_EXCEPTIONS = {"zmqengine_client/testing.py"}

@@ -19,6 +19,7 @@ from zmqengine.protocol.messages import (
     Describe,
     Description,
     Drain,
+    EndRequest,
     GetMetrics,
     GetStatus,
     GetTokenizer,
@@ -136,6 +137,12 @@ class AsyncClient:
     async def drain(self) -> None:
         """Have the worker finish what runs and exit. Raises `NotAuthorized` without an operator's key."""
         await self._control(Drain)
+
+    async def end_request(self, session: str, request: str) -> None:
+        """End a request of any session, as `status` names them, if it has not ended. Raises `NotAuthorized` without an
+        operator's key.
+        """
+        await self._control(lambda call: EndRequest(call, session, request))
 
     async def ping(self) -> float:
         """Seconds to the worker's control thread and back."""

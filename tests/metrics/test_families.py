@@ -9,7 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from zmqengine.protocol.messages import Description, Histogram, ModelCard, Progress, SessionInfo, Status
-from zmqengine_metrics import Snapshot, families, table
+from zmqengine_metrics import table
+from zmqengine_metrics.families import families
+from zmqengine_metrics.snapshot import Snapshot
 
 CARD = ModelCard("m", 1000, 4096, [0], "hash", 0)
 DESCRIPTION = Description(

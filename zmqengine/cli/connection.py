@@ -18,7 +18,7 @@ from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, Curv
 
 def connect(target: Target, *, name: str, **more: Any) -> Client:
     """A client that is not connected yet: the first call waits for the worker."""
-    return Client(target.address, name=name, keys=_keys(target), **more)
+    return Client(target.address, name=name, keys=keys_of(target), **more)
 
 
 @contextlib.contextmanager
@@ -30,7 +30,8 @@ def ready_client(target: Target, *, name: str) -> Iterator[Client]:
         yield client
 
 
-def _keys(target: Target) -> CurveKeys | None:
+def keys_of(target: Target) -> CurveKeys | None:
+    """The keys that the options name; None leaves it to the environment. Raises `ConfigError`."""
     if target.client_key is None and target.server_key is None:
         return None
     client_key = target.client_key or os.environ.get(CLIENT_KEY_VARIABLE)

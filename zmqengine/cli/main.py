@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "Continue a text.",
     "chat": "Talk with the model.",
     "status": "Show what a worker is doing.",
+    "top": "Watch workers: requests, rates, memory.",
     "metrics": "Serve the metrics of workers to Prometheus.",
     "drain": "Let a worker finish what runs, then end it.",
     "demo": "See two programs share one worker.",

@@ -1,0 +1,215 @@
+"""What stands in the tables, as text: pure functions of what is known of the workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from zmqengine.protocol.messages import RequestInfo
+from zmqengine_top.history import History
+
+WORKER_COLUMNS = ("worker", "state", "model", "run", "wait", "tok/s", "memory", "pass")
+REQUEST_COLUMNS = ("request", "front-end", "phase", "prompt", "output", "tok/s", "age")
+SESSION_COLUMNS = ("front-end", "worker", "run", "wait", "held", "behind")
+WAITS = {"row": "row", "memory": "memory", "turn": "its turn"}
+
+
+class Row(NamedTuple):
+    """One line of a table: a key that stays, and its cells."""
+
+    key: str
+    cells: tuple[str, ...]
+
+
+class Target(NamedTuple):
+    """The request behind a row."""
+
+    worker: str
+    session: str
+    request: str
+
+    @property
+    def key(self) -> str:
+        """The row's."""
+        return "/".join(self)
+
+
+class Line(NamedTuple):
+    """A request with what is known around it."""
+
+    target: Target
+    info: RequestInfo
+    client: str
+    rate: float | None
+
+
+Order = Callable[[Line], "float | str"]
+ORDERS: tuple[tuple[str, Order], ...] = (
+    ("age", lambda line: -line.info.age_s),
+    ("tok/s", lambda line: -(line.rate or 0.0)),
+    ("prompt", lambda line: -line.info.prompt_tokens),
+    ("output", lambda line: -line.info.output_tokens),
+    ("front-end", lambda line: line.client),
+    ("phase", lambda line: line.info.phase),
+)
+"""By what requests can be sorted; equal ones stay as the worker lists them."""
+
+
+def size(number: float) -> str:
+    """Bytes with a unit of 1024 and three digits at the most."""
+    for unit in ("", "K", "M", "G"):
+        if number < 999.5:
+            return f"{number:.0f}{unit}" if unit == "" or number >= 10 else f"{number:.1f}{unit}"
+        number /= 1024
+    return f"{number:.1f}T"
+
+
+def span(seconds: float) -> str:
+    """A time in at most 5 places."""
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60}m{int(seconds) % 60:02}"
+    if seconds < 86_400:
+        return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02}"
+    return f"{int(seconds) // 86_400}d{int(seconds) % 86_400 // 3600:02}"
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}"
+
+
+def worker_row(history: History, now_s: float) -> Row:
+    """One worker; when it is silent, since when."""
+    latest = history.latest
+    if latest.status is None:
+        silent = "" if history.silent_since_s is None else f" {span(now_s - history.silent_since_s)}"
+        model = history.seen.model if history.seen is not None else ""
+        return Row(history.worker, (history.worker, f"silent{silent}", model, "", "", "", "", ""))
+    held, limit = sum(latest.memory.values()), latest.memory_limit
+    share = f"{held / limit:.0%} of {size(limit)}" if limit else size(held)
+    pass_ms = latest.number("pass_ms_p50")
+    return Row(
+        history.worker,
+        (
+            history.worker,
+            _state(history),
+            latest.model,
+            f"{latest.number('running') or 0:.0f}",
+            f"{latest.number('queued') or 0:.0f}",
+            _rate(history.rate("generated_tokens")),
+            share,
+            "" if pass_ms is None else f"{pass_ms:.1f} ms",
+        ),
+    )
+
+
+def _state(history: History) -> str:
+    status, description = history.latest.status, history.latest.description
+    assert status is not None
+    if status.state in ("loading", "warming") and description is not None:
+        fraction = description.progress.fraction
+        return f"{status.state}{'' if fraction is None else f' {fraction:.0%}'}"
+    return f"{status.state} {span(status.uptime_s)}"
+
+
+def request_lines(histories: Iterable[History]) -> list[Line]:
+    """Every request that has not ended, as the workers list them."""
+    lines = []
+    for history in histories:
+        status = history.latest.status
+        if status is None:
+            continue
+        clients = {session.id: session.client for session in status.sessions}
+        for info in status.requests:
+            target = Target(history.worker, info.session, info.request)
+            lines.append(
+                Line(target, info, clients.get(info.session, info.session), history.request_rate(info))
+            )
+    return lines
+
+
+def request_row(line: Line) -> Row:
+    """One request."""
+    info = line.info
+    phase = f"waits: {WAITS.get(info.waits_for, info.waits_for)}" if info.waits_for else info.phase
+    prompt = f"{info.prompt_tokens:,}"
+    if info.phase == "prefill" and info.prompt_tokens:
+        prompt = f"{min(1.0, info.prefilled_tokens / info.prompt_tokens):.0%} of {prompt}"
+    elif info.cached_tokens:
+        prompt = f"{prompt} ({info.cached_tokens:,} c)"
+    output = f"{info.output_tokens:,}/{info.max_tokens:,}"
+    return Row(
+        line.target.key,
+        (
+            _middle(info.request, 20),
+            _middle(line.client, 14),
+            phase,
+            prompt,
+            output,
+            _rate(line.rate),
+            span(info.age_s),
+        ),
+    )
+
+
+def session_rows(histories: Iterable[History]) -> list[Row]:
+    """Every front-end of every worker."""
+    rows = []
+    for history in histories:
+        status = history.latest.status
+        for session in status.sessions if status is not None else ():
+            behind = f"{session.unsent_tokens:,} tokens" if session.lagging else ""
+            cells = (
+                _middle(session.client or session.id, 30), history.worker, str(session.running), str(session.waiting),
+                str(session.held), behind,
+            )  # fmt: skip
+            rows.append(Row(f"{history.worker}/{session.id}", cells))
+    return rows
+
+
+def details(history: History) -> list[str]:
+    """Memory by part, the passes, the prompt cache, and why requests wait: three lines."""
+    latest = history.latest
+    status = latest.status
+    if status is None:
+        return ["no answer: requests go on when the worker is back", "", ""]
+    parts = sorted(((held, part) for part, held in latest.memory.items() if held), reverse=True)
+    memory = ", ".join(f"{part.replace('_', ' ')} {size(held)}" for held, part in parts)
+    reasons = Counter(info.waits_for for info in status.requests if info.waits_for)
+    waits = ", ".join(f"{number} for {WAITS.get(reason, reason)}" for reason, number in reasons.most_common())
+    return [
+        f"memory   {memory or 'nothing held'}",
+        f"cache    {_cache(history)}",
+        f"passes   {_passes(history)}{f'   waits: {waits}' if waits else ''}",
+    ]
+
+
+def _cache(history: History) -> str:
+    latest = history.latest
+    entries = latest.number("prompt_cache_entries") or 0
+    held, most = latest.number("prompt_cache_bytes") or 0, latest.number("prompt_cache_bytes_max") or 0
+    read, cached = latest.number("prompt_tokens") or 0, latest.number("cached_tokens") or 0
+    share = f", {cached / (read + cached):.0%} of prompt tokens from it" if read + cached else ""
+    return f"{entries:.0f} prompts, {size(held)} of {size(most)}{share}"
+
+
+def _passes(history: History) -> str:
+    latest = history.latest
+    each = _rate(history.rate("passes"))
+    next_us, outside_us = latest.number("pass_next_us_p50"), latest.number("pass_outside_us_p50")
+    slow, restarts = latest.number("slow_passes") or 0, latest.number("restarts") or 0
+    text = f"{each or 0}/s"
+    if next_us is not None and outside_us is not None:
+        text += f", step {next_us / 1000:.1f} ms + {outside_us / 1000:.2f} around it"
+    text += f", {slow:.0f} slow" if slow else ""
+    return text + (f", restarted {restarts:.0f}x" if restarts else "")
+
+
+def _middle(text: str, width: int) -> str:
+    """At most `width` places: both ends tell requests apart."""
+    if len(text) <= width:
+        return text
+    half = (width - 1) // 2
+    return f"{text[: width - 1 - half]}…{text[-half:]}"

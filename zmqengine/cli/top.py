@@ -1,0 +1,60 @@
+"""`zmqengine top`: a live view of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from zmqengine.cli.connection import keys_of
+from zmqengine.cli.options import Target
+
+
+@click.command()
+@click.option(
+    "-w",
+    "--worker",
+    "addresses",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
+)
+@click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
+@click.option(
+    "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
+)
+@click.option(
+    "--every", "every_s", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, metavar="SECONDS"
+)
+def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | None, every_s: float) -> None:
+    """Watch workers: what runs and waits, how fast, and what holds the memory.
+
+    s sorts, f shows front-ends, a ends the chosen request, d drains the chosen worker, q quits. Ending and draining
+    need an operator's key where the worker has keys.
+    """
+    try:
+        from zmqengine_top.app import Top
+    except ImportError as error:
+        raise click.ClickException(f"{error}: install it with pip install 'zmqengine[top]'") from None
+    # Textual draws on standard error.
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.ClickException("this is no terminal: `zmqengine status` prints the same once")
+    from zmqengine_client import AsyncClient
+
+    keys = keys_of(Target(None, client_key, server_key))
+
+    async def watch() -> None:
+        clients = [
+            (
+                address or "default",
+                AsyncClient(address, name="top", keys=keys, connect_timeout_s=2.0, answer_timeout_s=2.0),
+            )
+            for address in addresses or (None,)
+        ]
+        try:
+            await Top(clients, every_s=every_s).run_async()
+        finally:
+            await asyncio.gather(*(client.close() for _, client in clients))
+
+    asyncio.run(watch())
