@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,10 +42,22 @@ class Tokenizer:
         if not isinstance(text, str):
             raise BadRequest(f"a text must be a str, not {type(text).__name__}")
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # The batch call lets other threads run meanwhile; `encode` holds the interpreter to its end.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError):
             # The library says so of half a surrogate pair.
             raise BadRequest("the text is no valid Unicode") from None
+
+    @functools.cached_property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes of UTF-8 than this. Slow the first time: it looks at every token."""
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        # A byte-level vocabulary writes each byte as one character.
+        by_byte = "ByteLevel" in repr(self._tokenizer.decoder)
+        return max(
+            len(token) if by_byte and token not in added else len(token.encode())
+            for token in self._tokenizer.get_vocab()
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""

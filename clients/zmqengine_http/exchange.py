@@ -89,6 +89,8 @@ class Exchange:
                 working.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await working
+            # A failed task and this frame hold each other, and with them the request's body.
+            del working
         raise Disconnected
 
     async def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:

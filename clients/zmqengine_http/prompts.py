@@ -16,6 +16,7 @@ import msgspec
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http import logs
 from zmqengine_http.errors import bad_field
+from zmqengine_http.text_length import check_text_fits
 from zmqengine_http.worker import Model
 
 SLOW_S = 1.0
@@ -72,13 +73,19 @@ class Tokenizing:
 
     async def text(self, request_id: str, size: int, model: Model, text: str) -> list[int]:
         """The token ids of a text."""
-        return await self.run(request_id, size, lambda: model.tokenizer.encode(text), len)
+        return await self.run(request_id, size, lambda: encode_text(model, text), len)
 
     async def chat(self, request_id: str, size: int, model: Model, conversation: Conversation) -> Prompt:
         """The prompt of a chat. Raises a 400 if the model's template cannot take it."""
         return await self.run(
             request_id, size, lambda: encode_chat(model, conversation), lambda prompt: len(prompt.tokens)
         )
+
+
+def encode_text(model: Model, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The token ids of a text. Raises a 400 if it is no Unicode, or surely longer than the context."""
+    check_text_fits("prompt", model, text)
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def encode_chat(model: Model, conversation: Conversation) -> Prompt:
@@ -93,7 +100,12 @@ def encode_chat(model: Model, conversation: Conversation) -> Prompt:
             raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
     messages = [_known_role(message, template) for message in conversation.messages]
     try:
-        tokens = model.tokenizer.encode_chat(messages, conversation.tools or None, **conversation.variables)
+        text = model.tokenizer.apply_chat_template(
+            messages, tools=conversation.tools or None, **conversation.variables
+        )
+        check_text_fits("messages", model, text)
+        # The template writes the special tokens itself.
+        tokens = model.tokenizer.encode(text, add_special_tokens=False)
     except ZmqEngineError as error:
         raise bad_field("messages", f"the chat template refuses this: {error}"[:500]) from None
     return Prompt(tokens, _reasoning_open(model, tokens))

@@ -29,6 +29,7 @@ class Model:
     def warm_up(self) -> None:
         """Do once what is slow the first time, such as compiling the chat template."""
         self.tokenizer.encode("Hello")
+        _ = self.tokenizer.longest_token_bytes
         with contextlib.suppress(BadRequest):
             self.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
 

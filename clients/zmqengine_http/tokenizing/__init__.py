@@ -5,7 +5,7 @@ from __future__ import annotations
 from zmqengine_http.chat_completions.conversation import to_conversation
 from zmqengine_http.endpoint import post
 from zmqengine_http.exchange import Exchange
-from zmqengine_http.prompts import encode_chat
+from zmqengine_http.prompts import encode_chat, encode_text
 from zmqengine_http.sampling import check_ids
 from zmqengine_http.service import Service
 from zmqengine_http.tokenizing.request import (
@@ -48,7 +48,7 @@ def _tokenize(model: Model, request: TokenizeRequest) -> list[int]:
     if request.messages is not None:
         conversation = to_conversation(request.messages, request.tools, request.chat_template_kwargs)
         return encode_chat(model, conversation).tokens
-    return model.tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens)
+    return encode_text(model, request.prompt or "", add_special_tokens=request.add_special_tokens)
 
 
 ENDPOINTS = (
