@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from zmqengine_http.answer_events import (
 from zmqengine_http.answer_text import AnswerText
 from zmqengine_http.tool_calls import Delta, TextSplitter
 from zmqengine_http.usage import Usage
+
+PORTION_TOKENS = 64
+"""What is turned into events at once, some 1 ms with many logprobs."""
 
 
 class Piece(NamedTuple):
@@ -70,7 +74,7 @@ class Answer:
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer as it comes. Raises an error of `zmqengine_client.errors` if it fails."""
         one_by_one = self._splitter is not None or self._text.has_stops
-        async for chunk in self._stream:
+        async for chunk in _in_portions(self._stream):
             if one_by_one:
                 yield self._take_one_by_one(chunk)
             else:
@@ -158,6 +162,19 @@ class Choices(NamedTuple):
         for answer in self.answers:
             answer.add_usage(usage, prompt=answer.index % self.each == 0)
         return usage
+
+
+async def _in_portions(stream: AsyncTokenStream) -> AsyncIterator[TokenChunk]:
+    """The chunks, none longer than a bound: what had piled up behind a slow client must not stop all others."""
+    async for chunk in stream:
+        if len(chunk.tokens) <= PORTION_TOKENS:
+            yield chunk
+            continue
+        for start in range(0, len(chunk.tokens), PORTION_TOKENS):
+            part = slice(start, start + PORTION_TOKENS)
+            logprobs = None if chunk.logprobs is None else chunk.logprobs[part]
+            yield TokenChunk(chunk.first_index + start, chunk.tokens[part], logprobs)
+            await asyncio.sleep(0)
 
 
 def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:

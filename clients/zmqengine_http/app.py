@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +15,7 @@ from starlette.types import ASGIApp
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http import logs
+from zmqengine_http.access import Access
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoint import Endpoint
 from zmqengine_http.endpoints import ENDPOINTS
@@ -26,6 +25,16 @@ from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
 from zmqengine_http.service import Service
 from zmqengine_http.worker import Connect, Worker
+
+EXPOSED = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-ignored-fields",
+)
+"""Response headers that a page of another origin may read: what clients log and what retries need."""
 
 
 class HttpApp:
@@ -46,7 +55,11 @@ class HttpApp:
         self._app: ASGIApp = router
         if config.cors_origins:
             self._app = CORSMiddleware(
-                router, allow_origins=config.cors_origins, allow_methods=["*"], allow_headers=["*"]
+                router,
+                allow_origins=config.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED,
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,13 +94,12 @@ async def _not_found(service: Service, exchange: Exchange) -> None:
 
 
 class _Handled:
-    """A handler with all that surrounds it: the key check, errors as responses, the log line."""
+    """A handler with all that surrounds it: the checks, errors as responses, the log line."""
 
     def __init__(self, service: Service, endpoint: Endpoint) -> None:
         self._service = service
         self._endpoint = endpoint
-        keys = () if endpoint.open else service.config.api_keys
-        self._digests = [_digest(key) for key in keys]
+        self._access = Access(service.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,8 +110,8 @@ class _Handled:
         shape = self._endpoint.error_shape
         started = time.monotonic()
         try:
+            self._access.check(exchange, open_to_all=self._endpoint.open)
             self._check_method(scope["method"])
-            self._check_key(exchange)
             await self._endpoint.handler(self._service, exchange)
         except Disconnected:
             exchange.facts["disconnected"] = True
@@ -120,19 +132,6 @@ class _Handled:
             raise ApiError(
                 405, f"{self._endpoint.path} takes {allowed}", code="method_not_allowed", allow=allowed
             )
-
-    def _check_key(self, exchange: Exchange) -> None:
-        if not self._digests:
-            return
-        scheme, _, key = (exchange.header(b"authorization") or "").partition(" ")
-        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
-        # Every key is compared, in the time any takes: digests are all as long.
-        if not sum(hmac.compare_digest(given, digest) for digest in self._digests):
-            raise ApiError(401, "Incorrect API key provided", code="invalid_api_key")
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 async def _refuse(exchange: Exchange, error: ApiError, shape: ErrorShape) -> None:

@@ -31,7 +31,11 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: tuple[str, ...] = ("default",)
     """Addresses or names of workers. Several of one model share its requests."""
     aliases: dict[str, str] = {}
-    """Further names of models, such as {"gpt-4o" = "my-model"}."""
+    """Further names of models, such as {"gpt-4o" = "my-model"}; `*` stands for any other name."""
+    max_tokens_overflow: Literal["cut", "refuse"] = "cut"
+    """Whether a max_tokens beyond what the context leaves is cut to that, or a 400."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """Whether an unknown field of a request is a 400, or ignored and named in the header x-ignored-fields."""
     client_key: str | None = None
     """File of our secret key, for workers on a network; with `server_key`, theirs."""
     server_key: str | None = None
@@ -42,6 +46,10 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Connections that may wait to be accepted; the system may hold it lower."""
     api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = ()
     """Any of them opens /v1, /tokenize and /detokenize. None: no key is asked for."""
+    insecure_no_key: bool = False
+    """Serve on an address that is not loopback without asking for a key."""
+    allow_hosts: tuple[str, ...] = ()
+    """Further names in the Host header, on loopback without keys; `*` for any. Its own are always taken."""
     cors_origins: tuple[str, ...] = ()
     """Origins that browsers may call from; `*` for any. None: CORS is off."""
     body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 1024 * 1024
@@ -51,6 +59,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For requests that give none. OpenAI's is 1."""
     keepalive_ms: Annotated[int, Meta(ge=100)] = 15_000
     """A stream that has been silent this long gets an SSE comment, so that no proxy gives it up."""
+    write_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000
+    """A client that takes nothing of its response for this long is given up."""
     probe_ms: Annotated[int, Meta(ge=50)] = 1000
     """How often each worker is asked for its state."""
     drain_ms: Annotated[int, Meta(ge=0)] = 30_000

@@ -48,10 +48,12 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         """The value of a request header."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return str(value.decode("latin-1"))
-        return None
+        value = self.raw_header(name)
+        return None if value is None else value.decode("latin-1")
+
+    def raw_header(self, name: bytes) -> bytes | None:
+        """The bytes of a request header."""
+        return next((bytes(value) for key, value in self.scope["headers"] if key == name), None)
 
     async def read_body(self, bytes_max: int) -> bytes:
         """The whole request body. Raises a 413 as soon as it is known to be too long, or `Disconnected`."""

@@ -100,9 +100,8 @@ def encode_chat(model: Model, conversation: Conversation) -> Prompt:
             raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
     messages = [_known_role(message, template) for message in conversation.messages]
     try:
-        text = model.tokenizer.apply_chat_template(
-            messages, tools=conversation.tools or None, **conversation.variables
-        )
+        render: Callable[..., str] = model.tokenizer.apply_chat_template
+        text = render(messages, tools=conversation.tools or None, **conversation.variables)
         check_text_fits("messages", model, text)
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)

@@ -10,8 +10,13 @@ import uvicorn
 
 from zmqengine_client.errors import ConfigError
 from zmqengine_http import logs
+from zmqengine_http.access import is_loopback
 from zmqengine_http.app import HttpApp
 from zmqengine_http.config import HttpConfig
+from zmqengine_http.http_protocol import protocol_class
+
+KEEP_ALIVE_S = 75
+"""Longer than the pools of usual clients keep a connection, so that they close it and not we under their request."""
 
 
 def serve(config: HttpConfig) -> int:
@@ -23,32 +28,40 @@ def serve(config: HttpConfig) -> int:
     app = HttpApp(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
-    if not config.api_keys and not _is_loopback(host):
+    if not config.api_keys and not is_loopback(host):
+        if not config.insecure_no_key:
+            raise ConfigError(
+                f"{config.host} is open to the network and no API key is asked for: give --api-key, or "
+                "--insecure-no-key if whoever reaches this port may use it"
+            )
         logs.warning("open to the network without an API key", host=host)
     logs.info(
         "listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", workers=list(config.workers)
     )
-    server = _Server(
-        uvicorn.Config(
-            app,
-            # uvloop and httptools where they are installed, which the http extra sees to.
-            loop="auto",
-            http="auto",
-            ws="none",
-            lifespan="on",
-            backlog=config.backlog,
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=max(1, config.drain_ms // 1000),
-        )
-    )
+    server = _Server(uvicorn_config(app, config))
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn raises the signal again when it has shut down; ending well is not to look like a death.
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        loop="auto",  # uvloop where it is installed, which the http extra sees to.
+        http=protocol_class(config),
+        ws="none",
+        lifespan="on",
+        backlog=config.backlog,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, config.drain_ms // 1000),
+    )
 
 
 class _Server(uvicorn.Server):
@@ -72,7 +85,3 @@ def _bind(config: HttpConfig) -> socket.socket:
         ) from None
     listener.set_inheritable(True)
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")

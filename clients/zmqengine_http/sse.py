@@ -17,17 +17,25 @@ COMMENT = b": keepalive\n\n"
 """A keep-alive that every reader of server-sent events skips."""
 
 
+WAITING_BYTES_MAX = 64 * 1024
+"""What may wait behind a write that waits for the client; the choices then wait too."""
+
+
 class EventStream:
     """Writes events of several choices to one response, without one waiting for another's turn.
 
     The response starts with the first event. What comes while a write waits for the client goes out with the next
-    one. After `keepalive_s` of silence `keepalive()` is written.
+    one, up to a bound. After `keepalive_s` of silence `keepalive()` is written. A client of HTTP/1.0, which cannot read
+    a body of unknown length in pieces, gets all of it at the end.
     """
 
     def __init__(self, exchange: Exchange, keepalive_s: float, keepalive: Callable[[], bytes]) -> None:
         self._exchange = exchange
+        self._in_one_piece = exchange.scope["http_version"] == "1.0"
         self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
         self._writing = False
+        self._written = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._keepalive = keepalive
         self._keepalive_s = keepalive_s
@@ -37,8 +45,15 @@ class EventStream:
 
     async def write(self, data: bytes) -> None:
         """Send events; returns when they are on their way, or will go with those being sent."""
+        if self._in_one_piece:
+            self._waiting.append(data)
+            return
         if self._writing:
             self._waiting.append(data)
+            self._waiting_bytes += len(data)
+            while self._waiting_bytes > WAITING_BYTES_MAX:
+                self._written.clear()
+                await self._written.wait()
             return
         self._writing = True
         try:
@@ -47,7 +62,8 @@ class EventStream:
                     await self._exchange.start(200, EVENT_STREAM)
                 self._written_at = self._loop.time()
                 await self._exchange.write(data)
-                data, self._waiting = b"".join(self._waiting), []
+                data, self._waiting, self._waiting_bytes = b"".join(self._waiting), [], 0
+                self._written.set()
         finally:
             self._writing = False
 
@@ -56,6 +72,9 @@ class EventStream:
         self.close()
         if self._beat is not None:
             await self._beat
+        if self._in_one_piece:
+            await self._exchange.send(200, EVENT_STREAM, b"".join((*self._waiting, data)))
+            return
         if not self._exchange.started:
             await self._exchange.start(200, EVENT_STREAM)
         await self._exchange.write(data, last=True)

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import uvicorn
 
 from zmqengine_http import HttpApp, HttpConfig
+from zmqengine_http.server import uvicorn_config
 from zmqengine_http.service import Service
 from zmqengine_http.worker import Connect
 
@@ -40,9 +42,7 @@ def serving(config: HttpConfig, connect: Connect | None = None, *, ready: bool =
     """A front-end that is up and, with `ready`, has a worker."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     app = HttpApp(config, connect)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=5)
-    )
+    server = uvicorn.Server(uvicorn_config(app, msgspec.structs.replace(config, drain_ms=5000)))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:

@@ -233,7 +233,9 @@ def test_a_body_over_the_bound_is_a_413(front: Front) -> None:
     reply = call(front, "POST", CHAT, b"x" * 100_001)
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
     with socket.create_connection(("127.0.0.1", front.port), timeout=30) as connection:
-        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        connection.sendall(
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
         for _ in range(12):
             connection.sendall(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413")

@@ -163,3 +163,24 @@ def test_curl_sees_chunks_one_by_one() -> None:
             curl.wait(30)
             running.terminate()
             assert running.wait(30) == 0
+
+
+def test_a_network_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless told by name; the message says how."""
+    assert main(["http", "--host", "0.0.0.0", "--port", "0"]) == 2
+    written = capsys.readouterr().err
+    assert "--api-key" in written
+    assert "--insecure-no-key" in written
+
+
+def test_a_network_without_a_key_is_served_if_told_so(worker: FakeWorker) -> None:
+    """With a warning in the log."""
+    arguments = [*command(worker), "--host", "0.0.0.0", "--insecure-no-key"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr
+        # The third says that the worker is ready: by then signals are heard.
+        lines = [json.loads(running.stderr.readline()) for _ in range(3)]
+        running.terminate()
+        assert running.wait(30) == 0
+    assert [line["level"] for line in lines[:2]] == ["warning", "info"]
+    assert lines[1]["url"].startswith("http://0.0.0.0:")

@@ -37,7 +37,7 @@ def send(front: Front, body: dict[str, object], path: str = "/v1/chat/completion
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", front.port), timeout=30)
     connection.sendall(
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
     )
     return connection
 

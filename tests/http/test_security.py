@@ -113,3 +113,78 @@ def test_an_unexpected_failure_is_a_500_without_its_text(
     assert (reply.status, reply.error["message"]) == (500, "internal error")
     assert "inner detail" in caplog.text
     assert get(front, "/v1/models", authorization=f"Bearer {KEYS[0]}").status == 200
+
+
+EVIL = "http://evil.example"
+
+
+@pytest.fixture(scope="module")
+def at_home(worker: FakeWorker) -> Iterator[Front]:
+    """As it runs on a desktop: on loopback, without keys."""
+    config = HttpConfig(workers=(worker.address,), allow_hosts=("box.local",), cors_origins=(ORIGIN,))
+    with serving(config) as front:
+        yield front
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "[::2]:1", "10.0.0.1"]
+)
+def test_a_name_that_leads_here_is_not_ours(at_home: Front, host: str) -> None:
+    """DNS rebinding: the page's own name is made to point at 127.0.0.1, so its script may read all answers."""
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/health")):
+        reply = call(at_home, method, path, b"{}", {"host": host})
+        assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "box.local:80"])
+def test_our_own_names_are_taken(at_home: Front, host: str) -> None:
+    """With any port, and those that were added."""
+    assert get(at_home, "/v1/models", host=host).status == 200
+
+
+def test_with_keys_any_name_will_do(front: Front) -> None:
+    """A page has no key."""
+    assert get(front, "/v1/models", host="evil.example", authorization=f"Bearer {KEYS[0]}").status == 200
+
+
+@pytest.mark.parametrize("origin", [EVIL, "null", "https://localhost.evil.example", "http://localhost:1"])
+def test_a_page_of_another_site_uses_nothing(at_home: Front, origin: str) -> None:
+    """A no-cors request of any page would otherwise start a generation."""
+    for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
+        body = json.dumps(chat(max_tokens=1)).encode()
+        reply = call(
+            at_home, "POST", "/v1/chat/completions", body,
+            {"origin": origin, "content-type": kind, "host": "localhost:8000"},
+        )  # fmt: skip
+        assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
+
+
+def test_a_page_of_ours_or_of_an_origin_that_was_named_is_served(at_home: Front) -> None:
+    """The same origin needs no CORS; another may read what retries need."""
+    assert get(at_home, "/v1/models", origin="http://localhost:8000", host="localhost:8000").status == 200
+    reply = get(at_home, "/v1/models", origin=ORIGIN)
+    assert reply.status == 200
+    exposed = reply.headers["access-control-expose-headers"]
+    assert {"x-request-id", "retry-after", "retry-after-ms"} <= {name.strip() for name in exposed.split(",")}
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
+def test_a_key_comes_in_the_header_of_any_api(worker: FakeWorker, header: str) -> None:
+    """OpenAI's, Anthropic's and Azure's; and it may have letters beyond ASCII."""
+    key = "schlüssel-9"
+    with serving(HttpConfig(workers=(worker.address,), api_keys=(key,))) as front:
+        prefix = "Bearer " if header == "authorization" else ""
+        value = (prefix + key).encode().decode("latin-1")
+        assert get(front, "/v1/models", **{header: value}).status == 200
+        assert get(front, "/v1/models", **{header: prefix + "schlussel-9"}).status == 401
+        assert "no API key" in get(front, "/v1/models").error["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-type": "text/plain"}, {"content-type": "multipart/form-data"}, {"content-encoding": "gzip"}],
+)
+def test_a_body_that_is_not_json_says_so(at_home: Front, headers: dict[str, str]) -> None:
+    """415, not a remark about its first byte."""
+    reply = call(at_home, "POST", "/v1/chat/completions", b"\x1f\x8b", headers)
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")

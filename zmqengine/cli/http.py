@@ -17,7 +17,21 @@ import click
     help="Name or address of a worker; repeatable. [default: $ZMQENGINE_ADDRESS, or default]",
 )
 @click.option(
-    "--alias", "aliases", multiple=True, metavar="NAME=MODEL", help="A further name of a model; repeatable."
+    "--alias",
+    "aliases",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="A further name of a model, * for any; repeatable.",
+)
+@click.option(
+    "--max-tokens-overflow",
+    type=click.Choice(["cut", "refuse"]),
+    help="What to do with a max_tokens beyond the context. [default: cut]",
+)
+@click.option(
+    "--unknown-fields",
+    type=click.Choice(["refuse", "ignore"]),
+    help="What to do with request fields that are not known. [default: refuse]",
 )
 @click.option("--host", help="Where to listen. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes any free port. [default: 8000]")
@@ -27,6 +41,17 @@ import click
     multiple=True,
     metavar="KEY",
     help="Ask for one of these keys; repeatable. Other users can see options: better in the environment or the file.",
+)
+@click.option(
+    "--insecure-no-key", is_flag=True, default=None, help="Serve on a network without asking for a key."
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name that this server is reached by; repeatable, * for any. "
+    "Without keys, requests for other names are refused: a web page could have brought them.",
 )
 @click.option(
     "--cors-origin",

@@ -1,0 +1,183 @@
+"""The HTTP/1.1 connection: uvicorn's on httptools, with what that leaves out.
+
+- An `Upgrade` header is ignored, as RFC 9110 allows: the request is answered on HTTP/1.1 and keeps its body. The parser
+  by itself stops after the headers, and what follows, the body, would be read as the next request.
+- Headers have a size and a time, bodies a time without any byte, so that no unfinished request is kept for ever.
+- A client that takes nothing of its response for a while is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from zmqengine_http.config import HttpConfig
+
+HEAD_BYTES_MAX = 64 * 1024
+HEAD_TIMEOUT_S = 20.0
+BODY_TIMEOUT_S = 60.0
+WRITE_TIMEOUT_S = 30.0
+UPGRADES_MAX = 64
+"""Requests with an Upgrade header that may come in one piece."""
+
+_HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. The class attributes are the bounds; a subclass may set others."""
+
+    head_bytes_max = HEAD_BYTES_MAX
+    head_timeout_s = HEAD_TIMEOUT_S
+    body_timeout_s = BODY_TIMEOUT_S
+    write_timeout_s = WRITE_TIMEOUT_S
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_head = True
+        self._head_bytes = 0
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._writing_timer: asyncio.TimerHandle | None = None
+        self._unwritten = 0
+
+    # --- the connection --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(self.timeout_keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        self._end_writing_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, again without its upgrade headers where it stopped at them."""
+        self._unset_keepalive_if_required()
+        for _ in range(UPGRADES_MAX):
+            if self._in_head:
+                if self._head_bytes == 0:
+                    self._expect(self.head_timeout_s)
+                self._head_bytes += len(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stopped:
+                if self.parser.get_method() in (b"CONNECT", b"PRI"):
+                    return self._refuse(405, "Method Not Allowed")
+                data = self._head_without_upgrade() + data[stopped.args[0] :]
+                continue
+            except httptools.HttpParserError:
+                return self._refuse(400, "Bad Request")
+            if self._in_head and self._head_bytes > self.head_bytes_max:
+                self._refuse(431, "Request Header Fields Too Large")
+            return None
+        return self._refuse(400, "Bad Request")
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that the parser has just read, for a new parser."""
+        head = [
+            b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode()),
+            *(b"%s: %s" % header for header in self.headers if header[0] not in _HOP_HEADERS),
+        ]
+        if not self.parser.should_keep_alive():
+            head.append(b"connection: close")
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._head_bytes = 0
+        return b"\r\n".join(head) + b"\r\n\r\n"
+
+    # --- the parser's callbacks ------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_head = False
+        self._head_bytes = 0
+        self._expect(self.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._expect(self.body_timeout_s)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_head = True
+        self._head_bytes = 0
+        self._expect(None)
+        super().on_message_complete()
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def _expect(self, wait_s: float | None) -> None:
+        """Give the connection up unless something comes in time; None: nothing is expected."""
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+        self._reading_timer = None if wait_s is None else self.loop.call_later(wait_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._reading_timer = None
+        if self.flow.read_paused:
+            # It is we who do not read: an answer to the request before is still being sent.
+            self._expect(self.body_timeout_s)
+        elif self._in_head and self._head_bytes == 0:
+            self.transport.close()
+        else:
+            self._refuse(408, "Request Timeout")
+
+    def _refuse(self, status: int, reason: str) -> None:
+        """Answer what was never a whole request, and hang up."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}' % (
+                reason.encode()
+            )
+            self.transport.write(
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+                % (status, reason.encode(), len(body))
+                + body
+            )
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client is behind: wait, but not for ever."""
+        super().pause_writing()
+        self._unwritten = self.transport.get_write_buffer_size()
+        self._end_writing_timer()
+        self._writing_timer = self.loop.call_later(self.write_timeout_s, self._look_at_writing)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._end_writing_timer()
+        super().resume_writing()
+
+    def _look_at_writing(self) -> None:
+        unwritten = self.transport.get_write_buffer_size()
+        if unwritten >= self._unwritten:
+            self.logger.warning("a client took nothing of its response for %g s", self.write_timeout_s)
+            self.transport.abort()
+            return
+        self._unwritten = unwritten
+        self._writing_timer = self.loop.call_later(self.write_timeout_s, self._look_at_writing)
+
+    def _end_writing_timer(self) -> None:
+        if self._writing_timer is not None:
+            self._writing_timer.cancel()
+            self._writing_timer = None
+
+
+def protocol_class(config: HttpConfig) -> type[HttpProtocol]:
+    """The protocol with the bounds of this configuration."""
+
+    class Configured(HttpProtocol):
+        write_timeout_s = config.write_timeout_ms / 1000
+
+    return Configured
