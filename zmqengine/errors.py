@@ -27,6 +27,7 @@ ZmqEngineError
 │   ├── SlowConsumer      slow_consumer        the front-end fell behind by more than its budget
 │   └── ShutDown          shutdown             the worker stopped before the last token
 ├── Aborted               aborted              the request was aborted before it was inserted
+├── InternalError         internal             the worker failed at this command; its log says how
 ├── AnswerTimeout         timeout              no answer in time; the worker may be busy or gone
 ├── ConfigError           config               an option or address that cannot work
 └── ModelLoadError        model_load           the model cannot be loaded
@@ -196,6 +197,12 @@ class Aborted(ZmqEngineError):
     """The request was aborted before it was inserted."""
 
     code = "aborted"
+
+
+class InternalError(ZmqEngineError):
+    """The worker failed at this command, for a reason of its own; its log says how, and it serves on."""
+
+    code = "internal"
 
 
 class AnswerTimeout(ZmqEngineError):

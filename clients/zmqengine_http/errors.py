@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from zmqengine.protocol.printable import printable
 from zmqengine_client import errors
 
 DEFAULT_RETRY_AFTER_MS = 1000
@@ -134,7 +135,6 @@ def from_engine(error: errors.ZmqEngineError) -> ApiError:
 
 
 _PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
-_MESSAGE_CHARS_MAX = 300
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:
@@ -146,8 +146,8 @@ def from_validation(error: msgspec.ValidationError) -> ApiError:
     named = re.search(r"(?:missing required|contains unknown) field (.+)", reason, re.DOTALL)
     if named:
         path = f"{path}.{named[1]}".lstrip(".")
-    reason = _printable(reason[:1].lower() + reason[1:])
-    path = _printable(path)
+    reason = printable(reason[:1].lower() + reason[1:])
+    path = printable(path)
     return ApiError(
         400,
         f"{path}: {reason}" if path else reason,
@@ -168,8 +168,3 @@ def _fault(reason: str) -> str:
 def _named_field(message: str) -> str | None:
     match = re.search(r"`\$\.(?:sampling\.)?([a-z_]+)", message) or re.match(r"([a-z_]+):", message)
     return match[1] if match else None
-
-
-def _printable(text: str) -> str:
-    text = text if len(text) <= _MESSAGE_CHARS_MAX else text[: _MESSAGE_CHARS_MAX - 3] + "..."
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -8,7 +8,10 @@ from datetime import datetime, timezone
 
 import msgspec
 
+from zmqengine.protocol.printable import printable
 from zmqengine_http.config import HttpConfig
+
+FIELD_CHARS_MAX = 1000
 
 logger = logging.getLogger("zmqengine.http")
 
@@ -33,7 +36,7 @@ def configure(config: HttpConfig) -> None:
     """Send the logs of this package, and the warnings of the web server, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if config.log_format == "json" else _TextFormatter())
-    for name in ("zmqengine.http", "zmqengine_client", "uvicorn.error"):
+    for name in ("zmqengine.http", "zmqengine.client", "uvicorn.error"):
         named = logging.getLogger(name)
         named.handlers = [handler]
         named.propagate = False
@@ -43,8 +46,9 @@ def configure(config: HttpConfig) -> None:
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": _time(record), "level": record.levelname.lower(), "event": record.getMessage()}
-        line |= getattr(record, "fields", {})
+        line: dict[str, object] = {"time": _time(record), "level": record.levelname.lower()}
+        line["event"] = printable(record.getMessage(), FIELD_CHARS_MAX)
+        line |= _fields(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
@@ -52,9 +56,19 @@ class _JsonFormatter(logging.Formatter):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {key}={value}" for key, value in getattr(record, "fields", {}).items())
-        line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{fields}"
+        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        message = printable(record.getMessage(), FIELD_CHARS_MAX)
+        line = f"{_time(record)} {record.levelname.lower()} {message}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """A stranger's text writes no line of its own."""
+    fields: dict[str, object] = getattr(record, "fields", {})
+    return {
+        key: printable(value, FIELD_CHARS_MAX) if isinstance(value, str) else value
+        for key, value in fields.items()
+    }
 
 
 def _time(record: logging.LogRecord) -> str:

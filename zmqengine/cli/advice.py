@@ -25,6 +25,7 @@ _ADVICE: tuple[tuple[type[ZmqEngineError], str], ...] = (
     (errors.SlowConsumer, "read faster, or ask for less"),
     (errors.ShutDown, "start the worker, then try again"),
     (errors.DeadlineExceeded, "give it more time, or ask for fewer tokens"),
+    (errors.InternalError, "the worker's log says why; please report it"),
     (errors.RowFailed, "the worker's log says why"),
     (errors.RequestError, "change the request"),
 )

@@ -10,6 +10,7 @@ import msgspec
 from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
 from zmqengine.protocol import messages
 from zmqengine.protocol.messages import FRAME_BYTES_MAX, MAGIC, CallId, Message, RequestId
+from zmqengine.protocol.printable import printable
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -24,7 +25,6 @@ def encode(message: Message) -> tuple[bytes, bytes]:
 
 # What the decoders of msgspec raise on hostile bytes, beside their own errors.
 _UNREADABLE = (RecursionError, UnicodeDecodeError, OverflowError, MemoryError)
-_REASON_CHARS_MAX = 300
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -66,7 +66,8 @@ class Decoder(Generic[M]):
         try:
             return cast(M, decoder.decode(body))
         except msgspec.MsgspecError as error:
-            raise BadRequest(_printable(str(error))) from None
+            # It quotes unknown keys, which hold whatever a front-end put there.
+            raise BadRequest(printable(str(error))) from None
         except _UNREADABLE as error:
             raise BadRequest(f"the body cannot be decoded: {type(error).__name__}") from None
 
@@ -89,12 +90,6 @@ def _read(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T | None:
         return decoder.decode(body)
     except (msgspec.MsgspecError, *_UNREADABLE):
         return None
-
-
-def _printable(text: str) -> str:
-    """A sentence fit for a log line: it quotes unknown keys, which hold whatever a front-end put there."""
-    text = text if len(text) <= _REASON_CHARS_MAX else text[: _REASON_CHARS_MAX - 3] + "..."
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _header_error(header: bytes) -> BadRequest | UnsupportedProtocol:

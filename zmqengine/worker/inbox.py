@@ -1,4 +1,4 @@
-"""Everything that front-ends send the actor: subscriptions on out, commands on cmd."""
+"""Everything that front-ends send the actor: subscriptions on out, commands on cmd. Nothing here is unbounded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import zmq
 
-from zmqengine.errors import ZmqEngineError
+from zmqengine.errors import BadRequest, InternalError, ZmqEngineError
 from zmqengine.protocol.codec import command_decoder, encode, read_addressee
 from zmqengine.protocol.messages import Command
 from zmqengine.worker.commands import CommandHandler
 from zmqengine.worker.counters import Counters
+from zmqengine.worker.offenders import Offenders
 from zmqengine.worker.publisher import Publisher
 from zmqengine.worker.sessions import SessionTable
 
@@ -20,12 +21,22 @@ log = logging.getLogger("zmqengine.worker")
 
 # A plain number: an enumeration's own "&" takes longer than the look at the socket.
 _POLLIN = int(zmq.POLLIN)
-COMMANDS_SECONDS_MAX = 0.05
-"""After this long a pass leaves further commands to the next one: the batch must not wait for a flood."""
+SUBSCRIPTIONS_SECONDS_MAX = 0.005
+COMMANDS_SECONDS_MAX = 0.015
+MESSAGES_MAX = 1000
+"""Of each socket in a pass. Both bounds are looked at for every message: what is not read is left to the next pass, for
+the batch must not wait for a flood."""
+WRONG_SUBSCRIPTIONS_MAX = 64
+"""In ten seconds; libzmq keeps every refused topic until its connection ends. A well-behaved front-end may have a few:
+topics of a worker that was restarted, or of a session that was taken over."""
+WRONG_COMMANDS_MAX = 1000
 
 
 class Inbox:
-    """Reads both sockets until they are empty. `with_users` when connections have keys, which then own sessions."""
+    """Reads both sockets for a bounded time. `with_users` when connections have keys, which then own sessions.
+
+    Whatever a message does, it ends at that message: an insert is answered, and the worker serves on.
+    """
 
     def __init__(
         self,
@@ -49,50 +60,126 @@ class Inbox:
         self._decoder = command_decoder(frame_bytes_max)
         self._with_users = with_users
         self._clock = clock
+        self._subscription_offenders = Offenders(WRONG_SUBSCRIPTIONS_MAX)
+        self._command_offenders = Offenders(WRONG_COMMANDS_MAX)
+        self._out_of_step = False
+        self._skipping = False
 
     def read_subscriptions(self, now_s: float) -> int:
         """Grant what belongs to a session, note who went; returns how many were granted."""
         grants = 0
-        while _is_readable(self._out):
-            event, user = _bytes_and_user(self._out.recv(zmq.DONTWAIT, copy=not self._with_users))
-            if event[:1] == b"\x01":
-                grants += self._grant(event[1:], user)
-            elif event[:1] == b"\x00":
-                self._sessions.unsubscribed(event[1:], now_s)
+        until_s = self._clock() + SUBSCRIPTIONS_SECONDS_MAX
+        for _ in range(MESSAGES_MAX):
+            if not _is_readable(self._out):
+                # All was read: libzmq's lists of messages and of connections agree again.
+                self._out_of_step = False
+                break
+            frame: Any = self._out.recv(zmq.DONTWAIT, copy=False)
+            try:
+                grants += self._subscription(frame, now_s)
+            except Exception as error:
+                log.error("internal error at a subscription", exc_info=error)
+            if self._clock() >= until_s:
+                break
         return grants
 
     def read_commands(self, now_s: float) -> int:
-        """Carry out and answer all commands that are there; returns how many."""
+        """Carry out and answer the commands that are there; returns how many."""
         handled = 0
-        while _is_readable(self._cmd):
-            handled += 1
-            self._counters.commands += 1
-            self._handle(self._cmd.recv_multipart(zmq.DONTWAIT, copy=not self._with_users), now_s)
-            if handled % 64 == 0 and self._clock() - now_s > COMMANDS_SECONDS_MAX:
+        until_s = self._clock() + COMMANDS_SECONDS_MAX
+        for _ in range(MESSAGES_MAX):
+            if not _is_readable(self._cmd):
                 break
+            handled += self._command(now_s)
+            if self._clock() >= until_s:
+                break
+        self._counters.commands += handled
         return handled
 
-    def _grant(self, topic: bytes, user: str) -> bool:
-        session = self._sessions.subscribed(topic, user)
+    # --- out -----------------------------------------------------------------------------------------------
+
+    def _subscription(self, frame: zmq.Frame, now_s: float) -> bool:
+        event = frame.bytes
+        kind, topic = event[:1], event[1:]
+        if kind == b"\x01":
+            return self._grant(frame, topic)
+        if kind == b"\x00":
+            self._withdraw(frame, topic, now_s)
+        else:
+            # No subscription, and no SUB socket sends it. libzmq takes the next subscriber of this round for its
+            # sender: until all is read it would grant a session's topic to another front-end.
+            self._out_of_step = True
+            self._refuse(frame, topic, strikes=WRONG_SUBSCRIPTIONS_MAX)
+        return False
+
+    def _grant(self, frame: zmq.Frame, topic: bytes) -> bool:
+        if self._out_of_step:
+            # It comes back by itself, and subscribes again.
+            self._subscription_offenders.end(frame)
+            return False
+        session = self._sessions.subscribed(topic, user_of(frame) if self._with_users else "")
         if session is None:
-            self._counters.refused_subscriptions += 1
-            log.warning("subscription refused", extra={"topic_bytes": len(topic)})
+            self._refuse(frame, topic)
             return False
         # Applies to the connection whose subscription was received last: this must come before the next recv.
         self._out.setsockopt(zmq.SUBSCRIBE, topic)
         self._publisher.granted(session)
         return True
 
-    def _handle(self, frames: list[Any], now_s: float) -> None:
-        user = user_of(frames[-1]) if self._with_users else ""
-        route, *parts = [frame.bytes for frame in frames] if self._with_users else frames
+    def _withdraw(self, frame: zmq.Frame, topic: bytes, now_s: float) -> None:
+        if self._sessions.unsubscribed(topic, now_s) is None:
+            # At the end of a connection libzmq says this for each of its topics, and names no sender: no strike.
+            self._subscription_offenders.strike(frame)
+        elif not self._out_of_step:
+            self._out.setsockopt(zmq.UNSUBSCRIBE, topic)
+
+    def _refuse(self, frame: zmq.Frame, topic: bytes, *, strikes: int = 1) -> None:
+        self._counters.refused_subscriptions += 1
+        log.warning("subscription refused", extra={"topic_bytes": len(topic)})
+        self._subscription_offenders.strike(frame, strikes=strikes)
+
+    # --- cmd -----------------------------------------------------------------------------------------------
+
+    def _command(self, now_s: float) -> bool:
+        """Read and answer one command, or drop one part of a message that has too many; says whether it was one."""
+        first: Any = self._cmd.recv(zmq.DONTWAIT, copy=False)
+        if self._skipping:
+            self._skipping = first.more
+            return False
+        parts: list[bytes] = []
+        more = first.more
+        while more and len(parts) < 3:
+            parts.append(self._cmd.recv(zmq.DONTWAIT))
+            more = self._cmd.getsockopt(zmq.RCVMORE)
+        # The rest of a message of very many parts is dropped within the time of this pass and the next ones.
+        self._skipping = bool(more)
+        user = user_of(first) if self._with_users else ""
+        self._reply(first.bytes, *self._answer(first, parts, user, now_s))
+        return True
+
+    def _answer(self, first: zmq.Frame, parts: list[bytes], user: str, now_s: float) -> tuple[bytes, bytes]:
         try:
-            command: Command = self._decoder.decode(parts)
+            command: Command = self._decode(parts)
         except ZmqEngineError as error:
-            addressee = read_addressee(parts[1] if len(parts) == 2 else b"")
-            self._reply(route, *encode(self._commands.rejection(error, addressee.call, addressee.request)))
-            return
-        self._reply(route, *encode(self._commands.handle(command, route, user, now_s)))
+            self._command_offenders.strike(first)
+            return self._rejection(error, parts)
+        try:
+            return encode(self._commands.handle(command, first.bytes, user, now_s))
+        except Exception as error:
+            kind, request = type(command).__name__, getattr(command, "request", None)
+            log.error("internal error at a command", exc_info=error, extra={"kind": kind, "request": request})
+            return self._rejection(
+                InternalError(f"the worker failed at this {kind.lower()}; its log says how"), parts
+            )
+
+    def _decode(self, parts: list[bytes]) -> Command:
+        if len(parts) > 2:
+            raise BadRequest("expected 2 frames (header, body), got more")
+        return self._decoder.decode(parts)
+
+    def _rejection(self, error: ZmqEngineError, parts: list[bytes]) -> tuple[bytes, bytes]:
+        addressee = read_addressee(parts[1] if len(parts) == 2 else b"")
+        return encode(self._commands.rejection(error, addressee.call, addressee.request))
 
     def _reply(self, route: bytes, header: bytes, body: bytes) -> None:
         try:
@@ -113,7 +200,3 @@ def user_of(frame: zmq.Frame) -> str:
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:
     # Cheaper than to try and fail, and nothing is there in most passes.
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
-
-
-def _bytes_and_user(frame: Any) -> tuple[bytes, str]:
-    return (frame, "") if isinstance(frame, bytes) else (frame.bytes, user_of(frame))

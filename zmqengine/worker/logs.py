@@ -1,12 +1,21 @@
-"""Structured logs: one line an event, its fields as key=value or as JSON."""
+"""Structured logs: one line an event, its fields as key=value or as JSON, whatever front-ends say."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from collections.abc import Callable
 
 from zmqengine.config import LogFormat, LogLevel
+from zmqengine.protocol.printable import printable
+
+FIELD_CHARS_MAX = 1000
+LIST_ITEMS_MAX = 32
+LINES_MAX = 200
+"""Of one event in a window; what comes after is counted. It keeps 20 s of a flood well under 1 MB."""
+TRACEBACKS_MAX = 20
+WINDOW_S = 10.0
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
     "message",
@@ -17,21 +26,73 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | 
 
 def set_up(level: LogLevel, form: LogFormat) -> None:
     """Log to standard error from now on."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler = BoundedHandler()
+    handler.setFormatter(formatter(form))
     root = logging.getLogger("zmqengine")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     root.propagate = False
 
 
+def formatter(form: LogFormat) -> logging.Formatter:
+    """How lines of this format are made."""
+    return _Json() if form == "json" else _Text()
+
+
+class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to standard error at a bounded rate: a front-end that provokes an event again and again fills no disk.
+
+    Of each event `LINES_MAX` lines a window come through, of one with a traceback `TRACEBACKS_MAX`. How many more there
+    were is told when the window is over and something is logged again, or the handler is closed.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._until_s = 0.0
+        self._seen: dict[tuple[str, str], int] = {}
+        self._left_out: dict[tuple[str, str], logging.LogRecord] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now_s = self._clock()
+        if now_s >= self._until_s:
+            self._begin_window(now_s)
+        event = (record.name, str(record.msg))
+        seen = self._seen[event] = self._seen.get(event, 0) + 1
+        if seen > (TRACEBACKS_MAX if record.exc_info else LINES_MAX):
+            self._left_out[event] = record
+        else:
+            super().emit(record)
+
+    def close(self) -> None:
+        self._begin_window(self._clock())
+        super().close()
+
+    def _begin_window(self, now_s: float) -> None:
+        for event, last in self._left_out.items():
+            more = self._seen[event] - (TRACEBACKS_MAX if last.exc_info else LINES_MAX)
+            text = f"{event[1]}: {more:,} more in {WINDOW_S:.0f} s, not logged one by one"
+            super().emit(
+                logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, (), None)
+            )
+        self._until_s = now_s + WINDOW_S
+        self._seen.clear()
+        self._left_out.clear()
+
+
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = " ".join(f"{key}={value}" for key, value in _fields(record).items())
-        line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}"
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {_message(record)}"
         line = f"{line} {fields}" if fields else line
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        # Indented: the message of an exception may hold a front-end's text, and must not look like a line of ours.
+        trace = (
+            printable(text, FIELD_CHARS_MAX) for text in self.formatException(record.exc_info).splitlines()
+        )
+        return f"{line}\n    " + "\n    ".join(trace)
 
 
 class _Json(logging.Formatter):
@@ -40,13 +101,25 @@ class _Json(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": _message(record),
             **_fields(record),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return json.dumps(line)
+
+
+def _message(record: logging.LogRecord) -> str:
+    return printable(record.getMessage(), FIELD_CHARS_MAX)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+    return {key: _shown(value) for key, value in record.__dict__.items() if key not in _STANDARD}
+
+
+def _shown(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_shown(inner) for inner in value[:LIST_ITEMS_MAX]]
+    return printable(str(value), FIELD_CHARS_MAX)

@@ -20,6 +20,10 @@ HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 20_000
 OUT_FRAMES_MAX = 1_000
 """Frames that wait in libzmq for one slow reader before it counts as lagging."""
+SUBSCRIPTION_BYTES_MAX = 512
+"""A topic has 35 bytes, the longest part of a CURVE handshake 290. libzmq's index of topics takes 100 bytes for one."""
+SUBSCRIPTIONS_WAITING_MAX = 4
+"""In libzmq, for each connection. It takes in all that waits at one look: with many, a flood would not let it end."""
 
 
 def new_context() -> zmq.Context[Any]:
@@ -83,6 +87,8 @@ class Sockets:
         if kind == zmq.XPUB:
             configure_output(socket)
             socket.setsockopt(zmq.SNDHWM, OUT_FRAMES_MAX)
+            socket.setsockopt(zmq.RCVHWM, SUBSCRIPTIONS_WAITING_MAX)
+            socket.setsockopt(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX)
         else:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if address.startswith("tcp://"):

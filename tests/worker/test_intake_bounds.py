@@ -1,0 +1,225 @@
+"""What front-ends send is read for a bounded time, refused cheaply, and ends at the message that was wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.worker.harness import FrontEnd, Harness
+from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Granted, Hello, Ping, Rejected, Resume, Welcome
+from zmqengine.worker import inbox
+from zmqengine.worker.commands import CommandHandler
+
+MakeHarness = Callable[..., Harness]
+
+
+@pytest.fixture
+def stranger() -> Any:
+    """A context for sockets that do not keep to the protocol."""
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def upstream(harness: Harness, context: zmq.Context[Any]) -> Any:
+    """An XSUB on out: it may send anything where subscriptions are expected."""
+    xsub = context.socket(zmq.XSUB)
+    xsub.setsockopt(zmq.RECONNECT_IVL, -1)
+    xsub.connect(harness.sockets.endpoints.out)
+    return xsub
+
+
+def test_a_pass_reads_a_bounded_number_of_subscriptions(
+    harness: Harness, stranger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of subscriptions takes its share of a pass, and the rest waits for the next."""
+    monkeypatch.setattr(inbox, "MESSAGES_MAX", 3)
+    xsub = upstream(harness, stranger)
+    for index in range(10):
+        xsub.send(b"\x01nobody's %d" % index)
+    assert harness.sockets.out.poll(5000)
+    harness.run_until(lambda: harness.actor.counters.refused_subscriptions >= 1)
+    assert harness.actor.counters.refused_subscriptions <= 3
+    harness.run_until(lambda: harness.actor.counters.refused_subscriptions == 10)
+
+
+@pytest.mark.parametrize("bound", ["SUBSCRIPTIONS_SECONDS_MAX", "COMMANDS_SECONDS_MAX"])
+def test_the_clock_is_looked_at_for_every_message(
+    harness: Harness, stranger: Any, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """64 long commands, or subscriptions, would be far over the bound: after the time is up not one more is read."""
+    monkeypatch.setattr(inbox, bound, 0.0)
+    front_end = harness.front_end()
+    xsub = upstream(harness, stranger)
+    for index in range(8):
+        front_end.send(Ping(1000 + index))
+        xsub.send(b"\x01nobody's %d" % index)
+    counters = harness.actor.counters
+    read = "refused_subscriptions" if bound.startswith("SUB") else "commands"
+    before = getattr(counters, read)
+    while getattr(counters, read) < before + 8:
+        at_start = getattr(counters, read)
+        harness.actor.run_pass(wait_ms=20)
+        assert getattr(counters, read) <= at_start + 1
+
+
+def test_a_peer_that_goes_on_with_nonsense_on_out_is_disconnected(harness: Harness, stranger: Any) -> None:
+    """libzmq keeps every refused topic until the connection ends: so it ends, and the honest stream goes on."""
+    front_end = harness.front_end()
+    front_end.accepted("r", max_tokens=200)
+    xsub = upstream(harness, stranger)
+    monitor = xsub.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    for index in range(inbox.WRONG_SUBSCRIPTIONS_MAX):
+        xsub.send(b"\x01nobody's %d" % index)
+    harness.run_until(lambda: monitor.poll(0))
+    assert front_end.wait_for_end("r")[0].finish == "length"
+
+
+def test_a_few_refused_topics_end_no_connection(harness: Harness, stranger: Any) -> None:
+    """A front-end that comes back to a restarted worker brings its old topics along."""
+    xsub = upstream(harness, stranger)
+    monitor = xsub.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    for index in range(inbox.WRONG_SUBSCRIPTIONS_MAX - 1):
+        xsub.send(b"\x01nobody's %d" % index)
+    harness.run_until(
+        lambda: harness.actor.counters.refused_subscriptions == inbox.WRONG_SUBSCRIPTIONS_MAX - 1
+    )
+    harness.passes(20)
+    assert not monitor.poll(0)
+
+
+def test_a_subscription_of_megabytes_never_reaches_the_worker(harness: Harness, stranger: Any) -> None:
+    """libzmq's index of topics takes a hundred times their bytes: a connection that sends a long one is ended."""
+    xsub = upstream(harness, stranger)
+    monitor = xsub.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    # Not a subscription in name: the sender's own index of topics would not survive it.
+    xsub.send(b"\x02" + bytes(1 << 20))
+    assert monitor.poll(10_000)
+    harness.passes(20)
+    assert harness.actor.counters.refused_subscriptions == 0
+
+
+def test_nobody_is_granted_the_topic_of_another_by_a_message_that_is_no_subscription(
+    harness: Harness, stranger: Any
+) -> None:
+    """libzmq counts such a message as a subscription of the next subscriber: the grants after it would be shifted."""
+    victim = harness.front_end(live=False)
+    victim.say_hello()
+    assert victim.welcome is not None
+    thief_session = harness.front_end(live=False)
+    thief_session.say_hello()
+    assert thief_session.welcome is not None
+    xsub = upstream(harness, stranger)
+    xsub.send(b"\x02no subscription")
+    assert harness.sockets.out.poll(5000)
+    victim.out.subscribe(victim.welcome.topic)
+    victim.out.connect(harness.sockets.endpoints.out)
+    _arrived(harness)
+    xsub.send(b"\x01" + thief_session.welcome.topic.encode())
+    _arrived(harness)
+    harness.run_until(lambda: victim.read() or any(isinstance(output, Granted) for output in victim.outputs))
+    victim.accepted("r", max_tokens=30)
+    victim.wait_for_end("r")
+    while xsub.poll(0):
+        topic, *_ = xsub.recv_multipart()
+        assert topic.decode() != victim.welcome.topic, "somebody else's stream"
+
+
+def _arrived(harness: Harness) -> None:
+    """Let libzmq take in what was sent to out, while nobody reads it. If it takes longer, the test shows less."""
+    until_s = time.monotonic() + 0.1
+    while time.monotonic() < until_s:
+        # This look is what takes it in.
+        harness.sockets.out.getsockopt(zmq.EVENTS)
+        time.sleep(0.01)
+
+
+def test_a_message_of_very_many_parts_is_refused_at_once_and_dropped_bit_by_bit(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal does not wait for the last part, and no pass reads them all; what comes after is understood."""
+    front_end = harness.front_end()
+    monkeypatch.setattr(inbox, "MESSAGES_MAX", 10)
+    front_end.send_raw(*([b"ZE1P"] + [b""] * 200))
+    reply = front_end.next_reply()
+    assert isinstance(reply, Rejected)
+    assert reply.code == "bad_request"
+    assert isinstance(front_end.call(Ping(front_end.next_call())), Done)
+
+
+HANDLERS = {
+    "_insert": lambda front_end: front_end.insert_message("broken"),
+    "_abort": lambda front_end: Abort(front_end.next_call(), "broken"),
+    "_resume": lambda front_end: Resume(front_end.next_call(), "broken", front_end.epoch, 0),
+    "_ack": lambda front_end: Ack(front_end.next_call(), ["broken"]),
+    "_hello": lambda front_end: Hello(front_end.next_call(), (1, 1), "x", front_end.secret),
+    "_handle_in_session": lambda front_end: Bye(front_end.next_call()),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_whichever_handler_fails_the_command_is_refused_and_the_worker_serves_on(
+    make_harness: MakeHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    handler: str,
+) -> None:
+    """A defect of ours costs one command, not a worker: `internal`, and a log line with the request."""
+    harness = make_harness()
+    honest, other = harness.front_end(), harness.front_end()
+    honest.accepted("r", max_tokens=20)
+
+    def fail(*_: object) -> None:
+        raise ValueError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommandHandler, handler, fail)
+        other.send(HANDLERS[handler](other))
+        reply = other.next_reply()
+    assert isinstance(reply, Rejected)
+    assert reply.code == "internal"
+    assert reply.call > 0
+    (record,) = [record for record in caplog.records if "internal error" in record.message]
+    assert record.exc_info
+    if handler != "_hello" and handler != "_ack" and handler != "_handle_in_session":
+        assert record.__dict__["request"] == "broken"
+    assert honest.wait_for_end("r")[0].finish == "length"
+    assert isinstance(other.say_hello(), Welcome)
+
+
+def test_a_subscription_that_fails_is_dropped_and_the_worker_serves_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edge around out."""
+    front_end = harness.front_end(live=False)
+    front_end.say_hello()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(harness.actor.sessions), "subscribed", lambda *_: 1 / 0)
+        assert front_end.welcome is not None
+        front_end.out.subscribe(front_end.welcome.topic)
+        front_end.out.connect(harness.sockets.endpoints.out)
+        assert harness.sockets.out.poll(5000)
+        harness.passes(5)
+    second: FrontEnd = harness.front_end()
+    second.accepted("r", max_tokens=5)
+    assert second.wait_for_end("r")[0].finish == "length"
+
+
+def test_a_flood_of_wrong_commands_ends_its_connection(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends nothing but bodies that cannot be decoded is cut off; the others are served."""
+    monkeypatch.setattr(inbox, "WRONG_COMMANDS_MAX", 20)
+    harness = make_harness(FakeEngineConfig())
+    honest, hostile = harness.front_end(), harness.front_end(live=False)
+    monitor = hostile.cmd.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    for _ in range(20):
+        hostile.send_raw(b"ZE1P", b"\xc1")
+    harness.run_until(lambda: monitor.poll(0))
+    honest.accepted("r", max_tokens=5)
+    assert honest.wait_for_end("r")[0].finish == "length"
