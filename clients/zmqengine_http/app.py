@@ -24,6 +24,7 @@ from zmqengine_http.exchange import Disconnected, Exchange, Receive, Scope, Send
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
 from zmqengine_http.service import Service
+from zmqengine_http.stable_head import AnswerMemory, StableHead
 from zmqengine_http.worker import Connect, Worker
 
 EXPOSED = (
@@ -47,7 +48,12 @@ class HttpApp:
     def __init__(self, config: HttpConfig, connect: Connect | None = None) -> None:
         make = connect or _connector(config)
         workers = [Worker(address, make, config.probe_ms) for address in dict.fromkeys(config.workers)]
-        self.service = Service(config, Pool(workers, config.aliases), Tokenizing(config.tokenize_threads))
+        self.service = Service(
+            config,
+            Pool(workers, config.aliases),
+            Tokenizing(config.tokenize_threads),
+            StableHead(AnswerMemory(), enabled=config.stable_head),
+        )
         # A bare router: the middleware of an application would cost a call for every token.
         routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
         router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)

@@ -39,7 +39,8 @@ def ignored(name: str, note: str) -> Field:
 class Body(Generic[RequestT]):
     """How a body is read: `kind` is the struct of the supported fields, `fields` are known ones besides.
 
-    A null is the same as leaving the field out; any other field is a 400 that names it. `prepare` may change the
+    A null is the same as leaving the field out; any other field is a 400 that names it, or with `unknown_ignored` is
+    not looked at. `prepare` may change the
     document before it is converted, `check` raises `ApiError` for what the struct cannot say.
     """
 
@@ -50,11 +51,13 @@ class Body(Generic[RequestT]):
         *,
         prepare: Callable[[dict[str, object]], None] = lambda body: None,
         check: Callable[[RequestT], None] = lambda request: None,
+        unknown_ignored: bool = False,
     ) -> None:
         self.kind = kind
         self.fields = {field.name: field for field in fields}
         self._prepare = prepare
         self._check = check
+        self._unknown_ignored = unknown_ignored
 
     @property
     def supported(self) -> tuple[str, ...]:
@@ -80,6 +83,8 @@ class Body(Generic[RequestT]):
                     accepted[name] = value
                 continue
             field = self.fields.get(name)
+            if field is None and self._unknown_ignored:
+                continue
             if field is None:
                 raise _unknown(name)
             asks_for_nothing = value is None or any(

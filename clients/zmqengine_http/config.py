@@ -66,6 +66,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drain_ms: Annotated[int, Meta(ge=0)] = 30_000
     """On SIGTERM: how long running answers may go on."""
     tokenize_threads: Count = 2
+    stable_head: bool = True
+    """Undo what agents change in the heads of their prompts, so that the worker's prompt cache finds them again."""
     log_format: Literal["json", "text"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_prompts: bool = False

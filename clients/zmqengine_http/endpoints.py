@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from zmqengine_http import chat_completions, completions, models, openapi, probes, tokenizing
+from zmqengine_http import (
+    anthropic,
+    chat_completions,
+    completions,
+    models,
+    openapi,
+    probes,
+    responses,
+    tokenizing,
+)
 from zmqengine_http.endpoint import Endpoint
 
 _DESCRIBED: tuple[Endpoint, ...] = (
     *chat_completions.ENDPOINTS,
     *completions.ENDPOINTS,
+    *responses.ENDPOINTS,
+    *anthropic.ENDPOINTS,
     *models.ENDPOINTS,
     *tokenizing.ENDPOINTS,
     *probes.ENDPOINTS,

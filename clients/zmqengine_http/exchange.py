@@ -107,10 +107,12 @@ class Exchange:
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Status and headers of a response whose body follows."""
         self.status = status
+        id_ = self.id.encode()
         await self._send(
             {
                 "type": "http.response.start", "status": status,
-                "headers": [*headers, (b"x-request-id", self.id.encode())],
+                # Anthropic's clients read the id under the second name.
+                "headers": [*headers, (b"x-request-id", id_), (b"request-id", id_)],
             }
         )  # fmt: skip
 

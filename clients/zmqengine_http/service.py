@@ -7,11 +7,13 @@ from typing import NamedTuple
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
+from zmqengine_http.stable_head import StableHead
 
 
 class Service(NamedTuple):
-    """The options, the workers, and the threads that tokenise."""
+    """The options, the workers, the threads that tokenise, and what keeps the heads of prompts alike."""
 
     config: HttpConfig
     pool: Pool
     tokenizing: Tokenizing
+    head: StableHead

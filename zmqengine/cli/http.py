@@ -68,6 +68,11 @@ import click
 )
 @click.option("--client-key", metavar="FILE", help="Our secret key, for a worker on a network.")
 @click.option("--server-key", metavar="FILE", help="The worker's public key, or the key itself.")
+@click.option(
+    "--stable-head/--no-stable-head",
+    default=None,
+    help="Undo what agents change in the heads of their prompts, for the prompt cache. On by default.",
+)
 @click.option("--log-format", type=click.Choice(["json", "text"]), help="[default: json]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @click.option("--log-prompts/--no-log-prompts", default=None, help="Log the text of prompts. Off by default.")

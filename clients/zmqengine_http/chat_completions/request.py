@@ -9,6 +9,7 @@ from msgspec import Meta, field
 from zmqengine.protocol.messages import LOGPROBS_MAX, TOKEN_ID_MAX
 from zmqengine_http.body import Body, refused, without_nulls
 from zmqengine_http.chat_completions.messages import ChatMessage, ToolDefinition
+from zmqengine_http.constraints import check_constraints
 from zmqengine_http.errors import bad_field
 from zmqengine_http.openai_api.generation_request import (
     GENERATION_FIELDS,
@@ -45,18 +46,7 @@ def _check(request: ChatRequest) -> None:
         raise bad_field("max_tokens", "max_completion_tokens is given too, with another value")
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_field("top_logprobs", "needs logprobs to be true")
-    if request.tool_choice not in ("none", "auto"):
-        raise bad_field(
-            "tool_choice",
-            "only none and auto are supported: there is no constrained output yet",
-            code="unsupported_value",
-        )
-    kind = request.response_format.get("type", "text")
-    if kind != "text" or request.response_format.keys() - {"type"}:
-        raise bad_field(
-            "response_format", 'only {"type": "text"} is supported: there is no constrained output yet',
-            code="unsupported_value",
-        )  # fmt: skip
+    check_constraints(request.tool_choice, request.response_format)
     for place, tool in enumerate(request.tools):
         if tool.function.strict:
             raise bad_field(

@@ -1,0 +1,95 @@
+"""OpenAI's Responses API without a memory: every request brings the whole conversation."""
+
+from __future__ import annotations
+
+import secrets
+
+from zmqengine_http.chat import Chat, answer_chat
+from zmqengine_http.endpoint import post
+from zmqengine_http.exchange import Exchange
+from zmqengine_http.generation import Generation
+from zmqengine_http.responses.conversation import InputItems, skipped_facts
+from zmqengine_http.responses.request import RESPONSES_BODY, ResponsesRequest
+from zmqengine_http.responses.tools import ToolBook, tool_choice
+from zmqengine_http.responses.writer import ReasoningShape, ResponsesWriter
+from zmqengine_http.sampling import Sampling
+from zmqengine_http.service import Service
+
+PACKED = "reasoning.encrypted_content"
+
+
+async def responses(service: Service, exchange: Exchange, request: ResponsesRequest) -> None:
+    """POST /v1/responses."""
+    model = service.pool.model(request.model)
+    items = InputItems(request)
+    book = ToolBook(request.tools)
+    exchange.facts |= skipped_facts(items.skipped, book.skipped)
+    reasoning = request.reasoning
+    choice = tool_choice(request.tool_choice, book)
+    chat = Chat(
+        id=f"resp_{secrets.token_hex(16)}",
+        model=model,
+        messages=items.messages,
+        tools=book.plain,
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_response_format(request),
+        effort=reasoning.effort if reasoning else None,
+        sampling=Sampling(
+            max_tokens=request.max_output_tokens,
+            temperature=request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            cache_key=request.prompt_cache_key,
+        ),
+        prompt_param="input",
+    )
+    summary = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
+    shape = ReasoningShape(summary=summary, packed=PACKED in request.include)
+    head = _head(request, request.model or model.card.name)
+
+    def writer(generation: Generation) -> ResponsesWriter:
+        return ResponsesWriter(generation.id, head, book, shape)
+
+    await answer_chat(service, exchange, chat, writer, stream=request.stream)
+
+
+def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
+    """What a response says of its request. The client's own instructions and tools are not sent back to it."""
+    reasoning = request.reasoning
+    return {
+        "model": model,
+        "background": False,
+        "instructions": None,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": {},
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "service_tier": "default",
+        "store": False,
+        "temperature": request.temperature,
+        "text": {"format": (request.text and request.text.format) or {"type": "text"}},
+        "tool_choice": request.tool_choice,
+        "tools": [],
+        "top_p": request.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, object]:
+    """In the shape of chat completions, which puts what is here beside the type into a field of its own."""
+    given = request.text.format if request.text else None
+    if not given or given.get("type") != "json_schema":
+        return dict(given or {})
+    return {
+        "type": "json_schema",
+        "json_schema": {name: value for name, value in given.items() if name != "type"},
+    }
+
+
+ENDPOINTS = (
+    post("/v1/responses", RESPONSES_BODY, responses, "Answer a conversation of items", streams=True),
+)

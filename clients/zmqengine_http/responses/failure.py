@@ -1,0 +1,18 @@
+"""The error of a response that failed, with the codes that Codex tells apart."""
+
+from __future__ import annotations
+
+from zmqengine_http.errors import ApiError
+
+_CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded", 529: "server_is_overloaded"}
+
+
+def failure(error: ApiError) -> dict[str, object]:
+    """`code` and `message`; where waiting helps, the message says for how long, in the words that Codex reads."""
+    code = error.code if error.code == "context_length_exceeded" else _CODES.get(error.status)
+    if code is None:
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+    message = error.message
+    if error.retry_after_ms is not None:
+        message = f"{message.rstrip('.')}. Please try again in {error.retry_after_ms / 1000:g}s."
+    return {"code": code, "message": message}
