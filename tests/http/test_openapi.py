@@ -23,7 +23,7 @@ from zmqengine_http.completions.request import COMPLETION_BODY
 from zmqengine_http.endpoints import ENDPOINTS
 from zmqengine_http.fields_table import GENERATING, markdown_table
 
-STATUSES = {200, 400, 404, 405, 413}
+STATUSES = {200, 400, 404, 405, 413, 504}  # 504: a deadline_ms of a moment can pass.
 OPERATIONS = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
 
 
