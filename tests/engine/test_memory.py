@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.memory import recommended_bytes, system_bytes
 

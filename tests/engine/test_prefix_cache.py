@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.prefix_cache import PREFIX_TOKENS_MIN, PrefixCache
 
@@ -170,7 +170,7 @@ def test_kept_caches_hold_nothing_lazy(model):
         step(engine, run)
     engine.remove([1])
     finish(engine, run)
-    kept = [kv.arrays(each.caches) for each in engine._prefix_cache._entries.values()]
+    kept = [kv.arrays(each.caches) for each in engine._prefix_cache._entries]
     assert len(kept) == 3
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: [np.array(array).size > 0 for arrays in kept for array in arrays]).result()

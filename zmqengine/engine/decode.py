@@ -7,43 +7,46 @@ the caller hands those tokens on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
 
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.interface import RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.penalties import Penalties
+from zmqengine.engine.prefix_cache import PrefixCache
+from zmqengine.engine.prefix_index import Entry
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.sampling import DrawPlan, LogprobArrays, choose, measure, plan_draw
 
 
 @dataclass
 class _Flight:
-    """A step on its way: the tokens that it makes for `rows`, in order."""
+    """A step on its way: the tokens that it makes for `rows`, in order.
+
+    `offers` are caches that it goes on from, with the row whose logit tells whether they are good.
+    """
 
     rows: list[Row]
     tokens: mx.array
     chosen_logits: mx.array
     measured: list[Row]
     logprobs: LogprobArrays | None
+    offers: list[tuple[Row, Entry]]
 
 
 class DecodeBatch:
-    """Rows in decode and their merged caches. `on_leave` is given each row that leaves, with its caches."""
+    """Rows in decode and their merged caches. What rows leave behind is offered to `prefix_cache`."""
 
-    def __init__(
-        self, model: Any, vocab_size: int, on_leave: Callable[[Row, Callable[[], Caches]], None]
-    ) -> None:
+    def __init__(self, model: Any, vocab_size: int, prefix_cache: PrefixCache) -> None:
         self.rows: list[Row] = []
         self.caches: Caches = []
         self.steps = 0
         self._model = model
         self._vocab_size = vocab_size
-        self._on_leave = on_leave
+        self._prefix_cache = prefix_cache
         self._flight: _Flight | None = None
         self._landing: _Flight | None = None
         self._changed = True
@@ -59,25 +62,22 @@ class DecodeBatch:
         self._changed = True
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Drop rows; those that are not here are ignored."""
+        """Drop rows; those that are not here are ignored. What they held is offered to others."""
         leaving = {id(row) for row in rows}
-        places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
-        if len(places) == len(self.rows):
-            return
         for place, row in enumerate(self.rows):
             if id(row) in leaving:
-                self._on_leave(row, partial(kv.extract, self.caches, place, row.held))
-        self._keep(places)
+                self._offer(row, place, self._flight)
+        self._drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
         """Drop a row that is here and give its caches, with the token on its way, which is waited for.
 
         None if that token was made of something that is not a number: nobody may go on from these caches.
         """
-        place = self.rows.index(row)
-        caches = kv.extract(self.caches, place, row.held)
-        self._keep([other for other in range(len(self.rows)) if other != place])
+        caches = kv.extract(self.caches, self.rows.index(row), row.held)
+        self._drop({id(row)})
         if not row.launched:
+            self._prefix_cache.prove(row)
             return caches, None
         assert self._flight is not None, "every row that was launched has a step on its way"
         place = self._flight.rows.index(row)
@@ -86,7 +86,21 @@ class DecodeBatch:
         token = cast(int, self._flight.tokens[place].item())
         return caches, MadeToken(token, _by_row(self._flight).get(row.id))
 
-    def _keep(self, places: list[int]) -> None:
+    def _offer(self, row: Row, place: int, flight: _Flight | None) -> None:
+        """`row` leaves: offer its caches, which `flight` goes on from."""
+        if not row.launched:
+            self._prefix_cache.prove(row)
+            return
+        assert flight is not None, "every row that was launched has a step on its way"
+        tokens = row.tokens[: row.held]
+        if len(tokens) == row.held and self._prefix_cache.wants(tokens):
+            caches = kv.extract(self.caches, place, row.held)
+            flight.offers.append((row, self._prefix_cache.offer(tokens, caches)))
+
+    def _drop(self, leaving: set[int]) -> None:
+        places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
+        if len(places) == len(self.rows):
+            return
         self.caches = kv.keep_rows(self.caches, places, [row.held for row in self.rows])
         self.rows = [self.rows[place] for place in places]
         self._changed = True
@@ -128,12 +142,14 @@ class DecodeBatch:
                 tokens if some is None else tokens[some],
                 max(row.logprobs or 0 for row in self._measured),
             )
+        offers = [(row, offer) for row in self.rows for offer in row.offers]
         for row in self.rows:
+            row.offers = []
             row.held += 1
             row.sampled += 1
             row.launched = True
         self.steps += 1
-        flight = _Flight(list(self.rows), tokens, chosen_logits, self._measured, logprobs)
+        flight = _Flight(list(self.rows), tokens, chosen_logits, self._measured, logprobs, offers)
         kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
         return flight
 
@@ -164,14 +180,21 @@ class DecodeBatch:
         tokens: list[int] = landed.tokens.tolist()  # type: ignore[assignment]
         chosen_logits: list[float] = landed.chosen_logits.tolist()  # type: ignore[assignment]
         logprobs = _by_row(landed)
-        left = []
-        for row, token, logit in zip(landed.rows, tokens, chosen_logits, strict=True):
+        finite = {
+            id(row): math.isfinite(logit) for row, logit in zip(landed.rows, chosen_logits, strict=True)
+        }
+        for row, offer in landed.offers:
+            if finite[id(row)]:
+                self._prefix_cache.accept(offer)
+            else:
+                self._prefix_cache.withdraw(offer)
+        left, spoilt = [], set()
+        for row, token in zip(landed.rows, tokens, strict=True):
             if row.gone:
                 continue
-            if not math.isfinite(logit):
+            if not finite[id(row)]:
                 row.gone = True
-                row.held = 0  # Nobody may go on from these caches.
-                left.append(row)
+                spoilt.add(id(row))
                 result.failures.append(RowFailure(row.id, "the model's output for this row is not a number"))
                 continue
             row.tokens.append(token)
@@ -180,8 +203,8 @@ class DecodeBatch:
             if finish is not None:
                 row.gone = True
                 left.append(row)
-        if left:
-            self.leave(left)
+        self._drop(spoilt)
+        self.leave(left)
 
 
 def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.interface import StepResult
+from zmqengine.engine.padding import padding_bytes
 from zmqengine.engine.row import Caches, MadeToken, Row
 
 
@@ -52,6 +53,11 @@ class Lanes:
         """What the caches of the largest batch take."""
         return max((kv.byte_count(lane.caches) for lane in self._lanes), default=0)
 
+    @property
+    def padding_room_bytes(self) -> int:
+        """What padding may still take."""
+        return max(0, self._padding_bytes_max - self.padding_bytes)
+
     def join(self, rows: Sequence[Row], caches: Caches) -> None:
         """Add rows to the batch where they cost the least padding, or to a new one."""
         costs = [
@@ -82,5 +88,4 @@ class Lanes:
         self._lanes = [lane for lane in self._lanes if not lane.idle]
 
     def _padding_bytes(self, rows: Sequence[Row]) -> int:
-        longest = self._project_bytes(max((row.held for row in rows), default=0))
-        return sum(longest - self._project_bytes(row.held) for row in rows)
+        return padding_bytes(rows, self._project_bytes)

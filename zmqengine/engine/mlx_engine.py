@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.interface import (
     EngineMemory,
@@ -106,7 +106,7 @@ class MlxEngine:
         result = StepResult()
         self._decode.next(result)
         pace = self._pace if self._decode.busy else self._pace_idle
-        for ready in self._prefill.next(pace.tokens, result):
+        for ready in self._prefill.next(pace.tokens, self._decode.padding_room_bytes, result):
             self._decode.join(ready.rows, ready.caches)
         self._prefix_cache.settle()
         for token in result.tokens:
@@ -154,6 +154,10 @@ class MlxEngine:
         if parked is None:
             return 0
         parked.gone = True
+        if not self._abilities.mergeable:
+            self._prefill.leave([parked])
+            self._decode.leave([parked])
+            return 0
         taken = (
             self._prefill.take_out(parked) if parked in self._prefill.rows else self._decode.take_out(parked)
         )
@@ -224,20 +228,8 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         shape = self._abilities.shape
         self._decode = Lanes(
-            lambda: DecodeBatch(self._model, self.info.vocab_size, self._remember),
+            lambda: DecodeBatch(self._model, self.info.vocab_size, self._prefix_cache),
             shape.project,
             self.padding_bytes_max,
         )
-        self._prefill = Prefill(
-            self._model,
-            self._prefix_cache,
-            mergeable=self._abilities.mergeable,
-            paddable=self._abilities.paddable,
-            led_tokens_max=int(self._prefix_cache.bytes_max / shape.token_bytes) if shape.trimmable else 0,
-        )
-
-    def _remember(self, row: Row, extract: Callable[[], Caches]) -> None:
-        """Keep the caches of a row that leaves the batch, for requests that go on from its tokens."""
-        tokens = row.tokens[: row.held]
-        if self._abilities.mergeable and len(tokens) == row.held and self._prefix_cache.wants(tokens):
-            self._prefix_cache.store(tokens, extract())
+        self._prefill = Prefill(self._model, self._prefix_cache, self._abilities)

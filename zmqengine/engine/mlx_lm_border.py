@@ -18,7 +18,9 @@ try:
     from mlx_lm import __version__ as mlx_lm_version
     from mlx_lm.models.cache import (
         BatchKVCache,
+        BatchRotatingKVCache,
         KVCache,
+        RotatingKVCache,
         can_trim_prompt_cache,
         make_prompt_cache,
         trim_prompt_cache,
@@ -30,7 +32,9 @@ finally:
 
 __all__ = [
     "BatchKVCache",
+    "BatchRotatingKVCache",
     "KVCache",
+    "RotatingKVCache",
     "can_trim_prompt_cache",
     "fetch_model",
     "load_config",

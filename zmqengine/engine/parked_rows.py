@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.row import Caches, MadeToken, Row
 
 

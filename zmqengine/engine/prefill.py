@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine import caches as kv
+from zmqengine.engine import kv
 from zmqengine.engine.interface import RowPrefill, RowToken, StepResult
-from zmqengine.engine.prefix_cache import PrefixCache, shared_tokens
+from zmqengine.engine.padding import padding_bytes, split_by_padding
+from zmqengine.engine.prefix_cache import PrefixCache
+from zmqengine.engine.prefix_index import shared_tokens
+from zmqengine.engine.probe import Abilities
 from zmqengine.engine.row import Caches, MadeToken, Row
 
 # A chunk shorter than this is not worth a model call of its own.
@@ -44,21 +47,17 @@ class Ready(NamedTuple):
 class Prefill:
     """Rows whose prompt is being read.
 
-    A row waits for an older one that reads the same beginning, if that has at most `led_tokens_max` tokens: so many
-    can be kept, cut to what is shared, and copied.
+    A row waits for an older one that reads the same beginning, if that can be kept, cut to what is shared, and
+    copied.
     """
 
-    def __init__(
-        self, model: Any, prefix_cache: PrefixCache, *, mergeable: bool, paddable: bool, led_tokens_max: int
-    ) -> None:
+    def __init__(self, model: Any, prefix_cache: PrefixCache, abilities: Abilities) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._model = model
         self._prefix_cache = prefix_cache
-        self._mergeable = mergeable
-        self._paddable = paddable
-        self._led_tokens_max = led_tokens_max
+        self._abilities = abilities
         self._markers: deque[mx.array] = deque()
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -66,11 +65,12 @@ class Prefill:
         self.rows.extend(rows)
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Drop rows; what they have read is kept for others."""
+        """Drop rows; what they have read is kept for others, if it is good."""
         leaving = {id(row) for row in rows}
         for row in self.rows:
             if id(row) in leaving and row.caches is not None:
-                self._remember(row, partial(list, row.caches))
+                self._offer(row, partial(list, row.caches))
+                self._prefix_cache.prove(row)
         self.rows = [row for row in self.rows if id(row) not in leaving]
 
     def take_out(self, row: Row) -> tuple[Caches, None] | None:
@@ -78,8 +78,11 @@ class Prefill:
         self.rows.remove(row)
         return None if not row.held or row.caches is None else (row.caches, None)
 
-    def next(self, tokens_max: int, result: StepResult) -> list[Ready]:
-        """Read at most `tokens_max` tokens of prompt, padding included; returns the rows that are through."""
+    def next(self, tokens_max: int, padding_bytes_max: int, result: StepResult) -> list[Ready]:
+        """Read at most `tokens_max` tokens of prompt, padding included; returns the rows that are through.
+
+        The caches of rows that get through together take at most `padding_bytes_max` of padding.
+        """
         if not self.rows:
             return []
         self._take_back(result)
@@ -99,7 +102,7 @@ class Prefill:
             self._read_slice(row, tokens)
             if not row.remaining:
                 ready.append(self._finish([row]))
-        for group in self._groups([rows[place] for place in chunk.together]):
+        for group in self._groups([rows[place] for place in chunk.together], padding_bytes_max):
             ready.append(self._read_group(group))
         for row in touched:
             done = row.held if row.remaining else row.read_tokens
@@ -108,17 +111,23 @@ class Prefill:
         self.rows = [row for row in self.rows if id(row) not in through]
         return ready
 
-    def _groups(self, rows: list[Row]) -> list[list[Row]]:
+    def _groups(self, rows: list[Row], padding_bytes_max: int) -> list[list[Row]]:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
-        if not self._mergeable:
+        if not self._abilities.mergeable:
             return [[row] for row in rows]
         groups: dict[tuple[int, int], list[Row]] = {}
         for row in rows:
             # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
-            unread = min(row.remaining, 1) if self._paddable else row.remaining
+            unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
             # A row that found much in the prompt cache must not make the others as long as itself.
             groups.setdefault((unread, (row.held // _ALIKE_TOKENS).bit_length()), []).append(row)
-        return list(groups.values())
+        parts = []
+        for group in groups.values():
+            # What a group is padded to when it is through stays for as long as its rows.
+            for part in split_by_padding(group, self._abilities.shape.project, padding_bytes_max):
+                padding_bytes_max -= padding_bytes(part, self._abilities.shape.project)
+                parts.append(part)
+        return parts
 
     def _pick(self) -> list[Row]:
         """The rows that may read now, the oldest first: not those whose beginning an older row is about to read."""
@@ -126,11 +135,16 @@ class Prefill:
         for row in self.rows:
             if row.caches is None:
                 row.held = self._prefix_cache.longest(row.ids)
-                leaders = [older for older in picked if older.read_tokens <= self._led_tokens_max]
-                if any(_leads(older, row) for older in leaders):
+                if self._prefix_cache.awaited(row.ids) >= row.held + _LED_TOKENS_MIN:
+                    continue
+                if any(_leads(older, row) for older in picked if self._can_lead(older)):
                     continue
             picked.append(row)
         return picked
+
+    def _can_lead(self, row: Row) -> bool:
+        shape = self._abilities.shape
+        return shape.trimmable and row.read_tokens * shape.token_bytes <= self._prefix_cache.bytes_max
 
     def _begin(self, row: Row) -> None:
         found = self._prefix_cache.fetch(row.ids)
@@ -158,12 +172,13 @@ class Prefill:
         if finish is not None:
             row.gone = True
             result.prefills.append(RowPrefill(row.id, row.read_tokens, row.read_tokens, row.cached))
-            self._remember(row, partial(list, row.caches or []))
+            # Its token was made of these caches: they are good.
+            if row.caches is not None and self._prefix_cache.wants(row.tokens[: row.held]):
+                self._prefix_cache.store(row.tokens[: row.held], row.caches)
 
     def _read_slice(self, row: Row, count: int) -> None:
         assert row.caches is not None
-        tokens = mx.array([row.tokens[row.held : row.held + count]], dtype=mx.uint32)
-        self._model(tokens, cache=row.caches)
+        kv.read_alone(self._model, row.caches, row.tokens[row.held : row.held + count])
         row.held += count
         self._launch(row.caches, count)
 
@@ -177,33 +192,23 @@ class Prefill:
     def _read_together(self, rows: list[Row]) -> Ready:
         unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
         ready = self._finish(rows)
-        lengths = [len(tokens) for tokens in unread]
-        longest = max(lengths)
-        padding = [longest - length for length in lengths]
-        if any(padding):
-            for cache in ready.caches:
-                cache.prepare(lengths=lengths, right_padding=padding)
-        tokens = mx.array([t + [0] * p for t, p in zip(unread, padding, strict=True)], dtype=mx.uint32)
-        self._model(tokens, cache=ready.caches)
-        if any(padding):
-            for cache in ready.caches:
-                cache.finalize()
-        for row, length in zip(rows, lengths, strict=True):
-            row.held += length
-        self._launch(ready.caches, sum(lengths))
+        kv.read_together(self._model, ready.caches, unread)
+        for row, tokens in zip(rows, unread, strict=True):
+            row.held += len(tokens)
+        self._launch(ready.caches, sum(map(len, unread)))
         for place, row in enumerate(rows):
             if row.held >= _COPIED_TOKENS_MIN:
-                self._remember(row, partial(kv.extract, ready.caches, place, row.held))
+                self._offer(row, partial(kv.extract, ready.caches, place, row.held))
         return ready
 
     def _finish(self, rows: list[Row]) -> Ready:
         caches = [row.caches for row in rows if row.caches is not None]
         if len(rows) == 1:
             # Merging copies, so what the row holds now stays good for others.
-            self._remember(rows[0], partial(list, caches[0]))
+            self._offer(rows[0], partial(list, caches[0]))
         for row in rows:
             row.caches = None
-        return Ready(rows, kv.merge(caches) if self._mergeable else caches[0])
+        return Ready(rows, kv.merge(caches) if self._abilities.mergeable else caches[0])
 
     def _launch(self, caches: Caches, count: int) -> None:
         self.prompt_tokens += count
@@ -213,10 +218,10 @@ class Prefill:
         kv.start(marker, arrays)
         self._markers.append(marker)
 
-    def _remember(self, row: Row, caches: Callable[[], Caches]) -> None:
+    def _offer(self, row: Row, caches: Callable[[], Caches]) -> None:
         tokens = row.tokens[: row.held]
-        if self._mergeable and self._prefix_cache.wants(tokens):
-            self._prefix_cache.store(tokens, caches())
+        if self._prefix_cache.wants(tokens):
+            row.offers.append(self._prefix_cache.offer(tokens, caches()))
 
 
 def _leads(older: Row, row: Row) -> bool:

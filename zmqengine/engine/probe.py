@@ -13,8 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine import caches as kv
-from zmqengine.engine.memory import CacheShape, measure_caches
+from zmqengine.engine import kv
 from zmqengine.engine.row import Caches
 
 # Three rows, as a mask that fits two by chance does not fit three. Every vocabulary has these ids.
@@ -28,7 +27,7 @@ _MEASURED_TOKENS = 64
 class Abilities:
     """What a model's caches are like, and whether rows can share a call, with padding or without."""
 
-    shape: CacheShape
+    shape: kv.CacheShape
     mergeable: bool
     paddable: bool
     read_bytes: float
@@ -46,7 +45,7 @@ def probe(model: Any) -> Abilities:
     alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
     mergeable = mergeable and _agrees(model, lambda: merged, alone)
     paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
-    return Abilities(measure_caches(starts[0]), mergeable, paddable, _measure_reading(model))
+    return Abilities(kv.measure_caches(starts[0]), mergeable, paddable, _measure_reading(model))
 
 
 def _measure_reading(model: Any) -> float:
@@ -55,7 +54,7 @@ def _measure_reading(model: Any) -> float:
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     caches = kv.new_caches(model)
-    model(_ids([[1] * _MEASURED_TOKENS]), cache=caches)
+    kv.read_alone(model, caches, [1] * _MEASURED_TOKENS)
     mx.eval(kv.arrays(caches))
     return max(0, mx.get_peak_memory() - before) / _MEASURED_TOKENS
 
@@ -74,19 +73,13 @@ def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> 
 
 def _read_alone(model: Any, tokens: list[int]) -> Caches:
     caches = kv.new_caches(model)
-    mx.eval(model(_ids([tokens]), cache=caches))
+    mx.eval(kv.read_alone(model, caches, tokens))
     return caches
 
 
 def _read_padded(model: Any) -> Caches:
-    lengths = [len(row) - 1 for row in _ROWS]
-    padding = [max(lengths) - length for length in lengths]
     caches = kv.merge([kv.new_caches(model) for _ in _ROWS])
-    for cache in caches:
-        cache.prepare(lengths=lengths, right_padding=padding)
-    model(_ids([row[:-1] + [0] * extra for row, extra in zip(_ROWS, padding, strict=True)]), cache=caches)
-    for cache in caches:
-        cache.finalize()
+    kv.read_together(model, caches, [row[:-1] for row in _ROWS])
     return caches
 
 

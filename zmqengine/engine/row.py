@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
 from zmqengine.engine.random_bits import seed_key
+
+if TYPE_CHECKING:
+    from zmqengine.engine.prefix_index import Entry
 
 # Caches of one row, a cache object of mlx-lm for each layer.
 Caches = list[Any]
@@ -25,6 +28,7 @@ class Row:
     """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
     `ids` are those to be read before the first output. Before the row has caches, `held` is what it may hope for.
 
+    `offers` are copies of its caches that are kept for other rows once its first logit turns out to be a number.
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
     """
@@ -40,6 +44,7 @@ class Row:
         "launched",
         "logprobs",
         "max_tokens",
+        "offers",
         "prompt_tokens",
         "read_tokens",
         "sampled",
@@ -63,6 +68,7 @@ class Row:
         self.held = 0
         self.cached = 0
         self.caches: Caches | None = None
+        self.offers: list[Entry] = []
         self.launched = False
         self.gone = False
         self._check(vocab_size)

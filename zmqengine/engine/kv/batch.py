@@ -1,37 +1,19 @@
-"""What we ask of mlx-lm's caches: for one row, for a batch, and in bytes."""
+"""Caches of a batch of rows."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from zmqengine.engine.mlx_lm_border import (
-    BatchKVCache,
-    KVCache,
-    can_trim_prompt_cache,
-    make_prompt_cache,
-    trim_prompt_cache,
-)
+from zmqengine.engine.mlx_lm_border import BatchKVCache, BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
-
-
-def new_caches(model: Any) -> Caches:
-    """Empty caches for one row."""
-    return list(make_prompt_cache(model))
 
 
 def can_merge(caches: Caches) -> bool:
     """Whether rows with such caches can be stepped together."""
     return all(hasattr(cache, "merge") for cache in caches)
-
-
-def can_trim(caches: Caches) -> bool:
-    """Whether the last tokens can be cut off."""
-    return bool(can_trim_prompt_cache(caches))
 
 
 def merge(rows: Sequence[Caches]) -> Caches:
@@ -57,6 +39,8 @@ def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
     for cache in caches:
         if type(cache) is BatchKVCache and cache.keys is not None:
             _keep_rows_of_kv(cache, index, lengths)
+        elif type(cache) is BatchRotatingKVCache and cache.keys is not None:
+            _keep_rows_of_window(cache, index, lengths)
         else:
             cache.filter(places)
     return caches
@@ -76,11 +60,26 @@ def _keep_rows_of_kv(cache: Any, index: mx.array, lengths: list[int]) -> None:
     # BatchKVCache.filter asks the device for the padding, in every layer, and so waits for the step on its way.
     # We know it: rows are right-justified, and a row that holds n tokens is n long.
     start = cache._idx - max(lengths)
-    cache.keys = cache.keys[index][..., start:, :]
-    cache.values = cache.values[index][..., start:, :]
+    cache.keys = cache.keys[..., start:, :][index]
+    cache.values = cache.values[..., start:, :][index]
     cache._idx -= start
     cache.offset = mx.array(lengths)
     cache.left_padding = mx.array([cache._idx - length for length in lengths])
+
+
+def _keep_rows_of_window(cache: Any, index: mx.array, lengths: list[int]) -> None:
+    # BatchRotatingKVCache.filter keeps all the columns, also when no row that stays has filled its window.
+    cache.filter(index)
+    spare = cache.keys.shape[2] if cache.rotated else cache._idx
+    spare -= max(lengths)
+    if spare <= 0:
+        return
+    cache._temporal_order()
+    cache.keys = mx.contiguous(cache.keys[..., spare : cache._idx, :])
+    cache.values = mx.contiguous(cache.values[..., spare : cache._idx, :])
+    cache._idx -= spare
+    cache._offset = cache._idx
+    cache.left_padding -= spare
 
 
 def _extract_kv(cache: Any, place: int, held: int) -> KVCache:
@@ -90,27 +89,3 @@ def _extract_kv(cache: Any, place: int, held: int) -> KVCache:
     single.values = mx.contiguous(cache.values[place : place + 1, :, span])
     single.offset = held
     return single
-
-
-def take_prefix(caches: Caches, held: int, wanted: int) -> Caches:
-    """A copy of the caches of a row that hold `held` tokens, cut to the first `wanted`, where `can_trim` allows it."""
-    taken = copy.deepcopy(caches)
-    if held != wanted:
-        trim_prompt_cache(taken, held - wanted)
-    return taken
-
-
-def arrays(caches: Iterable[Any]) -> list[mx.array]:
-    """Every array of these caches, to be evaluated."""
-    leaves: list[tuple[str, Any]] = tree_flatten([cache.state for cache in caches])  # type: ignore[assignment]
-    return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
-
-
-def start(*values: Any) -> None:
-    """Begin to compute arrays, or trees of them, without waiting."""
-    mx.async_eval(*values)  # type: ignore[no-untyped-call]
-
-
-def byte_count(caches: Iterable[Any]) -> int:
-    """Bytes that these caches hold now."""
-    return sum(cache.nbytes for cache in caches)

@@ -1,0 +1,39 @@
+"""All that is known of mlx-lm's caches: nothing outside this folder looks inside one.
+
+rows.py     caches of one row: new, cut, copied, checked, in bytes
+batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
+reading.py  reading prompt tokens into either
+shape.py    what caches of a model take in bytes, from real ones
+"""
+
+from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
+from zmqengine.engine.kv.reading import read_alone, read_together
+from zmqengine.engine.kv.rows import (
+    are_finite,
+    arrays,
+    byte_count,
+    can_trim,
+    new_caches,
+    start,
+    take_prefix,
+)
+from zmqengine.engine.kv.shape import CacheShape, measure_caches
+
+__all__ = [
+    "CacheShape",
+    "are_finite",
+    "arrays",
+    "byte_count",
+    "can_merge",
+    "can_trim",
+    "extend",
+    "extract",
+    "keep_rows",
+    "measure_caches",
+    "merge",
+    "new_caches",
+    "read_alone",
+    "read_together",
+    "start",
+    "take_prefix",
+]

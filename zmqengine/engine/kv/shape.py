@@ -1,0 +1,57 @@
+"""What the caches of a model take in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from zmqengine.engine.kv.rows import single_caches
+from zmqengine.engine.row import Caches
+
+# mlx-lm's caches grow by so many tokens at a time.
+_GROWTH_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The caches of one row: bytes a token of all layers that are capped at the same tokens, and bytes that never
+    grow."""
+
+    layers: tuple[tuple[float, int | None], ...]
+    constant_bytes: int
+
+    @property
+    def token_bytes(self) -> float:
+        """What one more token takes for ever, in the layers that see everything."""
+        return sum(token_bytes for token_bytes, cap in self.layers if cap is None)
+
+    @property
+    def trimmable(self) -> bool:
+        """Whether the last tokens can always be cut off: no layer forgets, and none keeps a mere state."""
+        return not self.constant_bytes and all(cap is None for _, cap in self.layers)
+
+    def project(self, tokens: int) -> int:
+        """Bytes of caches that hold `tokens`, at most, whatever they began with."""
+        grown = tokens + _GROWTH_TOKENS
+        total = float(self.constant_bytes)
+        for token_bytes, cap in self.layers:
+            total += token_bytes * (grown if cap is None else min(grown, cap))
+        return math.ceil(total)
+
+
+def measure_caches(caches: Caches) -> CacheShape:
+    """The shape of caches of one row that hold at least one token."""
+    layers: dict[int | None, float] = {}
+    constant = 0
+    for cache in single_caches(caches):
+        keys = getattr(cache, "keys", None)
+        if isinstance(keys, (list, tuple)):
+            keys = keys[0]
+        if isinstance(keys, mx.array):
+            cap = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
+            layers[cap] = layers.get(cap, 0.0) + cache.nbytes / max(1, keys.shape[-2])
+        else:
+            constant += cache.nbytes
+    return CacheShape(tuple((token_bytes, cap) for cap, token_bytes in layers.items()), constant)
