@@ -44,6 +44,10 @@ class WorkerConfig:
     """What reading prompts may add to a pass while others decode; chunks shrink to it. 0: as it comes."""
     prompt_cache_bytes: int = 512 * MIB
     """Kept for prompts that start alike; 0 turns the prompt cache off."""
+    context_max: int | None = None
+    """Tokens of prompt and output that one request may hold; None is what the model has."""
+    growth_tokens: int = 256
+    """Memory that a row is promised ahead of its output, in tokens."""
     memory_limit_bytes: int | None = None
     """What MLX may hold in all; None is what the system recommends."""
 
@@ -194,6 +198,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "prefill_chunk": (1, 65_536),
     "prefill_ms": (0, 1000 * _DAY_S),
     "prompt_cache_bytes": (0, 1 << 50),
+    "context_max": (2, 1 << 31),
+    "growth_tokens": (8, 1 << 20),
     "memory_limit_bytes": (MIB, 1 << 50),
     "queue_max": (1, 1_000_000),
     "ageing_s": (0, _DAY_S),

@@ -8,14 +8,16 @@ from zmqengine_client.request import Request
 
 
 def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEngineError | None:
-    """Why this worker cannot take the request, or None. Sets `request.max_tokens` from the context if it is open."""
+    """Why this worker cannot take the request, or None. Settles how long the output may become."""
     options = request.options
     room = limits.context_tokens_max - len(request.prompt)
     request.max_tokens = options.max_tokens or max(1, room)
+    request.open_ended = options.max_tokens is None and limits.open_max_tokens
     if len(request.prompt) > limits.prompt_tokens_max or request.max_tokens > room:
+        asked = "" if options.max_tokens is None else f" + max_tokens {options.max_tokens}"
         return ContextExceeded(
-            f"prompt of {len(request.prompt)} tokens + max_tokens {request.max_tokens} "
-            f"is over the context of {limits.context_tokens_max} tokens"
+            f"prompt of {len(request.prompt)} tokens{asked} is over the context of "
+            f"{limits.context_tokens_max} tokens"
         )
     if model is None:
         return None
@@ -46,7 +48,7 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Ins
         request=request.id,
         epoch=epoch,
         prompt=request.prompt,
-        max_tokens=request.max_tokens,
+        max_tokens=None if request.open_ended else request.max_tokens,
         emitted=list(request.tokens),
         sampling=options.sampling,
         seed=request.seed,

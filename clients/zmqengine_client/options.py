@@ -21,8 +21,8 @@ _CHECK_EPOCH = bytes(8)
 class Options(TypedDict, total=False):
     """Keyword options of `generate_tokens`, `generate` and `chat`, as SPEC.md defines them.
 
-    `max_tokens` is 256 if left out and all that the context leaves if None. Without a `seed` the client draws one;
-    `Completion.seed` tells it.
+    `max_tokens` is 256 if left out, and with None as many as the context and the worker's memory allow. Without a
+    `seed` the client draws one; `Completion.seed` tells it.
     """
 
     max_tokens: int | None
@@ -86,7 +86,7 @@ def check_options(options: RequestOptions) -> None:
         request=options.request_id,
         epoch=_CHECK_EPOCH,
         prompt=[0],
-        max_tokens=1 if options.max_tokens is None else options.max_tokens,
+        max_tokens=options.max_tokens,
         sampling=options.sampling,
         seed=options.seed,
         stop_token_ids=options.stop_token_ids,

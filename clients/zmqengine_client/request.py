@@ -44,6 +44,7 @@ class Request:
         "logprobs",
         "max_tokens",
         "missing",
+        "open_ended",
         "options",
         "phase",
         "progress",
@@ -62,6 +63,7 @@ class Request:
         self.options = options
         self.listener = listener
         self.max_tokens = options.max_tokens or 0
+        self.open_ended = False
         self.seed = options.seed
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None if options.logprobs is None else []
@@ -150,7 +152,7 @@ class Request:
             return self.error
         if self.end is None or self.end.finish in ENDED_NORMALLY:
             return None
-        error = BY_CODE.get(self.end.finish, GenerationFailed)
+        error = BY_CODE.get(self.end.code or self.end.finish, GenerationFailed)
         # Kept, so that every reader gets the same exception.
         self.error = error(self.end.message or f"the request ended with {self.end.finish}")
         return self.error

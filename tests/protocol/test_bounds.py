@@ -32,7 +32,7 @@ EDGES: list[tuple[bytes, dict[str, Any], str, list[Any], list[Any]]] = [
         [[0], [2**31 - 1]],
         [[], [-1], [2**31], [2**64 - 1], [1.0], ["1"], [None], [[1]], None],
     ),
-    (b"I", INSERT, "max_tokens", [1, 2**31 - 1], [0, -1, 2**31, 2**63, 1.5, "9", None]),
+    (b"I", INSERT, "max_tokens", [1, 2**31 - 1, None], [0, -1, 2**31, 2**63, 1.5, "9"]),
     (b"I", INSERT, "emitted", [[], [0]], [[-1], [2**31], [1.0], None, {}]),
     (b"I", INSERT, "seed", [None, 0, 2**63 - 1], [-1, 2**63, 1.0, "7"]),
     (b"I", INSERT, "stop_token_ids", [[], [0] * 128], [[0] * 129, [-1], [2**31], [1.0], 4, None]),
@@ -115,7 +115,7 @@ def test_a_bias_that_is_no_finite_number_is_refused(bias: object) -> None:
         decode(b"I", {**INSERT, "sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}})
 
 
-@pytest.mark.parametrize("missing", ["call", "request", "epoch", "prompt", "max_tokens"])
+@pytest.mark.parametrize("missing", ["call", "request", "epoch", "prompt"])
 def test_a_missing_field_is_refused_by_name(missing: str) -> None:
     """Fields without a default must be there."""
     with pytest.raises(BadRequest, match=missing):

@@ -31,6 +31,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.worker.actor import Actor, PassReport
 from zmqengine.worker.board import Board
+from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.sockets import Sockets
 from zmqengine.worker.wakeup import Wakeup
 
@@ -59,7 +60,7 @@ class Harness:
         directory: Path,
         engine: FakeEngineConfig | FakeEngine | None = None,
         *,
-        kv_bytes_max: int = 1 << 40,
+        memory_limit_bytes: int = 1 << 40,
         **options: Any,
     ) -> None:
         self.engine = engine if isinstance(engine, FakeEngine) else FakeEngine(engine)
@@ -71,23 +72,18 @@ class Harness:
         self.clock = FakeClock()
         self.board = Board(epoch=os.urandom(8), wakeup=Wakeup())
         info = self.engine.info
-        self.actor = Actor(
-            self.config,
-            self.engine,
-            self.sockets.cmd,
-            self.sockets.out,
-            self.board,
-            Limits(
-                frame_bytes_max=self.config.frame_bytes_max,
-                prompt_tokens_max=info.context_tokens - 1,
-                context_tokens_max=info.context_tokens,
-                queued_max=self.config.queue_max,
-                sessions_max=self.config.sessions_max,
-                requests_per_session_max=self.config.requests_per_session_max,
-            ),
-            kv_bytes_max=kv_bytes_max,
-            clock=self.clock,
+        context_tokens = min(info.context_tokens, self.config.context_max or info.context_tokens)
+        limits = Limits(
+            frame_bytes_max=self.config.frame_bytes_max,
+            prompt_tokens_max=context_tokens - 1,
+            context_tokens_max=context_tokens,
+            queued_max=self.config.queue_max,
+            sessions_max=self.config.sessions_max,
+            requests_per_session_max=self.config.requests_per_session_max,
+            open_max_tokens=True,
         )
+        context = WorkerContext(self.config, self.board, limits, info, memory_limit_bytes, self.clock)
+        self.actor = Actor(context, self.engine, self.sockets)
         self.front_ends: list[FrontEnd] = []
 
     def front_end(self, *, live: bool = True, **options: Any) -> FrontEnd:
@@ -99,9 +95,22 @@ class Harness:
             front_end.subscribe()
         return front_end
 
-    def pass_(self) -> PassReport:
-        """One pass that waits for nothing."""
-        return self.actor.run_pass()
+    def pass_(self, wait_ms: int = 0) -> PassReport:
+        """One pass, by default one that waits for nothing; then what must hold after every pass."""
+        report = self.actor.run_pass(wait_ms)
+        self.check()
+        return report
+
+    def check(self) -> None:
+        """The rows of the engine are those of the batch, and memory is within what was promised."""
+        batch = self.actor.batch
+        assert self.engine.row_ids == set(batch.rows)
+        assert batch.ledger.reserved_bytes == sum(row.reserved_bytes for row in batch.rows.values())
+        memory = self.engine.memory()
+        assert memory.kv <= batch.ledger.reserved_bytes <= batch.ledger.kv_bytes_max
+        assert memory.active <= batch.ledger.limit_bytes
+        for request in batch.live():
+            assert (request.phase == "running") == (request.row in batch.rows), request.phase
 
     def pass_with_command(self) -> PassReport:
         """One pass, after something has arrived on cmd."""
@@ -126,7 +135,7 @@ class Harness:
             if done():
                 return count
             assert count < passes_max, "what was waited for did not come about"
-            self.actor.run_pass(wait_ms=0 if self.actor.scheduler.running else wait_ms)
+            self.pass_(0 if self.actor.batch.rows else wait_ms)
         raise AssertionError
 
     def close(self) -> None:
@@ -270,13 +279,15 @@ class FrontEnd:
         self.context.destroy(linger=0)
 
 
-def row_of(insert: Insert, *, eos: frozenset[int] = frozenset({0})) -> RowRequest:
-    """What the fake engine's `expected_tokens` wants to know of an insert."""
+def row_of(
+    insert: Insert, *, eos: frozenset[int] = frozenset({0}), max_tokens: int | None = None
+) -> RowRequest:
+    """What the fake engine's `expected_tokens` wants to know of an insert; `max_tokens` where it names none."""
     return RowRequest(
         row=0,
         prompt=insert.prompt,
-        max_tokens=insert.max_tokens,
-        emitted=insert.emitted,
+        max_tokens=max_tokens or insert.max_tokens or 1 << 20,
+        emitted=[],
         seed=insert.seed or 0,
         stop_token_ids=frozenset(insert.stop_token_ids) | eos,
     )

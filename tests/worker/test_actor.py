@@ -37,7 +37,7 @@ def test_a_request_that_arrives_while_others_decode_starts_its_prefill_in_the_ne
     report = harness.pass_with_command()
     assert (report.admitted, report.stepped) == (1, True)
     assert harness.engine.stats().steps == steps + 1
-    late = next(r for r in harness.actor.scheduler.running.values() if r.id == "late")
+    late = next(r for r in harness.actor.batch.rows.values() if r.id == "late")
     assert late.prefill_pass - late.arrival_pass + 1 == 1
 
 
@@ -84,8 +84,8 @@ def test_priorities_decide_the_order_of_service(make_harness: Make) -> None:
 
 
 def test_a_full_queue_refuses_with_a_hint_and_serves_on(make_harness: Make) -> None:
-    """Bounded queue: `overloaded` and when to come back."""
-    harness = make_harness(FakeEngineConfig(rows_max=1), queue_max=2)
+    """Bounded queue, of which one session fills half: `overloaded` and when to come back."""
+    harness = make_harness(FakeEngineConfig(rows_max=1), queue_max=4)
     front_end = harness.front_end()
     for index in range(4):
         front_end.send(front_end.insert_message(f"r{index}", max_tokens=100))
@@ -166,6 +166,8 @@ def test_a_watermark_comes_about_once_a_second(harness: Harness) -> None:
     front_end = harness.front_end()
     front_end.accepted("r", max_tokens=3)
     front_end.wait_for_end("r")
+    # The first one comes with the request itself; count from there.
+    harness.run_until(front_end.watermarks)
     seen = len(front_end.watermarks())
     for _ in range(3):
         harness.clock.advance(1.01)
@@ -304,19 +306,19 @@ def test_unknown_rows_from_the_engine_disturb_nothing(harness: Harness) -> None:
     front_end.wait_for_end("r")
     harness.passes(3)
     assert harness.engine.stats().rows_decoding == 0
-    assert harness.actor.scheduler.running == {}
+    assert harness.actor.batch.rows == {}
 
 
 def test_memory_admission_waits_and_then_serves(make_harness: Make) -> None:
     """mlx-lm #854, #1390, #1909: projected admission. What does not fit now waits; nobody overtakes it for ever."""
     per_token = FakeEngine().project_bytes(1)
-    harness = make_harness(kv_bytes_max=100 * per_token, prompt_cache_bytes=0)
+    harness = make_harness(memory_limit_bytes=112 * per_token, prompt_cache_bytes=0)
     front_end = harness.front_end()
     front_end.send(front_end.insert_message("a", [1] * 10, max_tokens=50))
     front_end.send(front_end.insert_message("big", [2] * 10, max_tokens=80))
     front_end.send(front_end.insert_message("small", [3], max_tokens=2))
     harness.read_commands(3)
-    assert [request.id for request in harness.actor.scheduler.running.values()] == ["a"]
+    assert [request.id for request in harness.actor.batch.rows.values()] == ["a"]
     front_end.wait_for_end("a", "big", "small")
     assert next(iter(front_end.ends)) == "a"
     never = front_end.rejected("never", [1] * 10, max_tokens=91)

@@ -9,7 +9,8 @@ import pytest
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
 from zmqengine.errors import ConfigError
-from zmqengine.worker.main import frame_bound, kv_budget
+from zmqengine.worker.ledger import Ledger
+from zmqengine.worker.main import frame_bound
 from zmqengine.worker.opening import open_engine, warm_up
 
 
@@ -53,9 +54,11 @@ def test_a_wrong_fake_engine_is_one_error() -> None:
 
 def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
     """What is left beside the weights is the budget for caches; nothing left is an error that says what to do."""
-    assert kv_budget(1000, 100) == 800
+    engine = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=100))
+    assert Ledger(engine, limit_bytes=1000, prompt_cache_bytes=0).kv_bytes_max == 800
+    heavy = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=900))
     with pytest.raises(ConfigError, match="--memory-limit"):
-        kv_budget(1000, 900)
+        Ledger(heavy, limit_bytes=1000, prompt_cache_bytes=0)
 
 
 def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> None:

@@ -19,6 +19,14 @@ def requests(count: int) -> list[Any]:
     return [Request() for _ in range(count)]
 
 
+def join(recovery: Recovery) -> Any:
+    """Whoever is named joins; None when nobody is."""
+    request = recovery.next_to_join()
+    if request is not None:
+        recovery.joined(request)
+    return request
+
+
 def test_suspects_join_one_at_a_time_and_only_after_the_one_before_made_a_token() -> None:
     """A suspect on probation is alone with those that are cleared."""
     recovery = Recovery(failures_max=9, window_s=60)
@@ -26,30 +34,33 @@ def test_suspects_join_one_at_a_time_and_only_after_the_one_before_made_a_token(
     assert not recovery.is_active
     assert recovery.failed([a, b], 0.0) == []
     assert recovery.is_active
-    assert recovery.next_to_join() == [a]
-    assert recovery.next_to_join() == []
+    assert join(recovery) is a
+    assert join(recovery) is None
     recovery.made_token(a)
-    assert recovery.next_to_join() == [b]
+    assert join(recovery) is b
     recovery.made_token(b)
-    assert recovery.next_to_join() == []
+    assert join(recovery) is None
     assert not recovery.is_active
 
 
 def test_the_one_on_probation_is_guilty_and_the_cleared_go_back_together() -> None:
-    """Two failures find a poisoned row among any number."""
+    """Two failures find a poisoned row among any number; those that still wait outside the engine join once each."""
     recovery = Recovery(failures_max=9, window_s=60)
     a, b, bad, c = requests(4)
     recovery.failed([a, b, bad, c], 0.0)
     for innocent in (a, b):
-        assert recovery.next_to_join() == [innocent]
+        assert join(recovery) is innocent
         recovery.made_token(innocent)
-    assert recovery.next_to_join() == [bad]
+    assert join(recovery) is bad
+    # What the batch really hands over: the rows in the engine. c is not among them.
     assert recovery.failed([a, b, bad], 1.0) == [bad]
-    bad.end = "error"
-    assert recovery.next_to_join() == [a, b]
-    assert recovery.next_to_join() == [c]
+    recovery.discard(bad)
+    assert [join(recovery), join(recovery), join(recovery)] == [a, b, c]
     recovery.made_token(c)
+    assert join(recovery) is None
     assert not recovery.is_active
+    # The failures were the bad one's: nothing is held against the others.
+    assert [request.strikes for request in (a, b, c)] == [0, 0, 0]
 
 
 def test_a_row_that_only_fails_later_is_ended_after_its_strikes() -> None:
@@ -58,7 +69,7 @@ def test_a_row_that_only_fails_later_is_ended_after_its_strikes() -> None:
     (late,) = requests(1)
     for _ in range(STRIKES_MAX - 1):
         assert recovery.failed([late], 0.0) == []
-        assert recovery.next_to_join() == [late]
+        assert join(recovery) is late
         recovery.made_token(late)
     assert recovery.failed([late], 0.0) == [late]
 
@@ -68,11 +79,24 @@ def test_a_suspect_that_ends_meanwhile_is_forgotten() -> None:
     recovery = Recovery(failures_max=9, window_s=60)
     a, b = requests(2)
     recovery.failed([a, b], 0.0)
-    recovery.next_to_join()
-    a.end = "abort"
-    assert recovery.next_to_join() == [b]
-    b.end = "abort"
+    assert join(recovery) is a
+    recovery.discard(a)
+    assert recovery.next_to_join() is b
+    recovery.discard(b)
     assert not recovery.is_active
+
+
+def test_a_suspect_that_is_parked_on_probation_is_tried_again() -> None:
+    """It has shown nothing yet; nobody waits for it in vain."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    a, b = requests(2)
+    recovery.failed([a, b], 0.0)
+    assert join(recovery) is a
+    assert recovery.lost_row(a)
+    assert not recovery.lost_row(b)
+    assert join(recovery) is a
+    recovery.made_token(a)
+    assert join(recovery) is b
 
 
 def test_only_failures_within_the_window_count() -> None:
@@ -92,5 +116,5 @@ def test_strikes_expire_with_the_window() -> None:
     (long_lived,) = requests(1)
     for when in (0.0, 100.0, 200.0, 300.0):
         assert recovery.failed([long_lived], when) == []
-        assert recovery.next_to_join() == [long_lived]
+        assert join(recovery) is long_lived
         recovery.made_token(long_lived)

@@ -225,7 +225,7 @@ def test_ack_forgets_ended_requests_only(harness: Harness) -> None:
     front_end.abort("running")
     front_end.wait_for_end("running")
     front_end.call(Ack(front_end.next_call(), ["running"]))
-    assert session.log_bytes == 0
+    assert harness.actor.outgoing.held_bytes(session) == 0
 
 
 def test_resume_replays_from_any_index_in_bounded_pieces(make_harness: Make) -> None:
@@ -258,11 +258,11 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(ma
     insert = slow.insert_message("r", max_tokens=20_000)
     slow.call(insert)
     (session,) = [s for s in harness.actor.sessions if "r" in s.requests]
-    harness.run_until(lambda: session.lagging, passes_max=60_000)
+    harness.run_until(lambda: harness.actor.outgoing.backlog_tokens(session), passes_max=60_000)
     other.accepted("o", max_tokens=300)
     assert harness.run_until(lambda: harness.actor.counters.ended.get("length")) <= 302
     other.wait_for_end("o")
-    assert session.lagging
+    assert harness.actor.outgoing.backlog_tokens(session) > 0
 
     def all_read() -> bool:
         harness.clock.advance(0.03)
@@ -287,7 +287,7 @@ def test_a_reader_past_its_budget_gets_slow_consumer(make_harness: Make) -> None
         return harness.actor.counters.ended.get("slow_consumer") == 1
 
     harness.run_until(step_time, passes_max=60_000)
-    unsent = session.unsent_tokens
+    unsent = harness.actor.outgoing.backlog_tokens(session)
     assert 3000 < unsent < 4000
 
     def read_all() -> bool:
@@ -311,7 +311,7 @@ def test_logs_never_acknowledged_are_bounded(make_harness: Make) -> None:
         front_end.wait_for_end(f"r{index}")
     (session,) = harness.actor.sessions
     assert len(session.requests) <= 10
-    assert session.log_bytes <= 65_536 + 4 * 2000
+    assert harness.actor.outgoing.held_bytes(session) <= 65_536 + 4 * 2000
 
 
 def test_a_session_that_holds_too_much_is_refused_more(make_harness: Make) -> None:

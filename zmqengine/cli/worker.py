@@ -19,6 +19,8 @@ HELP = {
     "prefill_chunk": "Prompt tokens read in one pass, at the most.",
     "prefill_ms": "Milliseconds that reading prompts may add to a pass while others decode; 0 for no limit.",
     "prompt_cache_bytes": "Memory for prompts that start alike; 0 for none.",
+    "context_max": "Tokens of prompt and output that one request may hold; the default is what the model has.",
+    "growth_tokens": "Memory promised to a row ahead of its output, in tokens.",
     "memory_limit_bytes": "Memory that MLX may use; the default is what the system recommends.",
     "queue_max": "Requests that may wait; past it they are refused with a hint when to come back.",
     "ageing_s": "What more urgent work has kept waiting so long gets every 8th start.",

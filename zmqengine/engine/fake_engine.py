@@ -154,6 +154,16 @@ class FakeEngine:
         """How many rows it takes at once."""
         return self.config.rows_max
 
+    @property
+    def padding_bytes_max(self) -> int:
+        """Nothing is padded."""
+        return 0
+
+    @property
+    def row_ids(self) -> set[int]:
+        """The rows it holds, for tests."""
+        return set(self._rows)
+
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
         """Add rows; rows over `rows_max` and repeated ids come back as failures."""
         self._record("insert", (request.row for request in requests))

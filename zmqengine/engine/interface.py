@@ -162,6 +162,11 @@ class Engine(Protocol):
         """How many rows the engine takes at once, in prefill and decode together."""
         ...
 
+    @property
+    def padding_bytes_max(self) -> int:
+        """The most bytes that padding takes, all rows together, beside what `project_bytes` says of each."""
+        ...
+
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
         """Add rows; their prefill starts in the next `next()`. Returns those that could not be added."""
         ...

@@ -71,6 +71,8 @@ class Limits(Struct, frozen=True):
     logprobs_max: int = LOGPROBS_MAX
     stop_token_ids_max: int = STOP_TOKEN_IDS_MAX
     logit_bias_max: int = LOGIT_BIAS_MAX
+    open_max_tokens: bool = False
+    """Whether an insert may leave out `max_tokens`."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -99,12 +101,13 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class End(Struct, frozen=True, omit_defaults=True):
-    """The terminal answer of an accepted request."""
+    """The terminal answer of an accepted request. `code` says what kind of `error` it was, where that is known."""
 
     finish: Finish
     message: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    code: str = ""
 
 
 class TokenRow(Struct, frozen=True, array_like=True):
@@ -191,7 +194,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     request: RequestId
     epoch: Epoch
     prompt: Annotated[list[TokenId], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)]
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
     emitted: list[TokenId] = []
     sampling: SamplingFields = SamplingFields()
     seed: Seed | None = None

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from itertools import count
 
 from zmqengine.errors import (
     Aborted,
     BadRequest,
     Conflict,
-    ContextExceeded,
-    Draining,
-    NeverFits,
     NotSubscribed,
     Overloaded,
     StaleEpoch,
@@ -30,7 +25,6 @@ from zmqengine.protocol.messages import (
     Done,
     Hello,
     Insert,
-    Limits,
     Ping,
     Rejected,
     Replay,
@@ -39,49 +33,34 @@ from zmqengine.protocol.messages import (
     TokenRow,
     Welcome,
 )
-from zmqengine.worker.counters import Counters
-from zmqengine.worker.endings import Endings
-from zmqengine.worker.request import LiveRequest, digest
-from zmqengine.worker.scheduler import Scheduler
-from zmqengine.worker.sessions import Session, SessionTable
+from zmqengine.worker.batch import Batch
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.request import LiveRequest, Phase
+from zmqengine.worker.session import Session
+from zmqengine.worker.sessions import SessionTable
 
 log = logging.getLogger("zmqengine.worker")
 
 REPLAY_TOKENS_MAX = 16_384
-RETRY_FLOOR_MS = 100
+_STATES: dict[Phase, RequestState] = {
+    "preparing": "queued",
+    "queued": "queued",
+    "running": "running",
+    "parked": "running",
+    "ended": "ended",
+}
 
 
 class CommandHandler:
     """Answers commands."""
 
-    def __init__(
-        self,
-        *,
-        epoch: bytes,
-        limits: Limits,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
-        lease_ms: int,
-        token_log_bytes_max: int,
-        sessions: SessionTable,
-        scheduler: Scheduler,
-        counters: Counters,
-        project_bytes: Callable[[int], int],
-        endings: Endings,
-    ) -> None:
-        self._epoch = epoch
-        self._limits = limits
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._lease_ms = lease_ms
-        self._log_bytes_max = token_log_bytes_max
+    def __init__(self, context: WorkerContext, sessions: SessionTable, batch: Batch) -> None:
+        self._context = context
+        self._epoch = context.epoch
+        self._limits = context.limits
+        self._counters = context.counters
         self._sessions = sessions
-        self._scheduler = scheduler
-        self._counters = counters
-        self._project_bytes = project_bytes
-        self._endings = endings
-        self._arrivals = count()
-        self.draining = False
+        self._batch = batch
 
     def handle(self, command: Command, route: bytes, user: str, now_s: float) -> CommandReply:
         """Carry out one command. Errors become a `Rejected`; nothing is raised."""
@@ -113,7 +92,7 @@ class CommandHandler:
             case Ack():
                 self._ack(command, session)
             case Bye():
-                self._endings.end_session(session, "abort")
+                self._bye(session)
             case Ping():
                 pass
             case _:
@@ -130,102 +109,59 @@ class CommandHandler:
             session=session.id,
             topic=session.topic.decode(),
             limits=self._limits,
-            lease_ms=self._lease_ms,
+            lease_ms=self._context.config.lease_ms,
             requests=session.watermarks(),
         )
 
     def _insert(self, insert: Insert, session: Session, now_s: float) -> Accepted:
         known = session.requests.get(insert.request)
-        contents = digest(insert)
         if known is not None:
-            if known.digest != contents:
+            if not known.is_of(insert):
                 raise Conflict(f"request {insert.request!r} is in use with other contents; choose another id")
             return self._accepted(insert, known)
         if insert.request in session.early_aborts:
             raise Aborted("the request was aborted before it was inserted")
         if not session.is_granted:
             raise NotSubscribed("subscribe to the session's topic and wait for `granted` before inserting")
-        if self.draining:
-            raise Draining("the worker is draining: it takes no new requests")
-        self._check_against_model(insert)
-        self._check_room(session)
-        request = LiveRequest(
-            session,
-            insert,
-            digest=contents,
-            arrival=next(self._arrivals),
-            arrival_pass=self._counters.passes,
-            eos_token_ids=self._eos_token_ids,
-            projected_bytes=self._projected_bytes(insert),
-            now_s=now_s,
-        )
-        session.requests[request.id] = request
-        session.log_bytes += request.log.nbytes
-        self._scheduler.enqueue(request)
-        self._counters.accepted += 1
-        return self._accepted(insert, request)
+        self._check_ids(insert)
+        self._check_held(session)
+        return self._accepted(insert, self._batch.add(insert, session, now_s))
 
     def _accepted(self, insert: Insert, request: LiveRequest) -> Accepted:
-        state: RequestState = request.phase
+        state = _STATES[request.phase]
         return Accepted(insert.call, self._epoch, request.id, len(request.log), request.seed, state)
 
-    def _check_against_model(self, insert: Insert) -> None:
+    def _check_ids(self, insert: Insert) -> None:
+        vocabulary = self._context.model.vocab_size
         for name in ("prompt", "emitted", "stop_token_ids"):
             ids: list[int] = getattr(insert, name)
-            if ids and max(ids) >= self._vocab_size:
-                raise BadRequest(f"{name} has id {max(ids)}, the vocabulary has {self._vocab_size} tokens")
+            if ids and max(ids) >= vocabulary:
+                raise BadRequest(f"{name} has id {max(ids)}, the vocabulary has {vocabulary} tokens")
         bias = insert.sampling.logit_bias
-        if bias and max(bias) >= self._vocab_size:
-            raise BadRequest(f"logit_bias has id {max(bias)}, the vocabulary has {self._vocab_size} tokens")
-        context = self._limits.context_tokens_max
-        if len(insert.prompt) + insert.max_tokens > context:
-            raise ContextExceeded(
-                f"prompt of {len(insert.prompt)} tokens + max_tokens {insert.max_tokens} "
-                f"is over the context of {context} tokens"
-            )
-        if len(insert.emitted) >= insert.max_tokens:
-            raise BadRequest(
-                f"emitted has {len(insert.emitted)} tokens, max_tokens is {insert.max_tokens}: nothing is left to do"
-            )
+        if bias and max(bias) >= vocabulary:
+            raise BadRequest(f"logit_bias has id {max(bias)}, the vocabulary has {vocabulary} tokens")
 
-    def _check_room(self, session: Session) -> None:
-        session.forget_oldest_delivered(
-            bytes_max=self._log_bytes_max, requests_max=self._limits.requests_per_session_max
+    def _check_held(self, session: Session) -> None:
+        bytes_max = self._context.config.token_log_bytes_max
+        requests_max = self._limits.requests_per_session_max
+        held = self._sessions.forget_oldest_delivered(session, bytes_max=bytes_max, requests_max=requests_max)
+        if len(session.requests) >= requests_max:
+            what = f"{len(session.requests)} requests"
+        elif held > bytes_max:
+            what = f"{held} bytes of output"
+        else:
+            return
+        raise Overloaded(
+            f"the session holds {what}; acknowledge those that have ended",
+            retry_after_ms=self._batch.retry_after_ms(),
         )
-        if len(session.requests) >= self._limits.requests_per_session_max:
-            raise Overloaded(
-                f"the session holds {len(session.requests)} requests; acknowledge those that have ended",
-                retry_after_ms=self._retry_after_ms(),
-            )
-        if session.log_bytes > self._log_bytes_max:
-            raise Overloaded(
-                f"the session holds {session.log_bytes} bytes of output; acknowledge those that have ended",
-                retry_after_ms=self._retry_after_ms(),
-            )
-        if self._scheduler.queued >= self._limits.queued_max:
-            raise Overloaded(
-                f"{self._scheduler.queued} requests wait already", retry_after_ms=self._retry_after_ms()
-            )
-
-    def _projected_bytes(self, insert: Insert) -> int:
-        projected = self._project_bytes(len(insert.prompt) + insert.max_tokens)
-        if projected > self._scheduler.kv_bytes_max:
-            raise NeverFits(
-                f"prompt of {len(insert.prompt)} + max_tokens {insert.max_tokens} needs {projected} bytes of KV "
-                f"cache, the worker has {self._scheduler.kv_bytes_max}; lower max_tokens or raise --memory-limit"
-            )
-        return projected
-
-    def _retry_after_ms(self) -> int:
-        # Half a second for each batch of waiting requests: crude, bounded, and it grows with the line.
-        return min(30_000, RETRY_FLOOR_MS + 15 * self._scheduler.queued)
 
     def _abort(self, command: Abort, session: Session) -> None:
         request = session.requests.get(command.request)
         if request is None:
             session.remember_early_abort(command.request)
         elif request.end is None:
-            self._endings.end(request, "abort", "")
+            self._batch.end(request, "abort", "")
 
     def _resume(self, command: Resume, session: Session) -> Replay:
         if command.epoch != self._epoch:
@@ -247,4 +183,8 @@ class CommandHandler:
         for request_id in command.requests:
             request = session.requests.get(request_id)
             if request is not None and request.end is not None:
-                session.forget(request)
+                self._sessions.acknowledge(session, request)
+
+    def _bye(self, session: Session) -> None:
+        self._batch.end_all(session.requests.values(), "abort", "the session ended")
+        self._sessions.remove(session)

@@ -17,6 +17,10 @@ class Counters:
     rejected: int = 0
     resumes: int = 0
     tokens: int = 0
+    parked: int = 0
+    """Rows taken out of the engine to go on later."""
+    tokens_read_again: int = 0
+    """Of prompt and output, when such a row or one of a failed batch came back without its cache."""
     engine_failures: int = 0
     refused_subscriptions: int = 0
     slow_passes: int = 0
@@ -28,6 +32,11 @@ class Counters:
     def count_end(self, finish: str) -> None:
         """One more request that ended this way."""
         self.ended[finish] = self.ended.get(finish, 0) + 1
+
+    @property
+    def ends(self) -> int:
+        """How many terminal answers there were."""
+        return sum(self.ended.values())
 
     def numbers(self) -> dict[str, int]:
         """By name, as `status` shows them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -12,10 +11,11 @@ from zmqengine.errors import BadRequest, InternalError, ZmqEngineError
 from zmqengine.protocol.codec import command_decoder, encode, read_addressee
 from zmqengine.protocol.messages import Command
 from zmqengine.worker.commands import CommandHandler
-from zmqengine.worker.counters import Counters
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.counters import PassReport
 from zmqengine.worker.offenders import Offenders
-from zmqengine.worker.publisher import Publisher
 from zmqengine.worker.sessions import SessionTable
+from zmqengine.worker.sockets import Sockets
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -39,31 +39,25 @@ class Inbox:
     """
 
     def __init__(
-        self,
-        cmd: zmq.Socket[bytes],
-        out: zmq.Socket[bytes],
-        commands: CommandHandler,
-        sessions: SessionTable,
-        publisher: Publisher,
-        counters: Counters,
-        *,
-        frame_bytes_max: int,
-        with_users: bool,
-        clock: Callable[[], float],
+        self, context: WorkerContext, sockets: Sockets, sessions: SessionTable, commands: CommandHandler
     ) -> None:
-        self._cmd = cmd
-        self._out = out
+        self._cmd = sockets.cmd
+        self._out = sockets.out
         self._commands = commands
         self._sessions = sessions
-        self._publisher = publisher
-        self._counters = counters
-        self._decoder = command_decoder(frame_bytes_max)
-        self._with_users = with_users
-        self._clock = clock
+        self._counters = context.counters
+        self._decoder = command_decoder(context.limits.frame_bytes_max)
+        self._with_users = context.config.uses_curve
+        self._clock = context.clock
         self._subscription_offenders = Offenders(WRONG_SUBSCRIPTIONS_MAX)
         self._command_offenders = Offenders(WRONG_COMMANDS_MAX)
         self._out_of_step = False
         self._skipping = False
+
+    def read(self, report: PassReport, now_s: float) -> None:
+        """Take in all that front-ends have sent, as far as the time bound allows."""
+        report.grants = self.read_subscriptions(now_s)
+        report.commands = self.read_commands(now_s)
 
     def read_subscriptions(self, now_s: float) -> int:
         """Grant what belongs to a session, note who went; returns how many were granted."""
@@ -123,7 +117,7 @@ class Inbox:
             return False
         # Applies to the connection whose subscription was received last: this must come before the next recv.
         self._out.setsockopt(zmq.SUBSCRIBE, topic)
-        self._publisher.granted(session)
+        self._sessions.granted(session)
         return True
 
     def _withdraw(self, frame: zmq.Frame, topic: bytes, now_s: float) -> None:

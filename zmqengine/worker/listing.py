@@ -2,72 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
+from itertools import chain, islice
 
 from zmqengine.protocol.messages import RequestInfo, SessionInfo
+from zmqengine.worker.batch import Batch
+from zmqengine.worker.outgoing import Outgoing
 from zmqengine.worker.request import LiveRequest
-from zmqengine.worker.scheduler import Scheduler
-from zmqengine.worker.sessions import Session
+from zmqengine.worker.session import Session
 
 LISTED_MAX = 256
 """Of each kind: listing is part of a pass and must stay short."""
 
 
-def list_sessions(sessions: Iterable[Session]) -> list[SessionInfo]:
+def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[SessionInfo]:
     """The first sessions there are, the oldest first."""
-    return [_session(session) for session in islice(sessions, LISTED_MAX)]
+    return [_session(session, outgoing) for session in islice(sessions, LISTED_MAX)]
 
 
-def list_requests(scheduler: Scheduler, now_s: float) -> list[RequestInfo]:
+def list_requests(batch: Batch, now_s: float) -> list[RequestInfo]:
     """What runs, then what waits, up to `LISTED_MAX` in all."""
-    return [_request(request, scheduler, now_s) for request in islice(_unended(scheduler), LISTED_MAX)]
+    waiting = (request for request in batch.live() if request.phase != "running")
+    return [
+        _request(request, batch.waits_for(request, now_s), now_s)
+        for request in islice(chain(batch.rows.values(), waiting), LISTED_MAX)
+    ]
 
 
-def _session(session: Session) -> SessionInfo:
+def _session(session: Session, outgoing: Outgoing) -> SessionInfo:
     phases = [request.phase for request in session.requests.values()]
+    running, ended = phases.count("running"), phases.count("ended")
+    backlog = outgoing.backlog_tokens(session)
     return SessionInfo(
         id=session.id,
         client=session.client,
-        running=phases.count("running"),
-        waiting=phases.count("queued"),
+        running=running,
+        waiting=len(phases) - running - ended,
         held=len(phases),
-        unsent_tokens=session.unsent_tokens,
-        lagging=session.lagging,
+        unsent_tokens=backlog,
+        lagging=backlog > 0,
     )
 
 
-def _unended(scheduler: Scheduler) -> Iterator[LiveRequest]:
-    yield from scheduler.running.values()
-    yield from sorted(scheduler.waiting(), key=lambda request: (request.priority, request.arrival))
-
-
-def _request(request: LiveRequest, scheduler: Scheduler, now_s: float) -> RequestInfo:
+def _request(request: LiveRequest, waits_for: str, now_s: float) -> RequestInfo:
     return RequestInfo(
         request=request.id,
-        session=request.session.id,
+        session=request.session_id,
         phase=_phase(request),
-        waits_for=_waits_for(request, scheduler),
+        waits_for=waits_for,
         age_s=round(now_s - request.accepted_s, 3),
         prompt_tokens=request.prompt_tokens,
         prefilled_tokens=request.prefilled_tokens,
         cached_tokens=request.cached_tokens,
         output_tokens=len(request.log),
-        max_tokens=request.insert.max_tokens if request.insert is not None else 0,
-        priority=request.priority,
+        max_tokens=request.tokens_max - request.prompt_tokens,
+        priority=request.ticket.priority,
     )
 
 
 def _phase(request: LiveRequest) -> str:
     if request.phase != "running":
         return request.phase
-    return "prefill" if request.last_token_s is None else "decode"
-
-
-def _waits_for(request: LiveRequest, scheduler: Scheduler) -> str:
-    """What keeps a request from its row: every row is taken, it does not fit yet, or those before it."""
-    if request.phase != "queued":
-        return ""
-    if scheduler.is_full:
-        return "row"
-    return "memory" if request is scheduler.head() else "turn"
+    return "prefill" if len(request.log) == request.joined_at else "decode"

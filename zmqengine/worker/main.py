@@ -17,6 +17,7 @@ from zmqengine.worker import logs
 from zmqengine.worker.actor import Actor, EngineBroken
 from zmqengine.worker.auth import open_guard
 from zmqengine.worker.board import Board
+from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.control import ControlThread
 from zmqengine.worker.opening import Opened, open_engine, warm_up
 from zmqengine.worker.parent import (
@@ -35,8 +36,6 @@ from zmqengine.worker.watchdog import Watchdog
 log = logging.getLogger("zmqengine.worker")
 
 FLUSH_MS = 2_000
-ACTIVATION_SHARE = 0.1
-"""Of the memory limit, kept free for what a step needs beside weights and caches."""
 
 
 class _StoppedEarly(BaseException):
@@ -111,13 +110,15 @@ class Worker:
 
     def _build_actor(self, opened: Opened, sockets: Sockets) -> Actor:
         info = opened.engine.info
+        context_tokens = min(info.context_tokens, self._config.context_max or info.context_tokens)
         limits = Limits(
-            frame_bytes_max=min(self._config.frame_bytes_max, frame_bound(info.context_tokens)),
-            prompt_tokens_max=info.context_tokens - 1,
-            context_tokens_max=info.context_tokens,
+            frame_bytes_max=min(self._config.frame_bytes_max, frame_bound(context_tokens)),
+            prompt_tokens_max=context_tokens - 1,
+            context_tokens_max=context_tokens,
             queued_max=self._config.queue_max,
             sessions_max=self._config.sessions_max,
             requests_per_session_max=self._config.requests_per_session_max,
+            open_max_tokens=True,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer
@@ -130,17 +131,8 @@ class Worker:
             tokenizer_hash=opened.tokenizer.hash,
             parameter_bytes=info.parameter_bytes,
         )
-        return Actor(
-            self._config,
-            opened.engine,
-            sockets.cmd,
-            sockets.out,
-            self._board,
-            limits,
-            kv_bytes_max=kv_budget(opened.memory_limit_bytes, info.parameter_bytes + opened.padding_bytes),
-            memory_limit_bytes=opened.memory_limit_bytes,
-            watchdog=Watchdog(self._config.pass_timeout_s),
-        )
+        context = WorkerContext(self._config, self._board, limits, info, opened.memory_limit_bytes)
+        return Actor(context, opened.engine, sockets, Watchdog(self._config.pass_timeout_s))
 
     def _serve(self, actor: Actor) -> int:
         self._board.progress = Progress("ready", 1.0)
@@ -170,20 +162,6 @@ def frame_bound(context_tokens: int) -> int:
     A token id takes at most 5 bytes, in `prompt` or in `emitted`; 64 KiB are for everything else.
     """
     return 65_536 + 2 * 5 * context_tokens
-
-
-def kv_budget(memory_limit_bytes: int, taken_bytes: int) -> int:
-    """Bytes for KV caches: what the limit leaves beside weights and padding, and a share for activations.
-
-    Raises `ConfigError` when nothing is left.
-    """
-    budget = int(memory_limit_bytes * (1 - ACTIVATION_SHARE)) - taken_bytes
-    if budget <= 0:
-        raise ConfigError(
-            f"weights and padding take {taken_bytes} bytes, which leaves nothing of a memory limit of "
-            f"{memory_limit_bytes}: raise --memory-limit or take a smaller model"
-        )
-    return budget
 
 
 def _stop_this_process() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-from zmqengine.engine.interface import EngineMemory
 from zmqengine.protocol.messages import Status
 from zmqengine.worker.board import Board
 
@@ -32,19 +31,6 @@ def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
     )
 
 
-def memory_parts(memory: EngineMemory, limit_bytes: int) -> dict[str, int]:
-    """What the engine's bytes are held for, and the limit on their sum. `workspace` is what no other part explains."""
-    parts = {
-        "weights": memory.weights,
-        "kv": memory.kv - memory.padding,
-        "padding": memory.padding,
-        "parked": memory.parked,
-        "prompt_cache": memory.prompt_cache,
-    }
-    rest = max(0, memory.active - sum(parts.values()))
-    return parts | {"buffers": memory.buffers, "workspace": rest, "limit": limit_bytes}
-
-
 def prometheus(board: Board) -> str:
     """Prometheus text exposition format 0.0.4."""
     snapshot = status(board, 0)
@@ -61,7 +47,7 @@ _COUNTERS = frozenset(
     {
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
-        "restarts",
+        "restarts", "parked", "tokens_read_again",
     }
 )  # fmt: skip
 

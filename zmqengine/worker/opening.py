@@ -19,15 +19,13 @@ Report = Callable[[str, "float | None"], None]
 class Opened:
     """An engine with what its front-ends need to know.
 
-    `memory_limit_bytes` is what the engine may hold in all, `padding_bytes` what it may hold beside the projected
-    caches of its rows.
+    `memory_limit_bytes` is what the engine may hold in all.
     """
 
     engine: Engine
     tokenizer: TokenizerBundle
     memory_limit_bytes: int
     facts: dict[str, str]
-    padding_bytes: int = 0
 
 
 def open_engine(config: WorkerConfig, report: Report) -> Opened:
@@ -80,7 +78,6 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         ),
         memory_limit_bytes=opened.memory_limit_bytes,
         facts=opened.facts,
-        padding_bytes=opened.engine.padding_bytes_max,
     )
 
 

@@ -11,79 +11,100 @@ STRIKES_MAX = 3
 
 
 class Recovery:
-    """Puts the rows of a failed batch back one at a time.
+    """Says in which order the rows of a failed batch go back into the engine.
 
-    After a failed step the engine is empty. Each suspect joins alone, and the next one only after it has made a
-    token beside the cleared ones. If a step fails while a suspect is on probation, that one is guilty. A row that
-    fails later than its first token is found by its strikes.
+    After a failed step the engine is empty. Each row that was in it is a suspect: it joins alone, and the next one
+    only after it has made a token beside those that are cleared. If a step fails while a suspect is on probation,
+    that one is guilty. A row that fails later than its first token is found by its strikes.
+
+    It holds only requests that have no row, and the one on probation.
     """
 
     def __init__(self, *, failures_max: int, window_s: float) -> None:
         self._failures_max = failures_max
         self._window_s = window_s
         self._failures: deque[float] = deque()
+        self._cleared: deque[LiveRequest] = deque()
         self._suspects: deque[LiveRequest] = deque()
         self._on_probation: LiveRequest | None = None
-        self._cleared: list[LiveRequest] = []
 
     @property
     def is_active(self) -> bool:
-        """Whether only suspects may join the batch."""
-        self._drop_ended()
+        """Whether only those it names may join the batch."""
         return bool(self._suspects) or self._on_probation is not None or bool(self._cleared)
 
-    def failed(self, batch: list[LiveRequest], now_s: float) -> list[LiveRequest]:
-        """Record a failed step with this batch; returns the requests to end with `error`."""
-        self._failures.append(now_s)
-        while self._failures[0] < now_s - self._window_s:
-            self._failures.popleft()
-        if len(self._failures) == 1:
-            # Strikes of long ago say nothing about this failure.
-            for request in batch:
-                request.strikes = 0
-        self._drop_ended()
-        guilty = self._convict(batch)
-        innocent = [request for request in batch if request not in guilty]
-        if self._on_probation is not None:
-            # The batch was fine until the one on probation joined: the rest go back together.
-            self._cleared.extend(innocent)
-        else:
-            self._suspects.extend(innocent)
-        self._on_probation = None
-        return guilty
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn to go back."""
+        return len(self._suspects) + len(self._cleared)
 
     @property
     def has_failed_too_often(self) -> bool:
         """Whether there were more failures than allowed in the window."""
         return len(self._failures) > self._failures_max
 
-    def next_to_join(self) -> list[LiveRequest]:
-        """Who joins the batch in this pass: those cleared, then one suspect on probation."""
-        self._drop_ended()
+    def failed(self, in_engine: list[LiveRequest], now_s: float) -> list[LiveRequest]:
+        """Record a failed step with these rows in the engine; returns the requests to end with `error`.
+
+        The others are held here until they have joined again.
+        """
+        self._failures.append(now_s)
+        while self._failures[0] < now_s - self._window_s:
+            self._failures.popleft()
+        if len(self._failures) == 1:
+            # Strikes of long ago say nothing about this failure.
+            for request in in_engine:
+                request.strikes = 0
+        guilty = self._convict(in_engine)
+        innocent = [request for request in in_engine if request not in guilty]
+        # The batch was fine until the one on probation joined: then the rest go back together.
+        (self._suspects if self._on_probation is None else self._cleared).extend(innocent)
+        self._on_probation = None
+        return guilty
+
+    def next_to_join(self) -> LiveRequest | None:
+        """Who joins the batch next: those cleared, then one suspect at a time. None: nobody now."""
         if self._cleared:
-            cleared, self._cleared = self._cleared, []
-            return cleared
+            return self._cleared[0]
         if self._on_probation is None and self._suspects:
-            self._on_probation = self._suspects.popleft()
-            return [self._on_probation]
-        return []
+            return self._suspects[0]
+        return None
+
+    def joined(self, request: LiveRequest) -> None:
+        """The one that was named has a row again."""
+        if self._cleared:
+            assert self._cleared.popleft() is request
+        else:
+            assert self._suspects.popleft() is request
+            self._on_probation = request
 
     def made_token(self, request: LiveRequest) -> None:
         """A step with this request succeeded."""
         if request is self._on_probation:
             self._on_probation = None
 
-    def _convict(self, batch: list[LiveRequest]) -> list[LiveRequest]:
-        if self._on_probation is not None:
-            return [self._on_probation]
-        for request in batch:
-            request.strikes += 1
-        return [request for request in batch if request.strikes >= STRIKES_MAX]
+    def lost_row(self, request: LiveRequest) -> bool:
+        """The request has no row any more without having ended; returns whether its way back leads through here."""
+        if request is not self._on_probation:
+            return False
+        self._on_probation = None
+        self._suspects.appendleft(request)
+        return True
 
-    def _drop_ended(self) -> None:
-        if not self._suspects and self._on_probation is None and not self._cleared:
-            return
-        if self._on_probation is not None and self._on_probation.end is not None:
+    def discard(self, request: LiveRequest) -> None:
+        """The request has ended."""
+        if request is self._on_probation:
             self._on_probation = None
-        self._suspects = deque(request for request in self._suspects if request.end is None)
-        self._cleared = [request for request in self._cleared if request.end is None]
+        for waiting in (self._cleared, self._suspects):
+            if request in waiting:
+                waiting.remove(request)
+
+    def _convict(self, in_engine: list[LiveRequest]) -> list[LiveRequest]:
+        if self._on_probation is not None:
+            # That explains the failure before as well: it is held against nobody else.
+            for request in (*in_engine, *self._suspects):
+                request.strikes = max(0, request.strikes - 1)
+            return [self._on_probation]
+        for request in in_engine:
+            request.strikes += 1
+        return [request for request in in_engine if request.strikes >= STRIKES_MAX]

@@ -3,88 +3,95 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
-from typing import TYPE_CHECKING, Literal
+from array import array
+from typing import Literal
 
 import msgspec
 
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.protocol.messages import End, Insert
+from zmqengine.worker.service_order import Ticket
 from zmqengine.worker.token_log import TokenLog
 
-if TYPE_CHECKING:
-    from zmqengine.worker.sessions import Session
+Phase = Literal["preparing", "queued", "running", "parked", "ended"]
+"""What a request does. `docs/worker.md` draws how they follow each other; only `batch.py` changes them.
 
-Phase = Literal["queued", "running", "ended"]
+preparing: work that its start needs goes on beside the actor. queued: waits for its first row. running: has a row
+in the engine. parked: had a row, and waits for another one. ended: has its terminal answer.
+"""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class LiveRequest:
-    """From acceptance to acknowledgement: queued -> running -> ended; an engine failure leads back to queued."""
+    """From acceptance to acknowledgement.
+
+    `tokens_max` bounds prompt and output together. In the engine it has memory for `reserved_tokens`, of which
+    `prefilled_tokens` have been read; when its output is `grows_at` long it needs more. `read_tokens` were read in
+    earlier stays in the engine.
+    """
 
     __slots__ = (
         "accepted_s",
         "admitted_s",
-        "arrival",
         "arrival_pass",
         "cached_tokens",
-        "deadline_s",
+        "charged_tokens",
         "digest",
         "end",
         "end_sent",
+        "grows_at",
         "id",
         "insert",
+        "joined_at",
         "last_token_s",
         "log",
         "phase",
         "prefill_pass",
         "prefilled_tokens",
-        "priority",
         "progress_told",
-        "projected_bytes",
+        "prompt",
         "prompt_tokens",
+        "read_tokens",
+        "reserved_bytes",
+        "reserved_tokens",
         "row",
         "seed",
-        "session",
+        "session_id",
         "stop_token_ids",
         "strikes",
+        "ticket",
+        "tokens_max",
     )
 
     def __init__(
-        self,
-        session: Session,
-        insert: Insert,
-        *,
-        digest: bytes,
-        arrival: int,
-        arrival_pass: int,
-        eos_token_ids: frozenset[int],
-        projected_bytes: int,
-        now_s: float,
+        self, insert: Insert, ticket: Ticket, *, seed: int, stop_token_ids: frozenset[int], tokens_max: int
     ) -> None:
         self.id = insert.request
-        self.session = session
+        self.session_id = ticket.flow
+        self.ticket = ticket
         self.insert: Insert | None = insert
-        self.digest = digest
-        self.arrival = arrival
-        self.arrival_pass = arrival_pass
-        self.prefill_pass = -1
-        self.priority = insert.priority
-        self.seed = secrets.randbits(63) if insert.seed is None else insert.seed
-        stops = frozenset(insert.stop_token_ids)
-        self.stop_token_ids = stops if insert.ignore_eos else stops | eos_token_ids
-        self.deadline_s = None if insert.deadline_ms is None else now_s + insert.deadline_ms / 1000
+        self.prompt: array[int] | list[int] = insert.prompt
         self.prompt_tokens = len(insert.prompt)
-        self.projected_bytes = projected_bytes
+        self.digest: bytes | None = None
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        self.tokens_max = tokens_max
         self.log = TokenLog(insert.emitted, with_logprobs=insert.logprobs is not None)
-        self.phase: Phase = "queued"
+        self.phase: Phase = "preparing"
         self.row = -1
-        self.cached_tokens = 0
+        self.reserved_tokens = self.reserved_bytes = 0
+        self.grows_at = 0
+        self.joined_at = 0
         self.prefilled_tokens = 0
-        self.accepted_s = now_s
+        self.arrival_pass = 0
+        self.accepted_s = ticket.waiting_since_s
         self.admitted_s: float | None = None
         self.last_token_s: float | None = None
+        self.prefill_pass = -1
+        self.cached_tokens = 0
+        self.read_tokens = 0
+        self.charged_tokens = len(insert.emitted)
         self.progress_told = False
         self.strikes = 0
         self.end: End | None = None
@@ -95,6 +102,11 @@ class LiveRequest:
         """Whether every token and the terminal answer were handed to the socket."""
         return self.end_sent and self.log.sent == len(self.log)
 
+    @property
+    def tokens_held(self) -> int:
+        """Tokens of prompt and output so far."""
+        return self.prompt_tokens + len(self.log)
+
     def row_request(self, row: int) -> RowRequest:
         """What the engine needs to go on from the tokens in the log."""
         insert = self.insert
@@ -102,9 +114,9 @@ class LiveRequest:
         fields = insert.sampling
         return RowRequest(
             row=row,
-            prompt=insert.prompt,
+            prompt=self.prompt,
             emitted=self.log.tokens.tolist(),
-            max_tokens=insert.max_tokens,
+            max_tokens=self.tokens_max - self.prompt_tokens,
             sampling=Sampling(
                 temperature=fields.temperature,
                 top_p=fields.top_p,
@@ -120,12 +132,22 @@ class LiveRequest:
             logprobs=insert.logprobs,
         )
 
+    def is_of(self, insert: Insert) -> bool:
+        """Whether a repeated insert has the same contents."""
+        if self.digest is None:
+            assert self.insert is not None, "an ended request has its digest"
+            self.digest = digest(self.insert)
+        return self.digest == digest(insert)
+
     def finish(self, end: End) -> None:
         """Enter the last phase. Frees the prompt: what remains is the output."""
         assert self.end is None, "a request has one terminal answer"
+        if self.digest is None and self.insert is not None:
+            self.digest = digest(self.insert)
         self.end = end
         self.phase = "ended"
         self.insert = None
+        self.prompt = []
 
 
 def digest(insert: Insert) -> bytes:

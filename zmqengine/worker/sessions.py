@@ -1,9 +1,8 @@
-"""The sessions of a worker: who they are, what they may read, how long they live."""
+"""Who is there: sessions by their secret, their connection and their topic, from hello to the last word."""
 
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -15,104 +14,24 @@ from zmqengine.errors import (
     UnknownSession,
     UnsupportedProtocol,
 )
-from zmqengine.protocol.messages import PROTOCOL_VERSION, Hello, WatermarkRow
+from zmqengine.protocol.messages import PROTOCOL_VERSION, Hello
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.outgoing import Outgoing
 from zmqengine.worker.request import LiveRequest
+from zmqengine.worker.session import Session, new_topic
 
-EARLY_ABORTS_MAX = 1024
-
-
-class Session:
-    """One front-end. Holds its requests until they are acknowledged."""
-
-    __slots__ = (
-        "client",
-        "dirty",
-        "early_aborts",
-        "frames",
-        "grace_deadline_s",
-        "id",
-        "lagging",
-        "lease_deadline_s",
-        "log_bytes",
-        "progress",
-        "requests",
-        "retry_s",
-        "route",
-        "secret_digest",
-        "subscribers",
-        "topic",
-        "user",
-        "watermark_s",
-    )
-
-    def __init__(self, secret_digest: bytes, user: str, client: str, route: bytes) -> None:
-        self.id = secrets.token_hex(4)
-        self.secret_digest = secret_digest
-        self.user = user
-        self.client = client
-        self.route = route
-        self.topic = new_topic()
-        self.subscribers = 0
-        self.lease_deadline_s = 0.0
-        self.grace_deadline_s: float | None = None
-        self.watermark_s = 0.0
-        self.requests: dict[str, LiveRequest] = {}
-        self.early_aborts: OrderedDict[str, None] = OrderedDict()
-        self.dirty: dict[LiveRequest, None] = {}
-        self.progress: dict[LiveRequest, tuple[int, int, int]] = {}
-        self.frames = 0
-        self.lagging = False
-        self.retry_s = 0.0
-        self.log_bytes = 0
-
-    @property
-    def is_granted(self) -> bool:
-        """Whether somebody who owns this session is subscribed to its topic."""
-        return self.subscribers > 0
-
-    @property
-    def unsent_tokens(self) -> int:
-        """Tokens made and not yet taken by the socket."""
-        return sum(len(request.log) - request.log.sent for request in self.dirty)
-
-    def watermarks(self) -> list[WatermarkRow]:
-        """Where every request is."""
-        return [
-            WatermarkRow(request.id, len(request.log), request.end is not None)
-            for request in self.requests.values()
-        ]
-
-    def remember_early_abort(self, request_id: str) -> None:
-        """An abort came before its insert: refuse the insert when it comes."""
-        self.early_aborts[request_id] = None
-        self.early_aborts.move_to_end(request_id)
-        while len(self.early_aborts) > EARLY_ABORTS_MAX:
-            self.early_aborts.popitem(last=False)
-
-    def forget(self, request: LiveRequest) -> None:
-        """Drop an ended request and its log."""
-        if self.requests.pop(request.id, None) is not None:
-            self.log_bytes -= request.log.nbytes
-            self.dirty.pop(request, None)
-            self.progress.pop(request, None)
-
-    def forget_oldest_delivered(self, *, bytes_max: int, requests_max: int) -> None:
-        """Keep the logs within bounds, at the cost of requests that ended, were sent and never acknowledged."""
-        if self.log_bytes <= bytes_max and len(self.requests) < requests_max:
-            return
-        for request in [request for request in self.requests.values() if request.is_fully_sent]:
-            if self.log_bytes <= bytes_max and len(self.requests) < requests_max:
-                return
-            self.forget(request)
+SUBSCRIBE_S = 5.0
+"""From hello until somebody must have subscribed, at the least."""
 
 
 class SessionTable:
     """Sessions by secret, by connection and by topic."""
 
-    def __init__(self, *, sessions_max: int, lease_s: float, grace_s: float) -> None:
-        self._sessions_max = sessions_max
-        self._lease_s = lease_s
-        self._grace_s = grace_s
+    def __init__(self, context: WorkerContext, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._sessions_max = context.config.sessions_max
+        self._lease_s = context.config.lease_ms / 1000
+        self._grace_s = context.config.grace_ms / 1000
         self._by_secret: dict[bytes, Session] = {}
         self._by_route: dict[bytes, Session] = {}
         self._by_topic: dict[bytes, Session] = {}
@@ -143,7 +62,8 @@ class SessionTable:
             session = Session(digest, user, message.client, route)
             self._by_secret[digest] = session
             self._index(session)
-            session.grace_deadline_s = now_s + max(self._grace_s, 5.0)
+            self._outgoing.open(session)
+            session.grace_deadline_s = now_s + max(self._grace_s, SUBSCRIBE_S)
         elif session.user != user:
             raise NotAuthorized("this session belongs to another key")
         elif session.route != route:
@@ -178,6 +98,10 @@ class SessionTable:
         session.grace_deadline_s = None
         return session
 
+    def granted(self, session: Session) -> None:
+        """Its subscription is in force: tell it so."""
+        self._outgoing.grant(session)
+
     def unsubscribed(self, topic: bytes, now_s: float) -> Session | None:
         """A subscriber went away; the last one to go starts the grace period."""
         session = self._by_topic.get(topic)
@@ -188,8 +112,30 @@ class SessionTable:
             session.grace_deadline_s = now_s + self._grace_s
         return session
 
+    def acknowledge(self, session: Session, request: LiveRequest) -> None:
+        """Forget an ended request and its output."""
+        if session.requests.pop(request.id, None) is not None:
+            self._outgoing.forget(request)
+
+    def forget_oldest_delivered(self, session: Session, *, bytes_max: int, requests_max: int) -> int:
+        """Keep what is held within bounds, at the cost of requests that ended, were sent and never acknowledged.
+
+        Returns the bytes that are held now.
+        """
+
+        def is_within_bounds() -> bool:
+            return self._outgoing.held_bytes(session) <= bytes_max and len(session.requests) < requests_max
+
+        if not is_within_bounds():
+            for request in [request for request in session.requests.values() if request.is_fully_sent]:
+                self.acknowledge(session, request)
+                if is_within_bounds():
+                    break
+        return self._outgoing.held_bytes(session)
+
     def remove(self, session: Session) -> None:
-        """Forget a session. Its requests must have been ended before."""
+        """Tell a session what can still be told, and forget it. Its requests must have been ended before."""
+        self._outgoing.close(session)
         self._by_secret.pop(session.secret_digest, None)
         self._by_route.pop(session.route, None)
         self._by_topic.pop(session.topic, None)
@@ -209,11 +155,6 @@ class SessionTable:
         session.client = message.client
         session.topic = new_topic()
         session.subscribers = 0
-        session.lagging = False
-        session.grace_deadline_s = now_s + max(self._grace_s, 5.0)
+        session.grace_deadline_s = now_s + max(self._grace_s, SUBSCRIBE_S)
+        self._outgoing.reopen(session)
         self._index(session)
-
-
-def new_topic() -> bytes:
-    """An unguessable topic of fixed length: no topic is a prefix of another."""
-    return b"s/" + secrets.token_hex(16).encode() + b"/"

@@ -14,7 +14,6 @@ import zmq
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints, ipc_path, tcp_host_port
 from zmqengine.worker.auth import Guard
-from zmqengine.worker.publisher import configure_output
 
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 20_000
@@ -85,7 +84,7 @@ class Sockets:
         socket.setsockopt(zmq.MAXMSGSIZE, self._message_bytes_max)
         socket.setsockopt(zmq.BACKLOG, 1024)
         if kind == zmq.XPUB:
-            configure_output(socket)
+            _grant_by_hand(socket)
             socket.setsockopt(zmq.SNDHWM, OUT_FRAMES_MAX)
             socket.setsockopt(zmq.RCVHWM, SUBSCRIPTIONS_WAITING_MAX)
             socket.setsockopt(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX)
@@ -170,6 +169,12 @@ def _make_private(directory: Path, *, refuse_open: bool) -> None:
         raise ConfigError(f"{directory} belongs to another user; choose another directory with ZMQENGINE_DIR")
     if refuse_open and status.st_mode & 0o077:
         raise ConfigError(f"other users may enter {directory}: chmod 700 it, or choose another directory")
+
+
+def _grant_by_hand(socket: zmq.Socket[bytes]) -> None:
+    """Make an XPUB grant subscriptions by hand, report every one, and say EAGAIN instead of dropping."""
+    socket.setsockopt(zmq.XPUB_MANUAL, 1)
+    socket.setsockopt(zmq.XPUB_NODROP, 1)
 
 
 def _real_address(socket: zmq.Socket[bytes], wanted: str) -> str:

@@ -1,0 +1,31 @@
+"""What every part of a worker's pass is given: facts that do not change, and the counters they all add to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zmqengine.config import WorkerConfig
+from zmqengine.engine.interface import ModelInfo
+from zmqengine.protocol.messages import Limits
+from zmqengine.worker.board import Board
+from zmqengine.worker.counters import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """`memory_limit_bytes` is what the engine may hold in all. `clock` gives seconds and never goes back."""
+
+    config: WorkerConfig
+    board: Board
+    limits: Limits
+    model: ModelInfo
+    memory_limit_bytes: int
+    clock: Callable[[], float] = time.monotonic
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def epoch(self) -> bytes:
+        """This life of the worker."""
+        return self.board.epoch

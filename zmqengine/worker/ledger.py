@@ -1,0 +1,91 @@
+"""The ledger of memory: what is promised to rows, and what is left for prompts that may be used again."""
+
+from __future__ import annotations
+
+from zmqengine.engine.interface import Engine, EngineMemory
+from zmqengine.errors import ConfigError
+
+WORKSPACE_SHARE = 0.1
+"""Of the limit, kept free at the least for what a step needs beside weights and caches."""
+
+
+class Ledger:
+    """Bytes against one limit: weights, padding and workspace first, then rows, then the prompt cache.
+
+    A row's reservation is an upper bound of what its cache takes until the reservation is extended, so the sum of
+    all reservations bounds the KV bytes at every step. Raises `ConfigError` when nothing is left for rows.
+    """
+
+    def __init__(self, engine: Engine, *, limit_bytes: int, prompt_cache_bytes: int) -> None:
+        self._engine = engine
+        self._prompt_cache_bytes = prompt_cache_bytes
+        self.limit_bytes = limit_bytes
+        memory = engine.memory()
+        workspace = max(memory.workspace, int(limit_bytes * WORKSPACE_SHARE))
+        taken = memory.weights + engine.padding_bytes_max + workspace
+        self.kv_bytes_max = limit_bytes - taken
+        if self.kv_bytes_max < engine.project_bytes(2):
+            raise ConfigError(
+                f"weights, padding and workspace take {taken} bytes, which leaves nothing of a memory limit of "
+                f"{limit_bytes}: raise --memory-limit or take a smaller model"
+            )
+        self.reserved_bytes = 0
+        self._room_told = -1
+
+    def fits(self, bytes_: int) -> bool:
+        """Whether so many bytes more can be reserved now."""
+        return self.reserved_bytes + bytes_ <= self.kv_bytes_max
+
+    def change(self, bytes_: int) -> None:
+        """Reserve bytes, or with a negative number give them back."""
+        self.reserved_bytes += bytes_
+        assert 0 <= self.reserved_bytes <= self.kv_bytes_max, "a reservation was not asked for"
+
+    def settle(self) -> None:
+        """Let the prompt cache have what is left, and no more. Before every step, so that the limit holds in it."""
+        room = min(self._prompt_cache_bytes, self.kv_bytes_max - self.reserved_bytes)
+        if room != self._room_told:
+            self._room_told = room
+            self._engine.trim_prompt_cache(room)
+
+    def largest_tokens(self, tokens_max: int) -> int:
+        """The most tokens, up to `tokens_max`, that one row alone may hold. At least 1."""
+        low, high = 1, tokens_max
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._engine.project_bytes(middle) <= self.kv_bytes_max:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def parts(self, memory: EngineMemory) -> dict[str, int]:
+        """What the bytes are held for, and the limit on their sum."""
+        return {
+            "weights": memory.weights,
+            "kv": memory.kv - memory.padding,
+            "padding": memory.padding,
+            "parked": memory.parked,
+            "prompt_cache": memory.prompt_cache,
+            "workspace": memory.workspace,
+            "buffers": memory.buffers,
+            "limit": self.limit_bytes,
+        }
+
+    def numbers(self, memory: EngineMemory) -> dict[str, int]:
+        """Every part, in bytes, as `status` shows it."""
+        return {
+            "memory_limit_bytes": self.limit_bytes,
+            "weights_bytes": memory.weights,
+            "kv_bytes": memory.kv,
+            "kv_padding_bytes": memory.padding,
+            "kv_projected_bytes": self.reserved_bytes,
+            "kv_bytes_max": self.kv_bytes_max,
+            "parked_bytes": memory.parked,
+            "prompt_cache_bytes": memory.prompt_cache,
+            "prompt_cache_bytes_max": self._room_told,
+            "workspace_bytes": memory.workspace,
+            "cache_bytes": memory.buffers,
+            "active_bytes": memory.active,
+            "peak_bytes": memory.peak,
+        }

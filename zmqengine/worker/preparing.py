@@ -1,0 +1,95 @@
+"""What a request needs before it may wait for a row, done on threads beside the actor.
+
+Nothing here touches MLX. A preparation may take long, fail, or be given up because its request has ended.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from zmqengine.errors import ZmqEngineError
+from zmqengine.protocol.messages import Insert
+from zmqengine.worker.request import LiveRequest, digest
+
+LONG_PROMPT_TOKENS = 8_192
+"""From here on packing and hashing a prompt takes about as long as the rest of a pass."""
+THREADS = 2
+
+Preparation = Callable[[], Callable[[LiveRequest], None]]
+"""Runs on a thread; what it returns is called by the actor with the request. Raises `ZmqEngineError` to refuse it."""
+
+
+def preparation_of(insert: Insert) -> Preparation | None:
+    """What has to be done before this request can start, or None."""
+    if len(insert.prompt) < LONG_PROMPT_TOKENS:
+        return None
+    return lambda: _pack(insert)
+
+
+def _pack(insert: Insert) -> Callable[[LiveRequest], None]:
+    # A list of a hundred thousand numbers takes ten times the memory of an array, for as long as the request lives.
+    prompt, hashed = array("i", insert.prompt), digest(insert)
+
+    def apply(request: LiveRequest) -> None:
+        request.prompt = prompt
+        request.digest = hashed
+
+    return apply
+
+
+class Preparer:
+    """Runs preparations. `ring` is called from a thread when one is done; the rest is the actor's alone."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: dict[LiveRequest, Future[Callable[[LiveRequest], None]]] = {}
+        self._done: deque[LiveRequest] = deque()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, request: LiveRequest, preparation: Preparation) -> None:
+        """Begin; `finished` names the request when it is done."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "prepare")
+        future = self._pool.submit(preparation)
+        self._running[request] = future
+        future.add_done_callback(lambda _: self._note(request))
+
+    def finished(self) -> list[tuple[LiveRequest, ZmqEngineError | Exception | None]]:
+        """Those that are done since the last call, applied to their requests, with what went wrong."""
+        results: list[tuple[LiveRequest, ZmqEngineError | Exception | None]] = []
+        while self._done:
+            request = self._done.popleft()
+            future = self._running.pop(request, None)
+            # None: the request has ended meanwhile.
+            if future is not None and not future.cancelled():
+                results.append((request, _apply(request, future)))
+        return results
+
+    def cancel(self, request: LiveRequest) -> None:
+        """The request has ended: forget what is done for it."""
+        future = self._running.pop(request, None)
+        if future is not None:
+            future.cancel()
+
+    def close(self) -> None:
+        """Begin nothing more. What runs is not waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _note(self, request: LiveRequest) -> None:
+        self._done.append(request)
+        self._ring()
+
+
+def _apply(request: LiveRequest, future: Future[Callable[[LiveRequest], None]]) -> Exception | None:
+    try:
+        future.result()(request)
+    except Exception as error:  # noqa: BLE001 - one bad preparation ends one request
+        return error
+    return None
