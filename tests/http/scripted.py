@@ -43,10 +43,12 @@ class ScriptedClient:
         facts: dict[str, str | bool | int] | None = None,
         chunk_tokens: int = 1,
         special: Sequence[str] = (),
+        context_tokens: int = CONTEXT_TOKENS,
     ) -> None:
         self.say = say
         self.name = name
         self.chunk_tokens = chunk_tokens
+        self.context_tokens = context_tokens
         self.state: WorkerState = "ready"
         self.prompts: list[str] = []
         self.options: list[dict[str, object]] = []
@@ -64,8 +66,8 @@ class ScriptedClient:
         self._tokenizer = Tokenizer(self.bundle)
 
     async def describe(self) -> Description:
-        card = ModelCard(self.name, VOCAB_SIZE, CONTEXT_TOKENS, [END_TOKEN], self.bundle.hash, 0)
-        limits = Limits(2**24, CONTEXT_TOKENS - 1, CONTEXT_TOKENS, 64, 64, 64)
+        card = ModelCard(self.name, VOCAB_SIZE, self.context_tokens, [END_TOKEN], self.bundle.hash, 0)
+        limits = Limits(2**24, self.context_tokens - 1, self.context_tokens, 64, 64, 64)
         return Description(
             call=0, protocol=(1, 1), version="0", name=self.name, pid=1, epoch=bytes(8), state=self.state,
             progress=Progress(self.state), cmd="", out="", model=card, limits=limits,
@@ -105,7 +107,7 @@ class ScriptedStream:
     async def __aiter__(self) -> AsyncIterator[TokenChunk]:
         said = self._client.say(self._text)
         tokens = [*self._client._tokenizer.encode(said, add_special_tokens=False), END_TOKEN]
-        limit = self._options["max_tokens"] or CONTEXT_TOKENS - len(self._prompt)
+        limit = self._options["max_tokens"] or self._client.context_tokens - len(self._prompt)
         cut = tokens[: int(limit)]  # type: ignore[call-overload]
         step = self._client.chunk_tokens
         for place in range(0, len(cut), step):
