@@ -18,7 +18,7 @@ import uvicorn
 
 from tests.http.scripted import ScriptedClient
 from zmqengine.errors import Overloaded
-from zmqengine_http import HttpApp, HttpConfig
+from zmqengine_http import HttpApp, HttpConfig, logs
 
 TEMPLATE = (
     "{% if tools %}<|tools|>{{ tools | tojson }}<|end|>\n{% endif %}{% for m in messages %}<|{{ m.role }}|>"
@@ -89,6 +89,7 @@ def main(port: int, context: int, busy: int, log: Path | None) -> None:
     agent = Agent(log, busy)
     client = ScriptedClient(agent.say, template=TEMPLATE, facts=FACTS, context_tokens=context, chunk_tokens=8)
     config = HttpConfig(aliases={"claude-haiku-4-5-20251001": "scripted", "claude-sonnet-4-6": "scripted"})
+    logs.configure(config)
     app = HttpApp(config, lambda *_: client)  # type: ignore[arg-type, return-value]
     uvicorn.run(app, port=port, log_config=None, access_log=False)
 
