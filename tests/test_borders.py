@@ -52,10 +52,19 @@ ALLOWED = {
     "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol"},
     "zmqengine.client_rules": {"zmqengine.errors"},
     "zmqengine.config": {"zmqengine.client_rules", "zmqengine.errors", "zmqengine.protocol"},
-    "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine", "zmqengine.pico"},
+    "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine"},
+    "zmqengine.pico": {"zmqengine.engine", "zmqengine.pico"},
     "zmqengine.worker": {
         "zmqengine", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine", "zmqengine.errors",
-        "zmqengine.protocol", "zmqengine.worker",
+        "zmqengine.pico", "zmqengine.protocol", "zmqengine.worker",
+    },
+    "zmqengine.bench": {
+        "zmqengine.bench", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.pico",
+        "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
+    },
+    "zmqengine.cli": {
+        "zmqengine", "zmqengine.bench", "zmqengine.cli", "zmqengine.config", "zmqengine.errors", "zmqengine.protocol",
+        "zmqengine.worker", "zmqengine_client", "zmqengine_http", "zmqengine_metrics", "zmqengine_top",
     },
     "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
     "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http",

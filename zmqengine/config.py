@@ -50,6 +50,8 @@ class WorkerConfig:
     """Memory that a row is promised ahead of its output, in tokens."""
     memory_limit_bytes: int | None = None
     """What MLX may hold in all; None is what the system recommends."""
+    wired_limit: str = "auto"
+    """What macOS may keep from being paged out: `auto` for the memory limit, `off`, or a number of bytes."""
 
     queue_max: int = 1024
     ageing_s: float = 15.0
@@ -116,6 +118,10 @@ class WorkerConfig:
             raise ConfigError("--model is empty: give pico, a directory or a hub id")
         if self.engine != "mlx" and not self.engine.startswith("fake:"):
             raise ConfigError(f"the engine {self.engine!r} is unknown: it must be mlx, or fake: and JSON")
+        if self.wired_limit not in ("auto", "off") and not self.wired_limit.isdecimal():
+            raise ConfigError(
+                f"--wired-limit is {self.wired_limit!r}: it must be auto, off or a size such as 12G"
+            )
         self._check_addresses()
         self._check_keys()
         _ = self.shares, self.priorities_min
@@ -135,6 +141,13 @@ class WorkerConfig:
         """The three addresses to bind. A tcp port may be 0: any free one."""
         derived = endpoints(resolve(self.bind or self.name))
         return Endpoints(derived.ctl, self.bind_cmd or derived.cmd, self.bind_out or derived.out)
+
+    @property
+    def wired_bytes(self) -> int | None:
+        """`wired_limit` as a number: None is auto, 0 is off."""
+        return (
+            None if self.wired_limit == "auto" else 0 if self.wired_limit == "off" else int(self.wired_limit)
+        )
 
     @property
     def uses_curve(self) -> bool:

@@ -44,12 +44,14 @@ def test_without_options_the_worker_is_the_default_one(supervised: list[WorkerCo
 def test_options_arrive(supervised: list[WorkerConfig]) -> None:
     """Sizes, seconds, choices and flags."""
     arguments = "--name one --memory-limit 1.5G --prompt-cache-bytes 0 --pass-timeout 2.5 --log-format json"
+    arguments += " --wired-limit 1G"
     rules = ["--share", "chat*=4", "--share", "*=0.5", "--priority-min", "nightly=1"]
     assert main(["worker", *arguments.split(), "--die-with-parent", *rules]) == 0
     assert supervised == [
         WorkerConfig(
             name="one",
             memory_limit_bytes=3 << 29,
+            wired_limit=str(1 << 30),
             prompt_cache_bytes=0,
             pass_timeout_s=2.5,
             log_format="json",

@@ -73,3 +73,53 @@ def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
     assert buffer_cache_bytes(64 * gib, 100 << 20) == 256 << 20
     assert buffer_cache_bytes(64 * gib, 8 * gib) == 2 * gib
     assert buffer_cache_bytes(gib, 8 * gib) == gib // 8
+
+
+class Metal:
+    """Stands in for mlx.core where there is no Metal: what it recommends, and what was asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limit = 17
+        self.asked: list[int] = []
+        monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+        monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 12_000})
+        monkeypatch.setattr(mx, "get_memory_limit", lambda: 8_000)
+        monkeypatch.setattr(mx, "set_wired_limit", self.set)
+
+    def set(self, limit: int) -> int:
+        before, self.limit = self.limit, limit
+        self.asked.append(limit)
+        return before
+
+
+@pytest.mark.parametrize(("asked", "wired"), [(None, 8_000), (5_000, 5_000), (50_000, 12_000)])
+def test_memory_is_wired_within_bounds_and_restored_on_close(models, monkeypatch, asked, wired):
+    """As much as the worker may hold, or as asked, and never more than Metal recommends."""
+    metal = Metal(monkeypatch)
+    engine = make_engine(models["llama"], wired_bytes=asked)
+    assert metal.limit == wired
+    engine.close()
+    engine.close()
+    assert metal.asked == [wired, 17]
+
+
+def test_wiring_can_be_turned_off(models, monkeypatch):
+    """mlx #3186: a machine whose memory is wired to the last has frozen. Then nothing is touched, at close neither."""
+    metal = Metal(monkeypatch)
+    make_engine(models["llama"], wired_bytes=0).close()
+    assert metal.asked == []
+
+
+def test_an_engine_that_cannot_be_built_leaves_no_limit_behind(models, monkeypatch):
+    """The probe raises after memory was wired."""
+    metal = Metal(monkeypatch)
+
+    class Broken:
+        layers = models["llama"].layers
+
+        def __call__(self, inputs, cache=None):
+            raise ValueError("shapes do not fit")
+
+    with pytest.raises(ValueError, match="shapes"):
+        make_engine(Broken())
+    assert metal.limit == 17

@@ -22,6 +22,8 @@ HELP = {
     "context_max": "Tokens of prompt and output that one request may hold; the default is what the model has.",
     "growth_tokens": "Memory promised to a row ahead of its output, in tokens.",
     "memory_limit_bytes": "Memory that MLX may use; the default is what the system recommends.",
+    "wired_limit": "macOS: memory that is never paged out: auto (the memory limit), off, or a size such as 12G. "
+    "Turn it off if the machine freezes under load.",
     "queue_max": "Requests that may wait; past it they are refused with a hint when to come back.",
     "ageing_s": "What more urgent work has kept waiting so long gets every 8th start.",
     "share": "A front-end's share of the service, by its name or key:BEGINNING; 'chat*=4'. Once for each rule.",
@@ -69,6 +71,10 @@ def _option(name: str, kind: Any, default: Any) -> click.Option:
     if kind is bool:
         flags = f"{flag}/--no-{flag.removeprefix('--')}" if default else flag
         return click.Option([flags, name], default=default, is_flag=True, help=text, show_default=True)
+    if name == "wired_limit":
+        return click.Option(
+            [flag, name], default=default, type=_wired, metavar="SIZE", help=text, show_default=True
+        )
     if "bytes" in name:
         text += "" if default is None else f"  [default: {shown(default)}]"
         return click.Option([flag, name], default=default, type=byte_size, metavar="SIZE", help=text)
@@ -87,6 +93,10 @@ def _option(name: str, kind: Any, default: Any) -> click.Option:
         hidden=hidden,
         show_default=default is not None,
     )
+
+
+def _wired(value: str) -> str:
+    return value if value in ("auto", "off") else str(byte_size(value))
 
 
 @_options

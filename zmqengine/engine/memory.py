@@ -14,7 +14,7 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def padding_allowance(parameter_bytes: int) -> int:
-    """Bytes that padding may take in one batch of rows.
+    """Bytes that padding may take in all batches of rows.
 
     Up to the size of the weights, padding is cheaper to read than the weights are a second time; but it may not
     take more than a quarter of what they leave of the memory limit.
@@ -43,11 +43,18 @@ def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
         return machine
 
 
-def wire_memory() -> int | None:
-    """Let MLX wire as much memory as Metal recommends; returns the limit to restore, None without Metal."""
-    if not mx.metal.is_available():
+def wire_memory(bytes_max: int | None = None) -> int | None:
+    """Let MLX wire up to `bytes_max`, None for as much as it may hold of what Metal recommends.
+
+    Wired memory is never paged out, so a model is as fast after a pause as before; but a machine whose memory is
+    wired to the last has frozen under load. 0 leaves all as it is. Returns the limit to restore with
+    `unwire_memory`; None if nothing was changed, as without Metal.
+    """
+    if bytes_max == 0 or not mx.metal.is_available():
         return None
-    return mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    recommended = int(mx.device_info()["max_recommended_working_set_size"])
+    wanted = mx.get_memory_limit() if bytes_max is None else bytes_max
+    return mx.set_wired_limit(min(wanted, recommended))
 
 
 def unwire_memory(limit_bytes: int | None) -> None:

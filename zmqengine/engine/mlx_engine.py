@@ -45,7 +45,7 @@ class MlxEngine:
     to a step (two and a half times as many while no row decodes). Prompts and what followed them are kept in at
     most `prompt_cache_bytes`, for requests that begin with the same tokens. Rows of very different lengths decode
     in batches of their own, so that padding takes at most `padding_bytes_max` in all. Everything runs on the
-    default stream of the default device.
+    default stream of the default device. `wired_bytes` is for `wire_memory`; what it changes is restored by `close`.
 
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
     """
@@ -61,6 +61,7 @@ class MlxEngine:
         prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
         padding_bytes_max: int | None = None,
         prefill_s: float = 0.0,
+        wired_bytes: int | None = None,
     ) -> None:
         self.padding_bytes_max = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
@@ -69,7 +70,7 @@ class MlxEngine:
         self._pace = PrefillPace(prefill_chunk, prefill_s)
         self._pace_idle = PrefillPace(max(prefill_chunk, prefill_chunk_idle), prefill_s * _IDLE_SHARE)
         self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
-        self._wired_limit = wire_memory()
+        self._wired_limit = wire_memory(wired_bytes)
         self._closed = False
         try:
             self._abilities = probe(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -17,7 +18,8 @@ from zmqengine.engine.memory import recommended_bytes  # noqa: E402
 from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.mlx_lm_border import mlx_lm_version  # noqa: E402
 from zmqengine.engine.tokenizer_bundle import TokenizerBundle  # noqa: E402
-from zmqengine.pico import model_path  # noqa: E402
+
+log = logging.getLogger("zmqengine.engine")
 
 _BUFFER_CACHE_BYTES_MIN = 256 << 20
 
@@ -35,20 +37,22 @@ class OpenedEngine:
 def open_mlx_engine(
     model: str,
     *,
+    name: str = "",
     rows_max: int = 32,
     prefill_chunk: int = 512,
     prefill_s: float = 0.2,
     prompt_cache_bytes: int = 512 << 20,
     memory_limit_bytes: int | None = None,
+    wired_bytes: int | None = None,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedEngine:
-    """Load `model` (`pico`, a directory or a hub id) and build its engine on this thread.
+    """Load `model` (a directory or a hub id), to be known as `name`, and build its engine on this thread.
 
     Only this thread may use the engine. Raises ModelLoadError.
     """
     limit = memory_limit_bytes or recommended_bytes()
     mx.set_memory_limit(limit)
-    loaded = load(str(model_path()), report, name=model) if model == "pico" else load(model, report)
+    loaded = load(model, report, name=name)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     engine = MlxEngine(
         loaded.model,
@@ -57,7 +61,13 @@ def open_mlx_engine(
         prefill_chunk=prefill_chunk,
         prefill_s=prefill_s,
         prompt_cache_bytes=prompt_cache_bytes,
+        wired_bytes=wired_bytes,
     )
+    if not engine.info.batchable:
+        log.warning(
+            "this model is served row by row: mlx-lm cannot step several of its rows in one call",
+            extra={"model": engine.info.name},
+        )
     facts = {
         "engine": "mlx",
         "model_path": str(loaded.directory),
@@ -65,6 +75,7 @@ def open_mlx_engine(
         "mlx": version("mlx"),
         "mlx_lm": mlx_lm_version,
         "blas": _BLAS,
+        "batching": "rows together" if engine.info.batchable else "row by row",
     }
     return OpenedEngine(engine, loaded.tokenizer, limit, facts)
 

@@ -14,6 +14,9 @@ from zmqengine.protocol.messages import TokenizerBundle
 
 Report = Callable[[str, "float | None"], None]
 
+PICO = "pico"
+"""The name of the bundled model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -54,14 +57,17 @@ def warm_up(engine: Engine) -> None:
 def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     # Loaded here and not above: the fake engine must run where no MLX is installed.
     from zmqengine.engine.opening import open_mlx_engine
+    from zmqengine.pico import model_path
 
     opened = open_mlx_engine(
-        config.model,
+        str(model_path()) if config.model == PICO else config.model,
+        name=PICO if config.model == PICO else "",
         rows_max=config.rows_max,
         prefill_chunk=config.prefill_chunk,
         prefill_s=config.prefill_ms / 1000,
         prompt_cache_bytes=config.prompt_cache_bytes,
         memory_limit_bytes=config.memory_limit_bytes,
+        wired_bytes=config.wired_bytes,
         report=report,
     )
     bundle = opened.tokenizer

@@ -1,0 +1,32 @@
+"""One model and its batch: `interface.Engine`, made by MLX or faked. Nothing here knows sockets, sessions or threads.
+
+interface.py           what the worker knows of an engine: rows, tokens, memory
+opening.py             from a model's name to an engine; the worker calls this and nothing else
+loader.py              loads a model and its tokenizer with mlx-lm
+tokenizer_bundle.py    what a front-end needs of the tokenizer
+mlx_engine.py          the engine on MLX: one step is a decode of every row, then a chunk of prefill
+
+row.py                 a request in the engine and how far it has come
+prefill.py             reads prompts in bounded chunks
+pacing.py              how long such a chunk may be on this machine
+lanes.py               sorts rows that decode into batches of about the same length
+padding.py             what it costs that rows of a batch are as long as its longest
+decode.py              one batch: a model call a step, a token for each row
+penalties.py           logit bias and penalties of the rows that use them
+sampling.py            from logits to tokens and log-probabilities
+random_bits.py         random numbers of a seed and an index
+
+kv/                    all that is known of mlx-lm's caches
+prefix_cache.py        caches that outlive their row, within a budget
+prefix_index.py        which of them holds the beginning of a text
+parked_rows.py         those of rows that will come back
+
+probe.py               what a model can do, found out at the start
+memory.py              what MLX may hold, and the limit on wired memory
+blas.py, elf.py        a tuned BLAS for MLX on a CPU
+mlx_lm_border.py       all that is imported of mlx-lm
+
+fake_engine.py         an engine without a model, for tests
+fake_prompt_cache.py   what it remembers
+fake_tokenizer.py      its tokenizer
+"""
