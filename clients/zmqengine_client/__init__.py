@@ -10,6 +10,7 @@ It never imports MLX.
 from zmqengine.protocol.messages import Description, Status, TokenLogprob
 from zmqengine_client import errors
 from zmqengine_client.async_client import AsyncClient
+from zmqengine_client.async_group import AsyncGroup, News
 from zmqengine_client.async_streams import AsyncTextStream, AsyncTokenStream
 from zmqengine_client.chunks import Completion, PromptProgress, TextChunk, TokenChunk
 from zmqengine_client.client import Client
@@ -22,6 +23,7 @@ from zmqengine_client.tokenizer import Tokenizer
 
 __all__ = [
     "AsyncClient",
+    "AsyncGroup",
     "AsyncTextStream",
     "AsyncTokenStream",
     "Client",
@@ -31,6 +33,7 @@ __all__ = [
     "CurveKeys",
     "Description",
     "Detokenizer",
+    "News",
     "Options",
     "PromptProgress",
     "Status",

@@ -37,6 +37,14 @@ class Tokenizer:
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._template: ChatTemplate | None = None
 
+    def to_json(self) -> bytes:
+        """The tokenizer as a `tokenizer.json`, for a program that wants to build its own."""
+        return self._tokenizer.to_str().encode()
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token by its text, such as a special one; None if there is no such token."""
+        return self._tokenizer.token_to_id(token)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with `add_special_tokens` those that the model wants at the start are there."""
         if not isinstance(text, str):

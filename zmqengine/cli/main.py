@@ -25,6 +25,7 @@ COMMANDS = {
     "drain": "Let a worker finish what runs, then end it.",
     "demo": "See two programs share one worker.",
     "http": "Serve the OpenAI API in front of workers.",
+    "smg": "Be an engine of the SMG gateway.",
     "bench": "Measure workers and other servers.",
     "keygen": "Make the keys for workers on a network.",
 }

@@ -1,0 +1,76 @@
+"""One adapter from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+from zmqengine_client.errors import ZmqEngineError
+from zmqengine_smg.config import SmgConfig
+from zmqengine_smg.tokenizer_files import write_tokenizer
+from zmqengine_smg.upstream import Upstream
+
+log = logging.getLogger("zmqengine.smg")
+
+
+async def run(config: SmgConfig, stopping: asyncio.Event | None = None) -> None:
+    """Serve until SIGINT, SIGTERM or `stopping`; what runs may finish, unless the signal comes a second time.
+
+    Raises `ConfigError` if it cannot begin.
+    """
+    stopping = stopping or asyncio.Event()
+    upstream = Upstream(config.worker, config.keys, patience_s=config.patience_s)
+    tasks = [asyncio.create_task(upstream.run())]
+    if config.tokenizer_directory is not None:
+        tasks.append(asyncio.create_task(_write_tokenizer(config, upstream)))
+    serving = asyncio.create_task(_serve(config, upstream, stopping))
+    _on_signals(stopping, serving)
+    try:
+        await asyncio.wait((serving, *tasks[:1]), return_when=asyncio.FIRST_COMPLETED)
+        # Following the worker ends only by failing.
+        if tasks[0].done():
+            serving.cancel()
+            tasks[0].result()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _serve(config: SmgConfig, upstream: Upstream, stopping: asyncio.Event) -> None:
+    # Each wire imports what it needs: the ZeroMQ wire works without gRPC.
+    if config.listen is not None:
+        from zmqengine_smg.grpc_server import serve_grpc
+
+        await serve_grpc(config, upstream, stopping)
+    else:
+        from zmqengine_smg.engine import serve_engine
+
+        await serve_engine(config, upstream, stopping)
+
+
+async def _write_tokenizer(config: SmgConfig, upstream: Upstream) -> None:
+    assert config.tokenizer_directory is not None
+    await upstream.wait_for(lambda: upstream.model is not None)
+    assert upstream.model is not None
+    try:
+        await asyncio.to_thread(write_tokenizer, upstream.model, config.tokenizer_directory)
+        log.info("the tokenizer is in %s", config.tokenizer_directory)
+    except (OSError, ZmqEngineError) as error:
+        log.error("cannot write the tokenizer to %s: %s", config.tokenizer_directory, error)
+
+
+def _on_signals(stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    def stop() -> None:
+        if stopping.is_set():
+            serving.cancel()
+        stopping.set()
+
+    # In a thread of a program that has signal handlers of its own there are none to set.
+    with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop)

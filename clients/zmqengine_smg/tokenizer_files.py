@@ -1,0 +1,79 @@
+"""The worker's tokenizer as the files that the gateway reads: a zip for gRPC, a directory for its `--model-path`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from zmqengine_smg.upstream import Model
+
+CHUNK_BYTES = 64 * 1024
+
+
+def tokenizer_files(model: Model) -> dict[str, bytes]:
+    """The files by name: `tokenizer.json`, its configuration with the chat template, and the end tokens.
+
+    The gateway ends an output at the `eos_token_id` of `generation_config.json`, so all end tokens stand there.
+    """
+    tokenizer = model.tokenizer
+    configuration: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.limits.context_tokens_max,
+        "clean_up_tokenization_spaces": bool(tokenizer.facts.get("clean_up_tokenization_spaces", False)),
+        **tokenizer.special_tokens,
+    }
+    if tokenizer.chat_template is not None:
+        configuration["chat_template"] = tokenizer.chat_template
+    ends = {"eos_token_id": sorted(model.card.eos_token_ids)}
+    return {
+        "tokenizer.json": tokenizer.to_json(),
+        "tokenizer_config.json": _json(configuration),
+        "generation_config.json": _json(ends),
+        "config.json": _json(
+            {
+                **ends,
+                "vocab_size": model.card.vocab_size,
+                "max_position_embeddings": model.card.context_tokens,
+            }
+        ),
+    }
+
+
+def tokenizer_zip(model: Model) -> bytes:
+    """The files as a zip archive, the same bytes every time."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in tokenizer_files(model).items():
+            # A ZipInfo of its own: writestr with a name would put in the time of day.
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
+    """The archive in parts, each with the SHA-256 of the whole in hexadecimal: empty but in the last."""
+    digest = hashlib.sha256(archive).hexdigest()
+    for start in range(0, len(archive), CHUNK_BYTES):
+        end = start + CHUNK_BYTES
+        yield archive[start:end], digest if end >= len(archive) else ""
+
+
+def write_tokenizer(model: Model, directory: Path) -> None:
+    """Write the files into `directory`, which is made if it is missing; each is replaced whole."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in tokenizer_files(model).items():
+        handle, part = tempfile.mkstemp(dir=directory, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(part, 0o644)
+        os.replace(part, directory / name)
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)

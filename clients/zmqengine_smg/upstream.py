@@ -1,0 +1,116 @@
+"""The worker behind an adapter: whether it takes requests, what it serves, how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from zmqengine.protocol.messages import Limits, ModelCard
+from zmqengine_client import AsyncClient, ClientEvent, CurveKeys
+from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.tokenizer import Tokenizer
+
+log = logging.getLogger("zmqengine.smg")
+
+PROBE_S = 1.0
+PROBE_UNREADY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of a worker once its model is loaded."""
+
+    card: ModelCard
+    limits: Limits
+    tokenizer: Tokenizer
+
+
+class Upstream:
+    """Follows one worker for as long as `run` runs.
+
+    `ready` says whether it takes new requests; `model` and `numbers` are what it told last, also while it restarts.
+    The client mends the connection and resumes streams by itself. `on_change` is called when `state` changes.
+    """
+
+    def __init__(
+        self, address: str | None, keys: CurveKeys | None = None, *, patience_s: float = 60.0
+    ) -> None:
+        self.client = AsyncClient(
+            address,
+            name="zmqengine smg",
+            keys=keys,
+            worker_lost_timeout_s=patience_s,
+            on_event=self._on_event,
+        )
+        self.state = "unknown"
+        self.state_since = time.monotonic()
+        self.model: Model | None = None
+        self.numbers: Mapping[str, int | float] = {}
+        self.on_change: list[Callable[[], None]] = []
+        self._news = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker takes new requests."""
+        return self.state == "ready"
+
+    async def run(self) -> None:
+        """Ask for the state and the numbers, again and again. Closes the client when it is cancelled."""
+        try:
+            while True:
+                self._news.clear()
+                await self._probe()
+                timer = asyncio.get_running_loop().call_later(
+                    PROBE_S if self.ready else PROBE_UNREADY_S, self._news.set
+                )
+                try:
+                    await self._news.wait()
+                finally:
+                    timer.cancel()
+        finally:
+            await self.client.close()
+
+    async def wait_for(self, wanted: Callable[[], bool]) -> None:
+        """Until `wanted()` is true after a change of state."""
+        changed = asyncio.Event()
+        self.on_change.append(changed.set)
+        try:
+            while not wanted():
+                changed.clear()
+                await changed.wait()
+        finally:
+            self.on_change.remove(changed.set)
+
+    async def _probe(self) -> None:
+        try:
+            description = await self.client.describe()
+            if description.state == "ready":
+                card, limits = description.model, description.limits
+                assert card is not None
+                assert limits is not None
+                if self.model is None or self.model.card != card or self.model.limits != limits:
+                    self.model = Model(card, limits, await self.client.tokenizer())
+                self.numbers = (await self.client.status()).numbers
+            self._enter(description.state)
+        except ZmqEngineError as error:
+            self._enter("unreachable", error.message)
+
+    def _on_event(self, event: ClientEvent) -> None:
+        if event.kind in ("lost", "fatal", "fenced"):
+            self._enter("unreachable", event.message)
+        elif event.kind == "resumed":
+            log.info("request %s %s", event.request_id, event.message)
+        # Ask again now instead of at the next probe.
+        self._news.set()
+
+    def _enter(self, state: str, reason: str = "") -> None:
+        if state == self.state:
+            return
+        self.state, self.state_since = state, time.monotonic()
+        level = logging.INFO if state in ("ready", "loading", "warming") else logging.WARNING
+        log.log(level, "the worker is %s%s", state, f": {reason}" if reason else "")
+        for listener in list(self.on_change):
+            listener()
