@@ -22,6 +22,8 @@ REQUIRED = {
     "zmqengine_http/__init__.py",
     "zmqengine_metrics/py.typed",
     "zmqengine_metrics/__init__.py",
+    "zmqengine_smg/py.typed",
+    "zmqengine_smg/__init__.py",
 }
 
 

@@ -74,6 +74,7 @@ ALLOWED = {
     "zmqengine_top": {
         "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics", "zmqengine_top",
     },
+    "zmqengine_smg": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_smg"},
 }  # fmt: skip
 # A whole worker inside a test of a front-end: the one place where a client package needs one.
 CLIENT_EXCEPTIONS = {"zmqengine_client/testing.py"}
@@ -145,7 +146,14 @@ def test_no_module_is_a_drawer() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["zmqengine_client", "zmqengine_http", "zmqengine.cli.main", "zmqengine.worker.main"]
+    "package",
+    [
+        "zmqengine_client",
+        "zmqengine_http",
+        "zmqengine_smg.engine",
+        "zmqengine.cli.main",
+        "zmqengine.worker.main",
+    ],
 )
 def test_importing_a_front_end_or_the_idle_worker_loads_no_mlx(package: str) -> None:
     """A front-end never imports mlx, by whatever way; a worker does when it opens the model."""
