@@ -1,0 +1,45 @@
+"""What an adapter can be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from zmqengine.cli.smg import smg
+from zmqengine_client.errors import ConfigError
+from zmqengine_smg import SmgConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "--listen"),
+        ({"listen": "127.0.0.1:1", "engine": "ipc:///tmp/e"}, "--engine"),
+        ({"listen": "0.0.0.0:50051"}, "--open-to-network"),
+        ({"listen": "[::]:50051"}, "--open-to-network"),
+        ({"listen": "example.org:50051"}, "--open-to-network"),
+        ({"listen": "nonsense"}, "tcp://HOST:PORT"),
+        ({"engine": "tcp://127.0.0.1:1"}, "ipc://"),
+        ({"engine": "ipc://relative"}, "ipc://"),
+        ({"engine": "ipc:///" + "x" * 100}, "bytes"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], named: str) -> None:
+    """Before anything is opened, with the option that is meant."""
+    with pytest.raises(ConfigError, match=named.replace("[", r"\[")):
+        SmgConfig(**options)
+
+
+def test_the_network_is_open_when_that_is_said() -> None:
+    """And loopback always is."""
+    assert SmgConfig(listen="0.0.0.0:50051", open_to_network=True).listen_address == ("0.0.0.0", 50051)
+    assert SmgConfig(listen="[::1]:50051").listen_address == ("[::1]", 50051)
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    """The option's own text reaches the terminal."""
+    result = CliRunner().invoke(smg, ["--listen", "0.0.0.0:1"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--open-to-network" in result.exception.message
