@@ -19,7 +19,7 @@ log = logging.getLogger("zmqengine.smg")
 
 IDENTITY = (0).to_bytes(2, "little")
 """The engine's number, as the gateway's sockets know it: there is one engine to a path."""
-STEP_S = 10.0
+STEP_S = 5.0
 PORT_FIRST, PORTS = 20_000, 10_000
 _FNV_OFFSET, _FNV_PRIME, _WORD = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 

@@ -117,6 +117,9 @@ class ZmqGateway:
 
     def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
+        if kind == zmq.ROUTER:
+            # An engine that comes back is let in, even if its former connection was not seen to end yet.
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.bind(address)
         return socket
 
