@@ -24,7 +24,7 @@ class SmgConfig:
     keys: CurveKeys | None = None
     listen: str | None = None
     engine: str | None = None
-    open_to_network: bool = False
+    insecure_no_key: bool = False
     tokenizer_directory: Path | None = None
     patience_s: float = 60.0
     drain_s: float = 30.0
@@ -32,11 +32,11 @@ class SmgConfig:
     def __post_init__(self) -> None:
         if (self.listen is None) == (self.engine is None):
             raise ConfigError("give one of --listen HOST:PORT (gRPC) and --engine ipc://PATH (ZeroMQ)")
-        if self.listen is not None and not self.open_to_network and not is_loopback(f"tcp://{self.listen}"):
+        if self.listen is not None and not self.insecure_no_key and not is_loopback(f"tcp://{self.listen}"):
             raise ConfigError(
                 f"--listen {self.listen} is open to the network, and the gateway's gRPC knows neither keys nor "
                 "encryption: run this beside the gateway, with the worker on tcp:// and keys between the two, or say "
-                "--open-to-network"
+                "--insecure-no-key"
             )
         if self.engine is not None:
             _check_engine(self.engine)

@@ -17,9 +17,9 @@ from zmqengine_smg import SmgConfig
     [
         ({}, "--listen"),
         ({"listen": "127.0.0.1:1", "engine": "ipc:///tmp/e"}, "--engine"),
-        ({"listen": "0.0.0.0:50051"}, "--open-to-network"),
-        ({"listen": "[::]:50051"}, "--open-to-network"),
-        ({"listen": "example.org:50051"}, "--open-to-network"),
+        ({"listen": "0.0.0.0:50051"}, "--insecure-no-key"),
+        ({"listen": "[::]:50051"}, "--insecure-no-key"),
+        ({"listen": "example.org:50051"}, "--insecure-no-key"),
         ({"listen": "nonsense"}, "tcp://HOST:PORT"),
         ({"engine": "tcp://127.0.0.1:1"}, "ipc://"),
         ({"engine": "ipc://relative"}, "ipc://"),
@@ -34,7 +34,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], named: str) -> Non
 
 def test_the_network_is_open_when_that_is_said() -> None:
     """And loopback always is."""
-    assert SmgConfig(listen="0.0.0.0:50051", open_to_network=True).listen_address == ("0.0.0.0", 50051)
+    assert SmgConfig(listen="0.0.0.0:50051", insecure_no_key=True).listen_address == ("0.0.0.0", 50051)
     assert SmgConfig(listen="[::1]:50051").listen_address == ("[::1]", 50051)
 
 
@@ -42,4 +42,4 @@ def test_the_command_says_what_is_wrong() -> None:
     """The option's own text reaches the terminal."""
     result = CliRunner().invoke(smg, ["--listen", "0.0.0.0:1"])
     assert isinstance(result.exception, ConfigError)
-    assert "--open-to-network" in result.exception.message
+    assert "--insecure-no-key" in result.exception.message

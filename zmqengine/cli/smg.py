@@ -19,7 +19,7 @@ from zmqengine.cli.options import Target, worker_options
     "--engine", metavar="ipc://PATH", help="Connect to the gateway on this machine that has this worker URL."
 )
 @click.option(
-    "--open-to-network", is_flag=True, help="Let --listen be reached from other machines, without any key."
+    "--insecure-no-key", is_flag=True, help="Let --listen be reached from other machines, without any key."
 )
 @click.option(
     "--tokenizer-dir",
@@ -47,7 +47,7 @@ def smg(
     target: Target,
     listen: str | None,
     engine: str | None,
-    open_to_network: bool,
+    insecure_no_key: bool,
     tokenizer_dir: Path | None,
     patience: float,
     drain: float,
@@ -67,7 +67,7 @@ def smg(
         keys=keys_of(target),
         listen=listen,
         engine=engine,
-        open_to_network=open_to_network,
+        insecure_no_key=insecure_no_key,
         tokenizer_directory=tokenizer_dir,
         patience_s=patience,
         drain_s=drain,
