@@ -64,7 +64,7 @@ ALLOWED = {
     },
     "zmqengine.cli": {
         "zmqengine", "zmqengine.bench", "zmqengine.cli", "zmqengine.config", "zmqengine.errors", "zmqengine.protocol",
-        "zmqengine.worker", "zmqengine_client", "zmqengine_http", "zmqengine_metrics", "zmqengine_top",
+        "zmqengine.worker", "zmqengine_client", "zmqengine_http", "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
     },
     "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
     "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http",
