@@ -76,7 +76,7 @@ def test_requests_are_shown_ended_and_the_worker_drained_by_keys(worker: FakeWor
             lines = visible(app)
             assert len(lines) == 24
             assert all(len(line) == 80 for line in lines)
-            assert "Quit" in lines[-1]
+            await until(pilot, lambda: "Quit" in visible(app)[-1], "the keys are named")
             assert any("first" in line and "4,000" in line for line in lines)
             await pilot.press("a", "y")
             await until(

@@ -1,0 +1,155 @@
+"""What is told of a model before it is loaded, against the model loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS, shape_of
+from zmqengine.checkpoint.estimate import ACTIVATION_SHARE, open_checkpoint
+from zmqengine.checkpoint.on_disk import find_model, find_models
+from zmqengine.checkpoint.weights import CheckpointError, read_weights
+from zmqengine.pico import model_path
+
+
+def write_tensors(file: Path, tensors: dict[str, tuple[str, int]], *, cut: int = 0) -> None:
+    """A safetensors file of zeros: name to type and bytes."""
+    header, place = {}, 0
+    for name, (dtype, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps({"__metadata__": {"format": "mlx"}, **header}).encode()
+    file.write_bytes((len(text).to_bytes(8, "little") + text + bytes(place))[: None if not cut else -cut])
+
+
+def llama(**fields: Any) -> dict[str, Any]:
+    """A config.json of four layers with 2 heads of 8 numbers."""
+    return {
+        "model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "hidden_size": 32, "max_position_embeddings": 4096, **fields,
+    }  # fmt: skip
+
+
+def test_weights_are_counted_from_headers_over_all_shards(tmp_path: Path) -> None:
+    """A quantised model computes in the type of its scales."""
+    write_tensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("U32", 4000), "b": ("BF16", 100)})
+    write_tensors(tmp_path / "model-00002-of-00002.safetensors", {"c": ("BF16", 60), "d": ("F32", 40)})
+    weights = read_weights(tmp_path)
+    assert (weights.total_bytes, weights.tensors, weights.float_bytes) == (4200, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"[]", b"PK\x03\x04zip!"]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    """Not a traceback, and not a size."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        read_weights(tmp_path)
+
+
+def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    """As an interrupted copy leaves it."""
+    write_tensors(tmp_path / "model.safetensors", {"a": ("F32", 400)}, cut=1)
+    with pytest.raises(CheckpointError, match="cut off"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "numbers"),
+    [
+        ({}, "full", 4 * 32 * (1000 + GROWTH_TOKENS)),
+        ({"head_dim": 16}, "full", 4 * 64 * (1000 + GROWTH_TOKENS)),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 100},
+            "full+sliding", 2 * 32 * (1000 + GROWTH_TOKENS) + 2 * 32 * 100,
+        ),
+        (
+            {"sliding_window_pattern": 4, "sliding_window": 100},
+            "full+sliding", 32 * (1000 + GROWTH_TOKENS) + 3 * 32 * 100,
+        ),
+        ({"full_attention_interval": 2}, "full+state", 2 * 32 * (1000 + GROWTH_TOKENS)),
+        ({"kv_lora_rank": 20, "qk_rope_head_dim": 4}, "latent", 4 * 24 * (1000 + GROWTH_TOKENS)),
+        ({"model_type": "mamba"}, "state", 0),
+    ],
+)  # fmt: skip
+def test_the_bytes_of_a_chat_follow_from_the_kinds_of_layers(
+    fields: dict[str, Any], kind: str, numbers: int
+) -> None:
+    """Layer by layer: all tokens, the last few, a state, or a latent."""
+    shape = shape_of(llama(**fields))
+    assert shape.kind == kind
+    assert shape.bytes_for(1000, 2) == 2 * numbers
+
+
+def test_a_model_that_also_sees_has_its_text_part_read() -> None:
+    """Its own numbers stand one level down."""
+    shape = shape_of(
+        {"model_type": "vlm", "text_config": llama(), "vision_config": {"num_hidden_layers": 99}}
+    )
+    assert (shape.full_layers, shape.context_tokens) == (4, 4096)
+
+
+def test_chats_are_what_the_limit_leaves(tmp_path: Path) -> None:
+    """Limit less activations less weights, over the bytes of a chat."""
+    write_tensors(tmp_path / "model.safetensors", {"a": ("BF16", 10_000)})
+    (tmp_path / "config.json").write_text(json.dumps(llama(quantization={"bits": 4, "group_size": 64})))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.quantisation == "4-bit"
+    each = 2 * 4 * 32 * (1000 + GROWTH_TOKENS)
+    limit = int((10_000 + 3.5 * each) / (1 - ACTIVATION_SHARE))
+    assert checkpoint.chats(limit, 1000) == 3
+    assert checkpoint.chats(5_000, 1000) == 0
+    assert checkpoint.kv_budget(5_000) < 0
+    assert checkpoint.lengths() == [2048, 4096]
+
+
+@pytest.mark.parametrize("name", ["pico", "LLAMA", "SLIDING"])
+def test_the_estimate_is_what_the_loaded_model_takes(name: str, tmp_path: Path) -> None:
+    """Weights to a percent; the bytes of a chat as the engine projects them from real caches."""
+    pytest.importorskip("mlx.core")
+    from tests.support import models
+    from zmqengine.engine.loader import load
+    from zmqengine.engine.mlx_engine import MlxEngine
+
+    directory = model_path() if name == "pico" else models.save_model(tmp_path / "m", getattr(models, name))
+    checkpoint = open_checkpoint(directory)
+    loaded = load(str(directory))
+    assert checkpoint.weights.total_bytes == pytest.approx(loaded.info.parameter_bytes, rel=0.01)
+    assert checkpoint.shape.context_tokens == loaded.info.context_tokens
+    engine = MlxEngine(loaded.model, loaded.info)
+    try:
+        for tokens in (10, 500, 2000):
+            estimated = checkpoint.shape.bytes_for(tokens, checkpoint.weights.float_bytes)
+            assert estimated == pytest.approx(engine.project_bytes(tokens), rel=0.01)
+    finally:
+        engine.close()
+
+
+def test_models_are_found_in_the_hubs_cache_and_in_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hub id at the snapshot that main names; half-fetched ones and other repositories are passed over."""
+    cache, mine = tmp_path / "hub", tmp_path / "mine"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    repository = cache / "models--owner--a--b"
+    for snapshot in ("1", "2"):
+        (repository / "snapshots" / snapshot).mkdir(parents=True)
+        (repository / "snapshots" / snapshot / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("1")
+    (cache / "models--owner--half" / "snapshots" / "1").mkdir(parents=True)
+    (cache / "datasets--owner--c" / "snapshots" / "1").mkdir(parents=True)
+    (mine / "local").mkdir(parents=True)
+    (mine / "local" / "config.json").write_text("{}")
+    found = list(find_models([mine]))
+    assert [(model.name, model.directory.name) for model in found] == [
+        ("owner/a--b", "1"),
+        (str(mine / "local"), "local"),
+    ]
+    assert find_model("owner/a--b") == repository / "snapshots" / "1"
+    assert find_model("owner/other") is None
+    assert find_model(str(mine)) == mine

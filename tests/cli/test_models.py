@@ -1,0 +1,110 @@
+"""`zmqengine models`, `pull` and `doctor`, against a hub of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND
+from tests.cli.fake_hub import FakeHub
+from zmqengine.pico import model_path
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    """Has pico under a name of its own, with files that no worker needs."""
+    names = (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "model.safetensors",
+    )
+    files = {name: (model_path() / name).read_bytes() for name in names}
+    hub = FakeHub("owner/pico-copy", {**files, "pytorch_model.bin": b"x" * 1000, "README.md": b"# a card"})
+    yield hub
+    hub.close()
+
+
+class Shell:
+    """The command line with a hub and a cache of its own."""
+
+    def __init__(self, hub: FakeHub, home: Path) -> None:
+        self._environment = {
+            **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1",
+            "ZMQENGINE_DIR": str(home / "d"), "HF_HUB_DISABLE_TELEMETRY": "1",
+        }  # fmt: skip
+        for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN", "ZMQENGINE_ADDRESS"):
+            self._environment.pop(name, None)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+            env=self._environment,
+        )
+
+
+@pytest.fixture
+def shell(hub: FakeHub, tmp_path: Path) -> Shell:
+    """Nothing fetched yet."""
+    return Shell(hub, tmp_path)
+
+
+def test_a_model_is_pulled_listed_and_found_fit(shell: Shell, hub: FakeHub) -> None:
+    """Only the files that a model consists of; the directory on standard output, for scripts."""
+    pulled = shell.run("pull", hub.model)
+    assert pulled.returncode == 0, pulled.stderr
+    directory = Path(pulled.stdout.strip())
+    assert (directory / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+    assert not [path for path in hub.paths if "pytorch_model" in path]
+    assert "qwen3" in pulled.stderr
+    listed = {model["model"]: model for model in json.loads(shell.run("models", "--json").stdout)}
+    assert set(listed) == {"pico", hub.model}
+    assert listed[hub.model]["bytes"] == listed["pico"]["bytes"] > 3_000_000
+    assert listed[hub.model]["fits"] is True
+    table = shell.run("models", "--memory-limit", "1M").stdout
+    assert table.count("too large") == 2
+    seen = shell.run("doctor", "--model", hub.model)
+    assert seen.returncode == 0, seen.stdout
+    assert f"{hub.model}: qwen3" in seen.stdout
+
+
+def test_a_download_that_broke_off_goes_on(shell: Shell, hub: FakeHub) -> None:
+    """Whether within the first run or by the second, every byte arrives."""
+    hub.broken = {"model.safetensors"}
+    first = shell.run("pull", hub.model)
+    pulled = first if first.returncode == 0 else shell.run("pull", hub.model)
+    assert pulled.returncode == 0, pulled.stderr
+    assert (Path(pulled.stdout.strip()) / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+    assert not hub.broken
+
+
+@pytest.mark.parametrize(("model", "code"), [("owner/none", 1), ("not-an-id", 2)])
+def test_a_model_that_is_not_there_is_one_line(shell: Shell, model: str, code: int) -> None:
+    """With what to do."""
+    pulled = shell.run("pull", model)
+    assert pulled.returncode == code
+    assert len(pulled.stderr.splitlines()) == 1, pulled.stderr
+    assert pulled.stdout == ""
+
+
+def test_the_doctors_code_is_for_scripts(shell: Shell) -> None:
+    """1 for what failed; warnings only if asked; JSON for programs."""
+    assert shell.run("doctor", "--model", "owner/none").returncode == 0
+    assert shell.run("doctor", "--model", "owner/none", "--strict").returncode == 1
+    failed = shell.run("doctor", "--memory-limit", "1M", "--json")
+    assert failed.returncode == 1
+    levels = {finding["subject"]: finding["level"] for finding in json.loads(failed.stdout)}
+    assert levels["fits"] == "fail"
+    assert levels["python"] == "ok"

@@ -1,0 +1,115 @@
+"""How many bytes of cache a token takes, from a model's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GROWTH_TOKENS = 256
+"""By so many tokens at a time mlx-lm's caches grow."""
+_FIXED_KINDS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "rwkv"}
+_FIXED_MODELS = {"mamba", "mamba2", "rwkv7"}
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigShape:
+    """Layers by what they keep, and the numbers that one token takes in one of them.
+
+    `sliding_tokens` is the most that a sliding layer keeps; `fixed_layers` keep a state that does not grow.
+    """
+
+    full_layers: int
+    sliding_layers: int
+    fixed_layers: int
+    numbers_per_token: int
+    sliding_tokens: int
+    context_tokens: int
+    latent: bool
+
+    @property
+    def kind(self) -> str:
+        """The kinds of cache, for people."""
+        full = "latent" if self.latent else "full"
+        parts = [(self.full_layers, full), (self.sliding_layers, "sliding"), (self.fixed_layers, "state")]
+        return "+".join(name for layers, name in parts if layers) or "none"
+
+    def bytes_for(self, tokens: int, float_bytes: int) -> int:
+        """Of caches that hold this many tokens of one chat, growth included."""
+        grown = tokens + GROWTH_TOKENS
+        held = self.full_layers * grown + self.sliding_layers * min(grown, self.sliding_tokens)
+        return held * self.numbers_per_token * float_bytes
+
+
+def shape_of(config: Mapping[str, Any]) -> ConfigShape:
+    """The shape that a config.json describes. What it does not say is taken as the plainest: full attention."""
+    text = _text_part(config)
+    layers = _number(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
+    kinds = _layer_kinds(text, layers)
+    sliding = kinds.count("sliding")
+    return ConfigShape(
+        full_layers=kinds.count("full"),
+        sliding_layers=sliding,
+        fixed_layers=kinds.count("fixed"),
+        numbers_per_token=_numbers_per_token(text),
+        sliding_tokens=_number(text, "sliding_window", "attention_window_size") or 0,
+        context_tokens=_number(text, *_CONTEXT_KEYS) or _number(config, *_CONTEXT_KEYS) or 8192,
+        latent=bool(text.get("kv_lora_rank")),
+    )
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Models that also see or hear keep the language model's part under a name of its own."""
+    for key in ("text_config", "llm_config", "language_config"):
+        part = config.get(key)
+        if isinstance(part, Mapping) and _number(part, "num_hidden_layers"):
+            return part
+    return config
+
+
+def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
+    if config.get("model_type") in _FIXED_MODELS:
+        return ["fixed"] * layers
+    named = config.get("layer_types") or config.get("layers_block_type")
+    if isinstance(named, list) and named:
+        return [_kind(str(name)) for name in named[:layers]]
+    every = _number(config, "full_attention_interval")
+    if every:
+        return ["full" if (layer + 1) % every == 0 else "fixed" for layer in range(layers)]
+    pattern = _number(config, "sliding_window_pattern")
+    if pattern and _number(config, "sliding_window"):
+        return ["full" if (layer + 1) % pattern == 0 else "sliding" for layer in range(layers)]
+    return ["full"] * layers
+
+
+def _kind(name: str) -> str:
+    if "sliding" in name or "chunked" in name:
+        return "sliding"
+    return "fixed" if name in _FIXED_KINDS else "full"
+
+
+def _numbers_per_token(config: Mapping[str, Any]) -> int:
+    latent = _number(config, "kv_lora_rank")
+    if latent:
+        return latent + (_number(config, "qk_rope_head_dim") or 0)
+    heads = _number(config, "num_attention_heads", "n_head", "n_heads") or 1
+    kv_heads = _number(config, "num_key_value_heads", "n_kv_heads") or heads
+    head = _number(config, "head_dim") or (_number(config, "hidden_size", "n_embd", "d_model") or 0) // heads
+    return 2 * kv_heads * head
+
+
+def _number(config: Mapping[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40:
+            return value
+    return None

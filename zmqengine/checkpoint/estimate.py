@@ -1,0 +1,70 @@
+"""Whether a model fits in memory, and for how many chats of what length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
+from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
+
+ACTIVATION_SHARE = 0.1
+"""Of the memory limit, what a worker keeps free for the work of a step."""
+CHAT_TOKENS = (2_048, 8_192, 32_768, 131_072)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model on disk. `quantisation` is empty for a model that is not quantised."""
+
+    directory: Path
+    model_type: str
+    quantisation: str
+    weights: Weights
+    shape: ConfigShape
+
+    def kv_budget(self, limit_bytes: int) -> int:
+        """What a limit leaves for caches; negative if not even the weights fit."""
+        return int(limit_bytes * (1 - ACTIVATION_SHARE)) - self.weights.total_bytes
+
+    def chats(self, limit_bytes: int, tokens: int) -> int | None:
+        """How many chats of this length fit at once; None when caches do not grow, so that nothing bounds them."""
+        each = self.shape.bytes_for(tokens, self.weights.float_bytes)
+        return max(0, self.kv_budget(limit_bytes)) // each if each else None
+
+    def lengths(self) -> list[int]:
+        """Lengths of chat to tell of: usual ones within the context, and the context itself."""
+        context = self.shape.context_tokens
+        return [*(tokens for tokens in CHAT_TOKENS if tokens < context), context]
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Read config.json and the headers of the weights. Raises `CheckpointError`."""
+    file = directory / "config.json"
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{directory} has no config.json: it is not a model in mlx-lm's format"
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+    return Checkpoint(
+        directory=directory,
+        model_type=str(config.get("model_type", "unknown")),
+        quantisation=_quantisation(config),
+        weights=read_weights(directory),
+        shape=shape_of(config),
+    )
+
+
+def _quantisation(config: Mapping[str, Any]) -> str:
+    found = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(found, Mapping):
+        return ""
+    bits, mode = found.get("bits"), found.get("mode") or found.get("quant_method") or ""
+    return f"{bits}-bit" if bits else str(mode)

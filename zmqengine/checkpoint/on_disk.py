@@ -1,0 +1,61 @@
+"""Which models this machine has: the bundled one, the hub's cache, and directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Found(NamedTuple):
+    """A model and what to call it as `--model`."""
+
+    name: str
+    directory: Path
+
+
+def hub_cache() -> Path:
+    """Where `huggingface_hub` keeps what it has fetched: its variables, in its order."""
+    if os.environ.get("HF_HUB_CACHE"):
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def find_models(directories: Iterable[Path] = ()) -> Iterator[Found]:
+    """Those in the hub's cache, by hub id, then those in the directories, one level deep."""
+    for repository in sorted(hub_cache().glob("models--*--*")):
+        snapshot = newest_snapshot(repository)
+        if snapshot is not None and (snapshot / "config.json").is_file():
+            owner, name = repository.name.removeprefix("models--").split("--", 1)
+            yield Found(f"{owner}/{name}", snapshot)
+    for directory in directories:
+        for file in sorted([directory / "config.json", *directory.glob("*/config.json")]):
+            if file.is_file():
+                yield Found(str(file.parent), file.parent)
+
+
+def newest_snapshot(repository: Path) -> Path | None:
+    """The snapshot that `main` names, or else the newest."""
+    try:
+        named = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
+        if named.is_dir():
+            return named
+    except OSError:
+        pass
+    snapshots = [path for path in repository.glob("snapshots/*") if path.is_dir()]
+    return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def find_model(model: str) -> Path | None:
+    """The directory of `--model` if it is on this machine: a directory, or a hub id that was fetched."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if model.count("/") == 1:
+        return newest_snapshot(hub_cache() / ("models--" + model.replace("/", "--")))
+    return None

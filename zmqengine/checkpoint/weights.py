@@ -1,0 +1,69 @@
+"""Sizes and types of a checkpoint's tensors, from the headers of its safetensors files.
+
+The format: 8 bytes, little-endian, that say how long the header is; the header in JSON, a map of tensor names to
+`dtype`, `shape` and `data_offsets`; the data. https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+HEADER_BYTES_MAX = 100_000_000
+"""As the safetensors library has it."""
+FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+class CheckpointError(Exception):
+    """A file that is not what its name says."""
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All tensors of a checkpoint together. `float_bytes` is the size of one number that the model computes with."""
+
+    total_bytes: int
+    tensors: int
+    float_bytes: int
+
+
+def read_weights(directory: Path) -> Weights:
+    """Of every `model*.safetensors` in the directory. Reads headers only. Raises `CheckpointError`."""
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{directory} has no model*.safetensors: it is not a model in mlx-lm's format")
+    total, kinds = 0, Counter[str]()
+    for file in files:
+        for tensor in _read_header(file).values():
+            total += tensor.data_offsets[1] - tensor.data_offsets[0]
+            kinds[tensor.dtype] += 1
+    # Quantised weights are integers; what is computed with is the type of the scales and norms beside them.
+    floats = [(count, kind) for kind, count in kinds.items() if kind in FLOAT_BYTES]
+    return Weights(total, kinds.total(), FLOAT_BYTES[max(floats)[1]] if floats else 2)
+
+
+def _read_header(file: Path) -> dict[str, _Tensor]:
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > HEADER_BYTES_MAX:
+                raise CheckpointError(f"{file} is no safetensors file, or is damaged: fetch it again")
+            header = opened.read(length)
+        parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        parts.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in parts.items()}
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+    ends = [8 + length + tensor.data_offsets[1] for tensor in tensors.values()]
+    if max(ends, default=0) > file.stat().st_size:
+        raise CheckpointError(f"{file} is cut off: fetch it again")
+    return tensors

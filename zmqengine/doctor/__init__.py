@@ -1,0 +1,1 @@
+"""What is wrong with this machine, a model or a worker, one line a finding, before somebody has to ask."""
