@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "See two programs share one worker.",
     "http": "Serve the OpenAI API in front of workers.",
     "smg": "Be an engine of the SMG gateway.",
+    "launch": "Point an agent at a front-end: Claude Code, Codex and others.",
     "bench": "Measure workers and other servers.",
     "keygen": "Make the keys for workers on a network.",
 }

@@ -1,0 +1,206 @@
+"""Programs that can be pointed at a front-end: a table with one entry for each, and how each wants to be told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+NO_KEY = "none"
+"""What is given as a key where none is needed: every program asks for one."""
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """Where the front-end is, and the model to use. `folder` may hold files for programs that read their settings."""
+
+    url: str
+    model: str
+    context_tokens: int
+    folder: str
+    key: str = NO_KEY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a program needs: variables, `arguments` after its name, and `files` by path."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program: its `command`, how to `install` it, the API it speaks, and its setup.
+
+    `context_tokens_min` is what its own prompt needs, with room to work. `advice` says what helps the prompt
+    cache.
+    """
+
+    title: str
+    command: str
+    install: str
+    api: Literal["messages", "responses", "chat"]
+    context_tokens_min: int
+    setup: Callable[[FrontEnd], Setup]
+    advice: str
+
+
+def _claude(front_end: FrontEnd) -> Setup:
+    models = (
+        "MODEL",
+        "SMALL_FAST_MODEL",
+        "DEFAULT_OPUS_MODEL",
+        "DEFAULT_SONNET_MODEL",
+        "DEFAULT_HAIKU_MODEL",
+    )
+    return Setup(
+        environment={
+            "ANTHROPIC_BASE_URL": front_end.url,
+            "ANTHROPIC_AUTH_TOKEN": front_end.key,
+            **{f"ANTHROPIC_{name}": front_end.model for name in models},
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(front_end.context_tokens),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max(1024, min(32_000, front_end.context_tokens // 4))),
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+        arguments=("--settings", json.dumps({"totalTokensReminder": "off"})),
+    )
+
+
+def _codex(front_end: FrontEnd) -> Setup:
+    catalog = f"{front_end.folder}/codex-models.json"
+    provider = {"name": "zmqengine", "base_url": f"{front_end.url}/v1", "wire_api": "responses"}
+    if front_end.key != NO_KEY:
+        provider["env_key"] = "ZMQENGINE_API_KEY"
+    options = {
+        "model": front_end.model,
+        "model_provider": "zmqengine",
+        **{f"model_providers.zmqengine.{name}": value for name, value in provider.items()},
+        "model_catalog_json": catalog,
+    }
+    return Setup(
+        environment={} if front_end.key == NO_KEY else {"ZMQENGINE_API_KEY": front_end.key},
+        arguments=[part for name, value in options.items() for part in ("-c", f"{name}={json.dumps(value)}")],
+        files={catalog: f"{front_end.url}/v1/models?client_version=1"},
+    )
+
+
+def _opencode(front_end: FrontEnd) -> Setup:
+    limit = {"context": front_end.context_tokens, "output": min(32_000, front_end.context_tokens // 4)}
+    model = {"name": front_end.model, "tool_call": True, "limit": limit}
+    config = {
+        "model": f"zmqengine/{front_end.model}",
+        "small_model": f"zmqengine/{front_end.model}",
+        "provider": {
+            "zmqengine": {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": "zmqengine",
+                "options": {"baseURL": f"{front_end.url}/v1", "apiKey": front_end.key},
+                "models": {front_end.model: model},
+            }
+        },
+    }
+    return Setup(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _qwen_code(front_end: FrontEnd) -> Setup:
+    return Setup(
+        environment={
+            "OPENAI_BASE_URL": f"{front_end.url}/v1",
+            "OPENAI_API_KEY": front_end.key,
+            "OPENAI_MODEL": front_end.model,
+        },
+        arguments=("--auth-type", "openai"),
+    )
+
+
+def _pi(front_end: FrontEnd) -> Setup:
+    model = {"id": front_end.model, "reasoning": True, "contextWindow": front_end.context_tokens}
+    provider = {
+        "baseUrl": f"{front_end.url}/v1",
+        "api": "openai-responses",
+        "apiKey": front_end.key,
+        "models": [model],
+    }
+    return Setup(
+        environment={"PI_CODING_AGENT_DIR": f"{front_end.folder}/pi"},
+        arguments=("--provider", "zmqengine", "--model", front_end.model),
+        files={
+            f"{front_end.folder}/pi/models.json": json.dumps({"providers": {"zmqengine": provider}}, indent=2)
+        },
+    )
+
+
+def _llm(front_end: FrontEnd) -> Setup:
+    model = {"model_id": "zmqengine", "model_name": front_end.model, "api_base": f"{front_end.url}/v1"}
+    entry = "".join(f"{'- ' if place == 0 else '  '}{k}: {v}\n" for place, (k, v) in enumerate(model.items()))
+    return Setup(
+        environment={"LLM_USER_PATH": f"{front_end.folder}/llm", "OPENAI_API_KEY": front_end.key},
+        arguments=("-m", "zmqengine"),
+        files={f"{front_end.folder}/llm/extra-openai-models.yaml": entry},
+    )
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "claude": Program(
+        title="Claude Code",
+        command="claude",
+        install="npm install -g @anthropic-ai/claude-code",
+        api="messages",
+        context_tokens_min=40_000,
+        setup=_claude,
+        advice="CLAUDE_CODE_ATTRIBUTION_HEADER=0 and totalTokensReminder off keep the head of the prompt the same; "
+        "the front-end removes both too. Fewer MCP servers make a shorter head.",
+    ),
+    "codex": Program(
+        title="Codex",
+        command="codex",
+        install="npm install -g @openai/codex",
+        api="responses",
+        context_tokens_min=24_000,
+        setup=_codex,
+        advice="Codex names its session in each request, so it stays with one worker. Another approval mode or folder "
+        "in a session adds to the prompt and does not change its head.",
+    ),
+    "opencode": Program(
+        title="opencode",
+        command="opencode",
+        install="npm install -g opencode-ai",
+        api="chat",
+        context_tokens_min=24_000,
+        setup=_opencode,
+        advice="The title of a session is a request of its own, beside the first turn. Keep one agent for a "
+        "session: each has another head.",
+    ),
+    "qwen-code": Program(
+        title="Qwen Code",
+        command="qwen",
+        install="npm install -g @qwen-code/qwen-code",
+        api="chat",
+        context_tokens_min=32_000,
+        setup=_qwen_code,
+        advice="The listing of the folder is part of the first message: it is fixed when a session starts.",
+    ),
+    "pi": Program(
+        title="pi",
+        command="pi",
+        install="npm install -g @mariozechner/pi-coding-agent",
+        api="responses",
+        context_tokens_min=8_000,
+        setup=_pi,
+        advice="Its head is short and does not change. PI_CODING_AGENT_DIR stands for your own settings: to keep "
+        "those, copy the provider into ~/.pi/agent/models.json instead.",
+    ),
+    "llm": Program(
+        title="llm",
+        command="llm",
+        install="pip install llm",
+        api="chat",
+        context_tokens_min=1_000,
+        setup=_llm,
+        advice="`llm -c` goes on with the last conversation, whose beginning is in the cache.",
+    ),
+}
