@@ -188,7 +188,7 @@ def test_the_context_is_read_from_whatever_key_the_config_uses(config, tokens):
 
 def test_pico_opens_by_its_name():
     """The default model of a worker, with facts for its status."""
-    opened = open_mlx_engine("pico", rows_max=3)
+    opened = open_mlx_engine(str(pico.model_path()), name="pico", rows_max=3)
     assert opened.engine.info.name == "pico"
     assert opened.engine.rows_max == 3
     assert opened.memory_limit_bytes > 1 << 28

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -42,17 +43,21 @@ def open_mlx_engine(
     prefill_chunk: int = 512,
     prefill_s: float = 0.2,
     prompt_cache_bytes: int = 512 << 20,
-    memory_limit_bytes: int | None = None,
+    limit_memory: Callable[[int, int], int] = lambda recommended_bytes, parameter_bytes: recommended_bytes,
     wired_bytes: int | None = None,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedEngine:
     """Load `model` (a directory or a hub id), to be known as `name`, and build its engine on this thread.
 
+    `limit_memory` is asked once, when the weights are loaded, what MLX may hold in all; it is told what the system
+    recommends and how large the weights are.
     Only this thread may use the engine. Raises ModelLoadError.
     """
-    limit = memory_limit_bytes or recommended_bytes()
-    mx.set_memory_limit(limit)
+    recommended = recommended_bytes()
+    mx.set_memory_limit(recommended)
     loaded = load(model, report, name=name)
+    limit = limit_memory(recommended, loaded.info.parameter_bytes)
+    mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     engine = MlxEngine(
         loaded.model,

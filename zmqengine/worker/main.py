@@ -106,7 +106,7 @@ class Worker:
             actor = self._build_actor(opened, sockets)
             return self._serve(actor)
         finally:
-            opened.engine.close()
+            opened.close()
 
     def _build_actor(self, opened: Opened, sockets: Sockets) -> Actor:
         info = opened.engine.info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,16 @@ from dataclasses import dataclass
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import Engine, RowRequest
 from zmqengine.errors import ConfigError
+from zmqengine.protocol.addresses import base_directory
 from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine.worker.memory_share import MemoryShare
 
 Report = Callable[[str, "float | None"], None]
 
+log = logging.getLogger("zmqengine.worker")
+
+CLAIMS_DIRECTORY = ".memory"
+"""Beside the directories of named workers; no worker can have this name."""
 PICO = "pico"
 """The name of the bundled model."""
 
@@ -29,6 +36,13 @@ class Opened:
     tokenizer: TokenizerBundle
     memory_limit_bytes: int
     facts: dict[str, str]
+    memory_share: MemoryShare | None = None
+
+    def close(self) -> None:
+        """Free the engine, and let others have its memory."""
+        self.engine.close()
+        if self.memory_share is not None:
+            self.memory_share.close()
 
 
 def open_engine(config: WorkerConfig, report: Report) -> Opened:
@@ -59,6 +73,20 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     from zmqengine.engine.opening import open_mlx_engine
     from zmqengine.pico import model_path
 
+    share = MemoryShare(base_directory() / CLAIMS_DIRECTORY, config.name, config.memory_limit_bytes)
+    told: dict[str, str] = {}
+
+    def limit_memory(recommended_bytes: int, weights_bytes: int) -> int:
+        share.claim_weights(weights_bytes)
+        told["memory"] = share.told(recommended_bytes)
+        log.info("memory limit", extra=told)
+        if share.is_oversubscribed(recommended_bytes):
+            log.warning(
+                "the workers on this machine may together hold more memory than it has: lower --memory-limit",
+                extra=told,
+            )
+        return share.limit_bytes(recommended_bytes)
+
     opened = open_mlx_engine(
         str(model_path()) if config.model == PICO else config.model,
         name=PICO if config.model == PICO else "",
@@ -66,7 +94,7 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         prefill_chunk=config.prefill_chunk,
         prefill_s=config.prefill_ms / 1000,
         prompt_cache_bytes=config.prompt_cache_bytes,
-        memory_limit_bytes=config.memory_limit_bytes,
+        limit_memory=limit_memory,
         wired_bytes=config.wired_bytes,
         report=report,
     )
@@ -83,7 +111,8 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
             facts=dict(bundle.facts),
         ),
         memory_limit_bytes=opened.memory_limit_bytes,
-        facts=opened.facts,
+        facts={**opened.facts, **told},
+        memory_share=share,
     )
 
 

@@ -1,0 +1,170 @@
+"""Workers on one machine share its memory: each live process has a claim, and none outlives it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.workers import WorkerProcess
+from zmqengine.protocol.messages import Status
+from zmqengine.worker.memory_share import Claim, MemoryShare, share_of
+
+GIB = 1 << 30
+CHILD = """
+import sys
+from pathlib import Path
+from zmqengine.worker.memory_share import MemoryShare
+limit = int(sys.argv[3]) or None
+share = MemoryShare(Path(sys.argv[1]), sys.argv[2], limit)
+share.claim_weights(int(sys.argv[4]))
+print(share.limit_bytes(int(sys.argv[5])), flush=True)
+for line in sys.stdin:
+    print(share.limit_bytes(int(sys.argv[5])), flush=True)
+share.close()
+"""
+
+
+class Child:
+    """A worker's process, as far as its claim goes."""
+
+    def __init__(
+        self, directory: Path, name: str, *, limit: int = 0, weights: int = 0, total: int = 12 * GIB
+    ) -> None:
+        arguments = [str(directory), name, str(limit), str(weights), str(total)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.limit = self._read()
+
+    def ask(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.wait(30)
+
+    def _read(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture
+def children() -> Iterator[list[Child]]:
+    made: list[Child] = []
+    yield made
+    for child in made:
+        child.process.kill()
+        child.process.wait(30)
+        for pipe in (child.process.stdin, child.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def test_the_first_worker_has_all_and_the_second_what_it_leaves(tmp_path, children):
+    """Together they hold no more than there is, weights included, once the first has looked again."""
+    children.append(Child(tmp_path, "first", weights=4 * GIB))
+    assert children[0].limit == 12 * GIB
+    children.append(Child(tmp_path, "second", weights=2 * GIB))
+    assert children[1].limit == 5 * GIB
+    assert children[0].ask() == 7 * GIB
+
+
+def test_a_limit_that_was_given_is_kept_and_the_others_share_the_rest(tmp_path, children):
+    """It does not depend on anybody else, not even where it is too much."""
+    children.append(Child(tmp_path, "given", limit=8 * GIB, weights=GIB))
+    children.append(Child(tmp_path, "second"))
+    assert children[1].limit == 4 * GIB
+    children.append(Child(tmp_path, "third"))
+    assert [child.ask() for child in children] == [8 * GIB, 2 * GIB, 2 * GIB]
+    children.append(Child(tmp_path, "greedy", limit=8 * GIB))
+    assert [child.ask() for child in children] == [8 * GIB, 0, 0, 8 * GIB]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_claim_of_a_dead_worker_is_none(tmp_path, children, number):
+    """However it died; its file goes with the next look."""
+    children.append(Child(tmp_path, "first"))
+    children.append(Child(tmp_path, "second"))
+    assert children[0].ask() == 6 * GIB
+    children[1].end(number)
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    assert children[0].ask() == 12 * GIB
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_a_claim_is_withdrawn_and_others_are_named(tmp_path, children):
+    """Who else is there is for people; closing twice is no error."""
+    children.append(Child(tmp_path, "first", weights=5))
+    mine = MemoryShare(tmp_path, "mine", None)
+    assert mine.others() == [Claim("first", children[0].process.pid, 5, None)]
+    mine.close()
+    mine.close()
+    assert children[0].ask() == 12 * GIB
+
+
+def test_twelve_workers_that_start_at_once_all_count(tmp_path, children):
+    """No claim is taken for that of a dead process in the moment that it is made."""
+    children.extend(Child(tmp_path, f"w{number}") for number in range(12))
+    assert [child.ask() for child in children] == [GIB] * 12
+
+
+def test_a_stopped_process_that_holds_the_lock_stops_nobody(tmp_path, monkeypatch):
+    """It is waited for, and then not."""
+    import fcntl
+
+    monkeypatch.setattr("zmqengine.worker.memory_share.LOCK_WAIT_S", 0.05)
+    mine = MemoryShare(tmp_path, "mine", None)
+    with open(tmp_path / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert mine.limit_bytes(100) == 100
+    mine.close()
+
+
+@given(
+    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=6),
+    limits=st.lists(st.integers(1, 1000), max_size=3),
+    total=st.integers(10_000, 20_000),
+)
+def test_shares_add_up_to_at_most_the_total(weights, limits, total):
+    """Whoever looks, all of them see parts of one whole that each hold their weights."""
+    claims = [Claim("a", number, bytes_, None) for number, bytes_ in enumerate(weights)]
+    claims += [Claim("b", 100 + number, 1, limit) for number, limit in enumerate(limits)]
+    shares = [share_of(claim, [other for other in claims if other is not claim], total) for claim in claims]
+    assert total - len(claims) <= sum(shares) <= total
+    assert all(
+        share >= claim.weights_bytes for share, claim in zip(shares, claims, strict=True) if claim.name == "a"
+    )
+
+
+def test_two_real_workers_say_what_they_hold(tmp_path, monkeypatch):
+    """On the bundled model, without and with a limit of their own: the second is given what the first leaves."""
+    monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path))
+    with WorkerProcess(None, supervise=False) as first:
+        alone = status_of(first)
+        with WorkerProcess(None, supervise=False) as second:
+            beside = status_of(second)
+        with WorkerProcess(None, supervise=False, memory_limit_bytes=1 << 28) as third:
+            given = status_of(third)
+    assert 0 < beside.memory["limit"] <= alone.memory["limit"] / 2 + alone.memory["weights"]
+    assert f"(pid {first.process.pid}) has" in beside.facts["memory"]
+    assert given.memory["limit"] == 1 << 28
+    assert "0.25 GiB of" in given.facts["memory"]
+
+
+def status_of(worker: WorkerProcess) -> Status:
+    worker.wait_ready()
+    with worker.client() as client:
+        return client.status()
