@@ -31,7 +31,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: tuple[str, ...] = ("default",)
     """Addresses or names of workers. Several of one model share its requests."""
     aliases: dict[str, str] = {}
-    """Further names of models, such as {"gpt-4o" = "my-model"}; `*` stands for any other name."""
+    """Further names of models, such as {"gpt-4o" = "my-model"}; with `*` a pattern, so that `*` alone is any name."""
     max_tokens_overflow: Literal["cut", "refuse"] = "cut"
     """Whether a max_tokens beyond what the context leaves is cut to that, or a 400."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
@@ -55,8 +55,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 1024 * 1024
     choices_max: Count = 128
     """Choices of one request: n times its prompts."""
-    default_temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
-    """For requests that give none. OpenAI's is 1."""
+    default_temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    """For requests that give none. None: what the model's makers advise, or 1, which is OpenAI's."""
     keepalive_ms: Annotated[int, Meta(ge=100)] = 15_000
     """A stream that has been silent this long gets an SSE comment, so that no proxy gives it up."""
     write_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000

@@ -80,11 +80,12 @@ def bad_field(param: str, message: str, *, code: str = "invalid_value") -> ApiEr
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
-def no_worker(model: str) -> ApiError:
-    """A 503: the model is known, and no worker of it takes requests just now."""
+def no_worker(model: str | None = None) -> ApiError:
+    """A 503: no worker takes requests just now, or none of this model."""
+    which = "worker" if model is None else f"worker of {model!r}"
     return ApiError(
         503,
-        f"no worker of {model!r} is ready; try again shortly",
+        f"no {which} is ready; try again shortly",
         kind="service_unavailable_error",
         code="not_ready",
         retry_after_ms=DEFAULT_RETRY_AFTER_MS,

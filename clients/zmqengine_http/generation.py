@@ -13,7 +13,7 @@ from zmqengine_http.errors import bad_field
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.prompts import Prompt
 from zmqengine_http.respond import respond_events, respond_whole
-from zmqengine_http.sampling import Sampling, check_length, choice_seed, make_options
+from zmqengine_http.sampling import Sampling, choice_seed, fitting_max_tokens, make_options
 from zmqengine_http.service import Service
 from zmqengine_http.tool_calls import TextSplitter
 from zmqengine_http.worker import Model
@@ -64,8 +64,11 @@ async def _choices(service: Service, generation: Generation) -> AsyncIterator[Ch
     count = len(generation.prompts) * sampling.n
     if count > service.config.choices_max:
         raise bad_field("n", f"{count} choices are more than the {service.config.choices_max} allowed")
-    for prompt in generation.prompts:
-        check_length(generation.prompt_param, prompt.tokens, sampling.max_tokens, model)
+    cut = service.config.max_tokens_overflow == "cut"
+    limits = [
+        fitting_max_tokens(generation.prompt_param, prompt.tokens, sampling.max_tokens, model, cut=cut)
+        for prompt in generation.prompts
+    ]
     options = make_options(sampling, model, default_temperature=service.config.default_temperature)
     ends = frozenset(sampling.stop_token_ids) | frozenset(
         () if sampling.ignore_eos else model.tokenizer.eos_token_ids
@@ -73,7 +76,8 @@ async def _choices(service: Service, generation: Generation) -> AsyncIterator[Ch
     answers: list[Answer] = []
     with contextlib.ExitStack() as busy:
         try:
-            for prompt in generation.prompts:
+            for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
+                options["max_tokens"] = max_tokens
                 worker = service.pool.choose(model, prompt.tokens, sampling.cache_key)
                 busy.enter_context(worker.busy(sampling.n))
                 for _ in range(sampling.n):

@@ -29,6 +29,8 @@ async def list_models(service: Service, exchange: Exchange) -> None:
 async def get_model(service: Service, exchange: Exchange) -> None:
     """GET /v1/models/{id}; names may hold slashes."""
     name = exchange.scope["path_params"]["id"]
+    if not name:
+        return await list_models(service, exchange)
     if _for_anthropic(exchange):
         await exchange.send_json(anthropic_models.model_info(name, service.pool.model(name)))
         return
@@ -43,6 +45,7 @@ def _card(name: str, model: Model) -> dict[str, object]:
     return {
         "id": name, "object": "model", "created": _STARTED, "owned_by": "zmqengine",
         "root": model.card.name, "max_model_len": model.card.context_tokens,
+        "sampling_defaults": model.sampling_defaults._asdict(),
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from zmqengine_http.errors import ApiError, bad_field, no_worker
 from zmqengine_http.worker import Model, Worker
@@ -13,6 +14,10 @@ PREFIXES_MAX = 4096
 BLOCKS_MAX = 64
 SLACK = 4
 """How many more requests a worker with the prompt's prefix may have than the idlest one."""
+
+
+LOADED_MODEL = "default_model"
+"""What clients of mlx_lm.server call the one model that is loaded."""
 
 
 class Pool:
@@ -31,7 +36,10 @@ class Pool:
     def models(self) -> dict[str, Model]:
         """The models of workers that are or were ready, by name; aliases too."""
         known = {worker.model.card.name: worker.model for worker in self.workers if worker.model}
-        return known | {alias: known[name] for alias, name in self._aliases.items() if name in known}
+        aliases = {
+            alias: known[name] for alias, name in self._aliases.items() if name in known and "*" not in alias
+        }
+        return known | aliases
 
     def model(self, name: str | None) -> Model:
         """The model of this name, or the only one there is. Raises a 404, or a 503 while nothing is known yet."""
@@ -39,16 +47,26 @@ class Pool:
         if name is None:
             names = sorted({model.card.name for model in known.values()})
             if not names:
-                raise no_worker("any model")
+                raise no_worker()
             if len(names) > 1:
                 raise bad_field("model", f"one of {', '.join(names)} must be given")
             return known[names[0]]
         if name in known:
             return known[name]
+        alias = self._pattern(name)
+        if alias is not None and alias in known:
+            return known[alias]
+        if name == LOADED_MODEL and len({model.card.name for model in known.values()}) == 1:
+            return next(iter(known.values()))
         if any(worker.model is None for worker in self.workers):
             # It may be the model of a worker that has not come up yet.
             raise no_worker(name[:200])
         raise ApiError(404, f"The model {name[:200]!r} does not exist", param="model", code="model_not_found")
+
+    def _pattern(self, name: str) -> str | None:
+        """The model of the longest alias with `*` that fits the name."""
+        fitting = [alias for alias in self._aliases if "*" in alias and fnmatchcase(name, alias)]
+        return self._aliases[max(fitting, key=len)] if fitting else None
 
     def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> Worker:
         """The worker for a prompt: where its prefix (or cache key) was before, unless that one is busier by far.

@@ -17,7 +17,7 @@ async def health(service: Service, exchange: Exchange) -> None:
 async def ready(service: Service, exchange: Exchange) -> None:
     """GET /ready: a worker takes requests; 503 until then."""
     if not service.pool.ready:
-        raise no_worker("any model")
+        raise no_worker()
     workers = [
         {
             "address": worker.address,

@@ -18,6 +18,7 @@ SEED_MASK = 2**63 - 1
 class Sampling(Struct, frozen=True, kw_only=True):
     """The options of a request, checked for range. `max_tokens` None is all that the context leaves.
 
+    A `temperature`, `top_p` or `top_k` of None is the model's own default.
     `logprobs`: None for none, else how many alternatives each token has. `n` choices are made of each prompt.
     Requests of one `cache_key` go to one worker.
     """
@@ -25,8 +26,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     logprobs: int | None = None
     temperature: float | None = None
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: float | None = None
+    top_k: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -42,18 +43,21 @@ class Sampling(Struct, frozen=True, kw_only=True):
     cache_key: str | None = None
 
 
-def make_options(sampling: Sampling, model: Model, *, default_temperature: float) -> Options:
-    """The client library's options of every choice but for seed and id.
+def make_options(sampling: Sampling, model: Model, *, default_temperature: float | None) -> Options:
+    """The client library's options of every choice but for seed, id and max_tokens.
 
-    Raises a 400 for token ids outside the vocabulary.
+    `default_temperature` wins over the model's own. Raises a 400 for token ids outside the vocabulary.
     """
     check_ids("logit_bias", list(sampling.logit_bias), model)
     check_ids("stop_token_ids", sampling.stop_token_ids, model)
+    defaults = model.sampling_defaults
+    temperature = defaults.temperature if default_temperature is None else default_temperature
+    top_p = defaults.top_p if sampling.top_p is None else sampling.top_p
+    top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
     return Options(
-        max_tokens=sampling.max_tokens,
-        temperature=default_temperature if sampling.temperature is None else sampling.temperature,
-        top_p=max(sampling.top_p, TOP_P_MIN),
-        top_k=max(sampling.top_k, 0),
+        temperature=temperature if sampling.temperature is None else sampling.temperature,
+        top_p=max(top_p, TOP_P_MIN),
+        top_k=max(top_k, 0),
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty,
@@ -79,10 +83,17 @@ def check_ids(param: str, ids: Sequence[int], model: Model) -> None:
         raise bad_field(param, f"token id {highest} is outside the vocabulary of {model.card.vocab_size}")
 
 
-def check_length(param: str, prompt: Sequence[int], max_tokens: int | None, model: Model) -> None:
-    """Raise a 400 if the prompt is empty, or it and `max_tokens` do not fit the context."""
+def fitting_max_tokens(
+    param: str, prompt: Sequence[int], max_tokens: int | None, model: Model, *, cut: bool
+) -> int | None:
+    """How many tokens may be generated: `max_tokens`, cut to what the prompt leaves of the context where `cut`.
+
+    None stays None, which is all that is left. Raises a 400 if the prompt is empty or leaves too little.
+    """
     if not prompt:
         raise bad_field(param, "the prompt has no tokens")
     context, wanted = model.card.context_tokens, max_tokens or 1
-    if len(prompt) + wanted > context:
+    room = context - len(prompt)
+    if room < 1 or (wanted > room and not cut):
         raise ContextTooLong(param, prompt=len(prompt), wanted=wanted, context=context)
+    return None if max_tokens is None else min(max_tokens, room)

@@ -12,6 +12,7 @@ from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.tokenizer import Tokenizer
 from zmqengine_http import logs
+from zmqengine_http.sampling_defaults import sampling_defaults
 from zmqengine_http.tool_calls import Markers, find_markers
 
 
@@ -23,7 +24,7 @@ class Model:
         self.limits = limits
         self.tokenizer = tokenizer
         self.markers: Markers = find_markers(tokenizer.facts, tokenizer.chat_template)
-
+        self.sampling_defaults = sampling_defaults(tokenizer.facts)
         self._texts: dict[int, str] = {}
 
     def warm_up(self) -> None:

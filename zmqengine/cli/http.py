@@ -61,7 +61,9 @@ import click
     help="Let browsers call from here; repeatable. Off by default.",
 )
 @click.option(
-    "--default-temperature", type=click.FloatRange(0, 2), help="For requests that give none. [default: 1]"
+    "--default-temperature",
+    type=click.FloatRange(0, 2),
+    help="For requests that give none. [default: the model's own, or 1]",
 )
 @click.option(
     "--body-bytes-max", type=click.IntRange(min=1024), help="Longest request body. [default: 16 MiB]"

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.generation_config import sampling_facts
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.mlx_lm_border import fetch_model, load_model, load_tokenizer
 from zmqengine.engine.tokenizer_bundle import TokenizerBundle, make_bundle
@@ -55,7 +56,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         report("reading the tokenizer", None)
         network, config = load_model(directory, lazy=True)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
-        bundle = make_bundle(tokenizer)
+        bundle = make_bundle(tokenizer, sampling_facts(directory))
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
         vocab_size = _try_out(network)

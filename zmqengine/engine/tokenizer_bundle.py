@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ class TokenizerBundle:
     - `tool_call_start`, `tool_call_end`, `tool_parser`: the texts around a tool call and mlx-lm's name for its
       form, if the model calls tools; `tool_call_end` may be empty: the call ends with the output;
     - `thinking_keyword`: the template's variable that turns reasoning on or off;
+    - `default_temperature`, `default_top_p`, `default_top_k`: numbers as text, how the model's makers want it sampled;
     - `chat_template_NAME`: further templates by name;
     - `chat_template_type`: mlx-lm's name of a template that is a program; `chat_template` is None then.
 
@@ -37,8 +39,11 @@ class TokenizerBundle:
     hash: str = ""
 
 
-def make_bundle(tokenizer: Any) -> TokenizerBundle:
-    """The bundle of a tokenizer loaded by mlx-lm. Raises ModelLoadError if it has no `tokenizers` form."""
+def make_bundle(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> TokenizerBundle:
+    """The bundle of a tokenizer loaded by mlx-lm, with further facts.
+
+    Raises ModelLoadError if it has no `tokenizers` form.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         kind = type(getattr(tokenizer, "_tokenizer", tokenizer)).__name__
@@ -48,6 +53,7 @@ def make_bundle(tokenizer: Any) -> TokenizerBundle:
         "clean_up_tokenization_spaces": bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)),
         **others,
         **_hints(tokenizer),
+        **more_facts,
     }
     if tokenizer._chat_template is not None:
         default = None

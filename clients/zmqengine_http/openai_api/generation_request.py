@@ -36,8 +36,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=TOKEN_ID_MAX)] = 0
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=TOKEN_ID_MAX)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
     presence_penalty: Penalty = 0.0
