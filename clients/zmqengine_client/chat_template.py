@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,11 +22,16 @@ from zmqengine.errors import BadRequest
 
 
 class ChatTemplate:
-    """One compiled template. Raises `BadRequest` when the template cannot be compiled."""
+    """One compiled template, and the names of the `variables` it reads.
+
+    Raises `BadRequest` when the template cannot be compiled.
+    """
 
     def __init__(self, source: str) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise BadRequest(f"the model's chat template is broken: {error}") from None
 

@@ -83,10 +83,9 @@ class Tokenizer:
 
         Raises `BadRequest` if the model has no chat template, or with what the template objects to.
         """
-        if self.chat_template is None:
+        template = self._compiled_template()
+        if template is None:
             raise BadRequest("the model has no chat template: use generate() with a prompt")
-        if self._template is None:
-            self._template = ChatTemplate(self.chat_template)
         variables = {
             **self.special_tokens,
             "tools": tools,
@@ -94,7 +93,18 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt,
             **kwargs,
         }
-        return self._template.render(messages, variables)
+        return template.render(messages, variables)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The names that the chat template reads; none without one. Raises `BadRequest` if it is broken."""
+        template = self._compiled_template()
+        return template.variables if template else frozenset()
+
+    def _compiled_template(self) -> ChatTemplate | None:
+        if self._template is None and self.chat_template is not None:
+            self._template = ChatTemplate(self.chat_template)
+        return self._template
 
     def encode_chat(
         self,

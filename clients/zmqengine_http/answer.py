@@ -86,7 +86,9 @@ class Answer:
             yield Piece(self._events(self._split(self._text.finish(), last=True)), [], None)
         cut = not self._text.stopped and self._stream.result.finish == "length"
         self.finish = Finish(
-            "tool_calls" if self._calls else "length" if cut else "stop", self._text.stop_string
+            "tool_calls" if self._calls else "length" if cut else "stop",
+            self._text.stop_string,
+            self._stop_token(),
         )
 
     def close(self) -> None:
@@ -101,6 +103,13 @@ class Answer:
             result = self._stream.result
             usage.prompt += result.prompt_tokens
             usage.cached += result.cached_tokens
+
+    def _stop_token(self) -> int | None:
+        """The one of the request's own end tokens that ended it."""
+        if self._text.stopped or self._calls:
+            return None
+        last = self._stream.result.tokens[-1:]
+        return last[0] if last and last[0] in self._text.stop_token_ids else None
 
     @property
     def _complete(self) -> bool:

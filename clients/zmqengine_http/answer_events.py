@@ -63,6 +63,11 @@ class Finish(NamedTuple):
     stop_string: str | None = None
     stop_token: int | None = None
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What of the request's own stops ended it, as vLLM tells it: the string, the token id, or null."""
+        return self.stop_token if self.stop_string is None else self.stop_string
+
 
 class ToolCall(NamedTuple):
     """A whole call of an answer, with its arguments as JSON."""

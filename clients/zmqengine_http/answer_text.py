@@ -25,6 +25,7 @@ class AnswerText:
         self._stops = StopStrings(stops)
         self.has_stops = bool(stops)
         self._end_token_ids = end_token_ids
+        self.stop_token_ids = end_token_ids - tokenizer.eos_token_ids
 
     @property
     def stopped(self) -> bool:

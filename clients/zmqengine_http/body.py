@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+import msgspec.inspect
 from msgspec import Struct
 
 from zmqengine_http.errors import ApiError, from_validation
@@ -36,12 +38,20 @@ def ignored(name: str, note: str) -> Field:
     return Field(name, "ignored", note)
 
 
+class ReadBody(NamedTuple, Generic[RequestT]):
+    """A request, the names of the fields that were not looked at, and how many unknown keys were inside of others."""
+
+    request: RequestT
+    ignored: list[str]
+    unknown_inside: int
+
+
 class Body(Generic[RequestT]):
     """How a body is read: `kind` is the struct of the supported fields, `fields` are known ones besides.
 
     A null is the same as leaving the field out; any other field is a 400 that names it, or with `unknown_ignored` is
-    not looked at. `prepare` may change the
-    document before it is converted, `check` raises `ApiError` for what the struct cannot say.
+    not looked at. `prepare` may change the document before it is converted, `check` raises `ApiError` for what the
+    struct cannot say.
     """
 
     def __init__(
@@ -58,35 +68,42 @@ class Body(Generic[RequestT]):
         self._prepare = prepare
         self._check = check
         self._unknown_ignored = unknown_ignored
+        self._whole_numbers = frozenset(
+            field.name
+            for field in msgspec.structs.fields(kind)
+            if _is_whole(msgspec.inspect.type_info(field.type))
+        )
 
     @property
     def supported(self) -> tuple[str, ...]:
         """The names of the fields that are honoured, or a 400 that says why not."""
         return self.kind.__struct_fields__
 
-    def read(self, data: bytes) -> RequestT:
+    def read(self, data: bytes, *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
         """The request in a body. Raises a 400 that names the field at fault."""
-        body = self._accepted(_json_object(data))
+        body, ignored = self._accepted(json_object(data), ignore_unknown or self._unknown_ignored)
         self._prepare(body)
         try:
             request = msgspec.convert(body, self.kind)
         except msgspec.ValidationError as error:
             raise from_validation(error) from None
         self._check(request)
-        return request
+        return ReadBody(request, ignored, count_unknown(body, request))
 
-    def _accepted(self, body: dict[str, object]) -> dict[str, object]:
+    def _accepted(self, body: dict[str, object], ignore_unknown: bool) -> tuple[dict[str, object], list[str]]:
         accepted: dict[str, object] = {}
+        ignored = []
         for name, value in body.items():
             if name in self.supported:
                 if value is not None:
-                    accepted[name] = value
+                    accepted[name] = _whole(value) if name in self._whole_numbers else value
                 continue
             field = self.fields.get(name)
-            if field is None and self._unknown_ignored:
-                continue
             if field is None:
-                raise _unknown(name)
+                if not ignore_unknown:
+                    raise _unknown(name)
+                ignored.append(name)
+                continue
             asks_for_nothing = value is None or any(
                 type(value) is type(neutral) and value == neutral for neutral in field.neutral
             )
@@ -96,7 +113,35 @@ class Body(Generic[RequestT]):
                     400, f"{name} is not supported by this server{hint}",
                     param=name, code="unsupported_parameter",
                 )  # fmt: skip
-        return accepted
+        return accepted, ignored
+
+
+def count_unknown(document: object, value: object) -> int:
+    """How many keys of a document have no part in what it was converted to."""
+    if isinstance(value, Struct) and isinstance(document, dict):
+        tag = value.__struct_config__.tag_field
+        inside: list[int] = [
+            count_unknown(document[name], getattr(value, name))
+            for name in value.__struct_fields__
+            if name in document
+        ]
+        here = [name for name in document if name not in value.__struct_fields__ and name != tag]
+        return sum(inside) + len(here)
+    if isinstance(value, (list, tuple)) and isinstance(document, list):
+        return sum(map(count_unknown, document, value))
+    return 0
+
+
+def _whole(value: object) -> object:
+    """2.0 as 2: JavaScript and Lua have one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_whole(kind: msgspec.inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return any(isinstance(each, msgspec.inspect.IntType) for each in kinds) and not any(
+        isinstance(each, msgspec.inspect.FloatType) for each in kinds
+    )
 
 
 def without_nulls(value: object) -> object:
@@ -113,11 +158,26 @@ def _unknown(name: str) -> ApiError:
     )
 
 
-def _json_object(data: bytes) -> dict[str, object]:
+def json_object(data: bytes) -> dict[str, object]:
+    """The JSON object in a body. Half a surrogate pair, which JavaScript clients make by cutting a string, is U+FFFD.
+
+    Raises a 400 for anything else.
+    """
+    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        try:
+            body = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            if b"\\ud" not in data and b"\\uD" not in data:
+                raise
+            body = msgspec.json.decode(_without_half_pairs(data))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}"[:500], code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return body
+
+
+def _without_half_pairs(data: bytes) -> bytes:
+    text = json.dumps(json.loads(data), ensure_ascii=False)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()

@@ -49,6 +49,7 @@ class Chat:
     variables: Mapping[str, object] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     prompt_param: str = "messages"
+    cut_max_tokens: bool = True
 
 
 async def answer_chat(
@@ -71,6 +72,7 @@ async def answer_chat(
         sampling=msgspec.structs.replace(chat.sampling, cache_key=cache_key),
         splitter=functools.partial(_splitter, chat),
         first_call_only=not chat.parallel_tool_calls,
+        cut_max_tokens=chat.cut_max_tokens,
     )
     writer = make_writer(generation)
     if service.head.enabled and chat.tools:

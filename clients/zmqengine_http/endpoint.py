@@ -55,7 +55,10 @@ def post(
     """An endpoint for POST: the body is read and checked, then `answer` runs until it is done or the client left."""
 
     async def handler(service: Service, exchange: Exchange) -> None:
-        request = body.read(await exchange.read_body(service.config.body_bytes_max))
-        await exchange.unless_gone(answer(service, exchange, request))
+        data = await exchange.read_body(service.config.body_bytes_max)
+        read = body.read(data, ignore_unknown=service.config.unknown_fields == "ignore")
+        del data
+        exchange.note_ignored(read.ignored, read.unknown_inside)
+        await exchange.unless_gone(answer(service, exchange, read.request))
 
     return Endpoint(path, "POST", handler, summary, body, streams=streams, error_shape=error_shape)

@@ -125,9 +125,13 @@ def from_engine(error: errors.ZmqEngineError) -> ApiError:
     """What an error of the client library or the worker looks like over HTTP."""
     rule = next(rule for cls, rule in _RULES if isinstance(error, cls))
     retry_after_ms = (error.retry_after_ms or DEFAULT_RETRY_AFTER_MS) if rule.retry else None
+    message = error.message
+    if isinstance(error, errors.Overloaded) and "acknowledge" in message:
+        # What the worker tells a session is no advice for those behind it.
+        message = "this server holds as much output that clients have not read as it may; try again shortly"
     return ApiError(
         rule.status,
-        error.message,
+        message,
         kind=rule.kind,
         param=_named_field(error.message) if rule.status == 400 else None,
         code=rule.code or error.code,

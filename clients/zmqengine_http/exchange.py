@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
+_FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -38,6 +39,7 @@ class Exchange:
         self.facts: dict[str, object] = {}
         self.status = 0
         self.body_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
         self._receive = receive
         self._send = send
 
@@ -54,6 +56,15 @@ class Exchange:
     def raw_header(self, name: bytes) -> bytes | None:
         """The bytes of a request header."""
         return next((bytes(value) for key, value in self.scope["headers"] if key == name), None)
+
+    def note_ignored(self, names: Sequence[str], inside: int) -> None:
+        """Say which fields of the body were not looked at, in a header and the log; of those inside others how many."""
+        if names:
+            shown = [name for name in names[:32] if _FIELD_NAME.fullmatch(name)]
+            self._headers.append((b"x-ignored-fields", ", ".join(shown).encode()))
+            self.facts["ignored_fields"] = len(names)
+        if inside:
+            self.facts["unknown_inside"] = inside
 
     async def read_body(self, bytes_max: int) -> bytes:
         """The whole request body. Raises a 413 as soon as it is known to be too long, or `Disconnected`."""
@@ -112,7 +123,7 @@ class Exchange:
             {
                 "type": "http.response.start", "status": status,
                 # Anthropic's clients read the id under the second name.
-                "headers": [*headers, (b"x-request-id", id_), (b"request-id", id_)],
+                "headers": [*headers, (b"x-request-id", id_), (b"request-id", id_), *self._headers],
             }
         )  # fmt: skip
 

@@ -30,7 +30,8 @@ class Generation:
 
     `id` names the response. Each of the `prompts` gets `sampling.n` choices; `prompt_param` is what the API calls the
     prompt in a refusal. `splitter` makes what finds reasoning and tool calls in the answer to a prompt.
-    `first_call_only` ends a choice after its first tool call.
+    `first_call_only` ends a choice after its first tool call. Without `cut_max_tokens` more than the context leaves is
+    always a 400: some clients then ask for less.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Generation:
     sampling: Sampling
     splitter: Callable[[Prompt], TextSplitter | None] = no_splitter
     first_call_only: bool = False
+    cut_max_tokens: bool = True
 
 
 async def answer_generation(
@@ -64,7 +66,7 @@ async def _choices(service: Service, generation: Generation) -> AsyncIterator[Ch
     count = len(generation.prompts) * sampling.n
     if count > service.config.choices_max:
         raise bad_field("n", f"{count} choices are more than the {service.config.choices_max} allowed")
-    cut = service.config.max_tokens_overflow == "cut"
+    cut = generation.cut_max_tokens and service.config.max_tokens_overflow == "cut"
     limits = [
         fitting_max_tokens(generation.prompt_param, prompt.tokens, sampling.max_tokens, model, cut=cut)
         for prompt in generation.prompts

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_http import logs
 from zmqengine_http.errors import bad_field
 from zmqengine_http.text_length import check_text_fits
@@ -100,14 +100,39 @@ def encode_chat(model: Model, conversation: Conversation) -> Prompt:
             raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
     messages = [_known_role(message, template) for message in conversation.messages]
     try:
-        render: Callable[..., str] = model.tokenizer.apply_chat_template
-        text = render(messages, tools=conversation.tools or None, **conversation.variables)
+        text = _rendered(model, messages, conversation)
         check_text_fits("messages", model, text)
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)
     except ZmqEngineError as error:
         raise bad_field("messages", f"the chat template refuses this: {error}"[:500]) from None
     return Prompt(tokens, _reasoning_open(model, tokens))
+
+
+def _rendered(model: Model, messages: list[dict[str, object]], conversation: Conversation) -> str:
+    render: Callable[..., str] = model.tokenizer.apply_chat_template
+    options = {"tools": conversation.tools or None, **conversation.variables}
+    try:
+        return render(messages, **options)
+    except BadRequest:
+        # Many templates demand that user and assistant alternate; many clients send two messages of the user.
+        merged = merged_neighbours(messages)
+        if len(merged) == len(messages):
+            raise
+        return render(merged, **options)
+
+
+def merged_neighbours(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """The messages with neighbours of the user, or of the assistant, as one, a blank line between their texts."""
+    merged: list[dict[str, object]] = []
+    for message in messages:
+        last = merged[-1] if merged else {}
+        plain = message.keys() == {"role", "content"} == last.keys()
+        if plain and message["role"] == last["role"] and message["role"] in ("user", "assistant"):
+            merged[-1] = {**message, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            merged.append(message)
+    return merged
 
 
 def _known_role(message: dict[str, object], template: str) -> dict[str, object]:

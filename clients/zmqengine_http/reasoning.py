@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from zmqengine_http.worker import Model
 
+_SWITCHES = ("enable_thinking", "thinking")
+
 
 def reasoning_variables(model: Model, effort: str | None) -> dict[str, object] | None:
     """The template variables for an effort, or None if the template has no word for it.
@@ -12,13 +14,15 @@ def reasoning_variables(model: Model, effort: str | None) -> dict[str, object] |
     """
     if effort is None:
         return {}
-    template = model.tokenizer.chat_template or ""
-    if "reasoning_effort" in template:
+    known = model.tokenizer.template_variables
+    if "reasoning_effort" in known:
         return {"reasoning_effort": effort}
     keyword = thinking_keyword(model)
-    return {keyword: effort != "none"} if keyword in template else None
+    return {keyword: effort != "none"} if keyword in known else None
 
 
 def thinking_keyword(model: Model) -> str:
     """The variable that turns reasoning on and off, in templates that have one."""
-    return str(model.tokenizer.facts.get("thinking_keyword") or "enable_thinking")
+    given = model.tokenizer.facts.get("thinking_keyword")
+    known = model.tokenizer.template_variables
+    return next((word for word in (str(given), *_SWITCHES) if word in known), _SWITCHES[0])

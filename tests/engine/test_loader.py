@@ -208,3 +208,11 @@ def test_loading_leaves_the_limit_on_open_files_alone():
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+def test_the_bundle_tells_how_to_sample(model_directory, tmp_path):
+    """Front-ends have no other way to know."""
+    directory = shutil.copytree(model_directory, tmp_path / "advised")
+    (directory / "generation_config.json").write_text('{"temperature": 0.7}')
+    assert load(str(directory)).tokenizer.facts["default_temperature"] == "0.7"
+    assert load(str(directory)).tokenizer.hash != load(str(model_directory)).tokenizer.hash

@@ -107,6 +107,9 @@ class ScriptedStream:
     async def __aiter__(self) -> AsyncIterator[TokenChunk]:
         said = self._client.say(self._text)
         tokens = [*self._client._tokenizer.encode(said, add_special_tokens=False), END_TOKEN]
+        stops = set(self._options.get("stop_token_ids") or ())  # type: ignore[call-overload]
+        stopped = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
+        tokens = tokens[: stopped + 1]
         limit = self._options["max_tokens"] or self._client.context_tokens - len(self._prompt)
         cut = tokens[: int(limit)]  # type: ignore[call-overload]
         step = self._client.chunk_tokens
@@ -122,7 +125,7 @@ class ScriptedStream:
             )
             self._sent += chunk
             yield TokenChunk(place, chunk, logprobs)
-        self._finish = "stop" if cut[-1] == END_TOKEN else "length"
+        self._finish = "stop" if cut[-1] in (END_TOKEN, *stops) else "length"
 
     def close(self) -> None:
         self.closed = True

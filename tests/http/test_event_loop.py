@@ -67,7 +67,7 @@ def test_a_chat_of_40_000_tokens_does_not_stop_the_loop(
         time.sleep(SLOWER_S)
         return real(*arguments)
 
-    monkeypatch.setattr(prompts, "encode_chat", slow)
+    monkeypatch.setattr("zmqengine_http.chat.encode_chat", slow)
     gaps = Gaps()
     watching = asyncio.run_coroutine_threadsafe(gaps.watch(), front.loop)
     text = "secret " * (TOKENS // 7 + 1)
@@ -96,7 +96,7 @@ def test_others_are_served_while_a_tokenizer_takes_its_time(
         assert go_on.wait(30)
         return real(*arguments)
 
-    monkeypatch.setattr(prompts, "encode_chat", slow)
+    monkeypatch.setattr("zmqengine_http.chat.encode_chat", slow)
     monkeypatch.setattr(prompts, "SLOW_S", 0.0)
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(

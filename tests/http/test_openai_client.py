@@ -127,7 +127,9 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, front: Front) -> None
         client.chat.completions.create(model="fake", messages=MESSAGES, extra_body={"colour": "red"})
     assert unknown.value.param == "colour"
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=5000)
+        client.chat.completions.create(
+            model="fake", messages=cast(Any, [{"role": "user", "content": "x" * 5000}])
+        )
     assert long.value.code == "context_length_exceeded"
     stranger = openai.OpenAI(base_url=front.url + "/v1", api_key="wrong-key", max_retries=0)
     with pytest.raises(openai.AuthenticationError):

@@ -55,6 +55,8 @@ def _chat(service: Service, request: CountRequest) -> Chat:
         response_format=response_format(request),
         effort=effort(model, request),
         sampling=sampling(request),
+        # Claude Code reads the refusal, and asks for less from then on.
+        cut_max_tokens=False,
     )
 
 

@@ -29,9 +29,11 @@ def _plain(message: ChatMessage) -> dict[str, object]:
     plain: dict[str, object] = {
         key: value
         for key, value in msgspec.to_builtins(message).items()
-        if value is not None and key != "annotations"
+        if value is not None and key not in ("annotations", "reasoning")
     }
     plain["content"] = _text(message.content)
+    if isinstance(message, AssistantMessage) and message.reasoning and not message.reasoning_content:
+        plain["reasoning_content"] = message.reasoning
     if isinstance(message, AssistantMessage) and message.tool_calls:
         plain["tool_calls"] = [
             {

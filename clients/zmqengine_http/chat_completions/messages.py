@@ -1,6 +1,7 @@
 """The messages and tools of a chat request.
 
-Keys are strict, after nulls are dropped: client libraries send every optional key of a message back as null.
+Nulls are dropped before: client libraries send every optional key of a message back as null. Unknown keys are ignored:
+what another server put into an answer comes back with the next request, and must not end the conversation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 
-class _Part(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class _Part(Struct, frozen=True, tag_field="type"):
     """A part of a message's content."""
 
 
@@ -29,14 +30,14 @@ class RefusalPart(_Part, frozen=True, tag="refusal"):
 Content = str | Annotated[list[TextPart], Meta(min_length=1)]
 
 
-class CalledFunction(Struct, frozen=True, forbid_unknown_fields=True):
+class CalledFunction(Struct, frozen=True):
     """Name and JSON arguments of a call."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
+class ToolCall(Struct, frozen=True):
     """A call that an assistant made earlier in the chat."""
 
     function: CalledFunction
@@ -45,7 +46,7 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
     index: int | UnsetType = UNSET
 
 
-class _Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="role"):
+class _Message(Struct, frozen=True, tag_field="role"):
     """One message of a chat."""
 
 
@@ -71,11 +72,15 @@ class UserMessage(_Message, frozen=True, tag="user"):
 
 
 class AssistantMessage(_Message, frozen=True, tag="assistant"):
-    """What the model said or called. `reasoning_content` goes to chat templates that read it."""
+    """What the model said or called. `reasoning_content` goes to chat templates that read it.
+
+    `reasoning` is another server's name for it.
+    """
 
     content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1)] | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     name: str | None = None
     annotations: list[object] | None = None
@@ -92,7 +97,7 @@ class ToolMessage(_Message, frozen=True, tag="tool"):
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class FunctionDefinition(Struct, frozen=True, forbid_unknown_fields=True):
+class FunctionDefinition(Struct, frozen=True):
     """A function the model may call; `parameters` is a JSON schema."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -101,7 +106,7 @@ class FunctionDefinition(Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ToolDefinition(Struct, frozen=True, forbid_unknown_fields=True):
+class ToolDefinition(Struct, frozen=True):
     """A tool the model may call."""
 
     function: FunctionDefinition

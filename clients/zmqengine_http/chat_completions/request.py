@@ -44,7 +44,7 @@ def _check(request: ChatRequest) -> None:
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise bad_field("max_tokens", "max_completion_tokens is given too, with another value")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise bad_field("top_logprobs", "needs logprobs to be true")
     check_constraints(request.tool_choice, request.response_format)
     for place, tool in enumerate(request.tools):

@@ -67,7 +67,7 @@ class ChatWriter:
         return b""
 
     def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
-        return self._choice(index, {}, logprobs, finish.reason)
+        return self._choice(index, {}, logprobs, finish)
 
     def done(self, usage: Usage) -> bytes:
         return self._frame.done(usage)
@@ -83,6 +83,7 @@ class ChatWriter:
             {
                 "index": choice.index, "message": _message(choice),
                 "logprobs": self._logprobs(choice.logprobs), "finish_reason": choice.finish.reason,
+                "stop_reason": choice.finish.stop_reason,
             }
             for choice in choices
         ]  # fmt: skip
@@ -93,23 +94,24 @@ class ChatWriter:
         index: int,
         delta: dict[str, object],
         logprobs: Logprobs | None = None,
-        finish_reason: str | None = None,
+        finish: Finish | None = None,
     ) -> bytes:
-        return self._frame.event(
-            [
-                {
-                    "index": index, "delta": delta,
-                    "logprobs": self._logprobs(logprobs), "finish_reason": finish_reason,
-                }
-            ]
-        )  # fmt: skip
+        choice = {
+            "index": index, "delta": delta,
+            "logprobs": self._logprobs(logprobs), "finish_reason": finish and finish.reason,
+        }  # fmt: skip
+        if finish is not None:
+            choice["stop_reason"] = finish.stop_reason
+        return self._frame.event([choice])
 
     def _logprobs(self, logprobs: Logprobs | None) -> object:
         return None if logprobs is None else chat_logprobs(self._model.token_text, self._top, logprobs)
 
 
 def _message(choice: WholeChoice) -> dict[str, object]:
-    message: dict[str, object] = {"role": "assistant", "content": choice.content, "refusal": None}
+    message: dict[str, object] = {
+        "role": "assistant", "content": choice.content, "refusal": None, "annotations": [],
+    }  # fmt: skip
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:

@@ -81,10 +81,13 @@ class TextWriter:
     def _document(
         self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
     ) -> dict[str, object]:
-        return {
+        document: dict[str, object] = {
             "index": index, "text": text, "logprobs": self._shaped(index, logprobs),
             "finish_reason": finish and finish.reason,
         }  # fmt: skip
+        if finish is not None:
+            document["stop_reason"] = finish.stop_reason
+        return document
 
     def _shaped(self, index: int, logprobs: Logprobs | None) -> object:
         if logprobs is None:

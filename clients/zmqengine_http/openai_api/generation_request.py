@@ -18,7 +18,7 @@ STOP_MAX = 16
 N_MAX = 128
 
 TokenId = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
-StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+StopString = Annotated[str, Meta(max_length=1000)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=STOP_MAX)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
@@ -75,7 +75,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             frequency_penalty=self.frequency_penalty,
             logit_bias={int(key): value for key, value in self.logit_bias.items()},
             seed=self.seed,
-            stop=[self.stop] if isinstance(self.stop, str) else list(self.stop),
+            stop=[stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop) if stop],
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             n=self.n,
