@@ -271,7 +271,7 @@ def test_parked_rows_are_evicted_last(make):
     before = engine.memory()
     assert before.parked > 0
     assert before.prompt_cache > 0
-    assert engine.trim_prompt_cache(before.parked) == before.prompt_cache
+    assert engine.limit_prompt_cache(before.parked) == before.prompt_cache
     assert (engine.memory().parked, engine.memory().prompt_cache) == (before.parked, 0)
     engine.insert([back(row(0, 50, max_tokens=60), 2, run.ids(0))])
     finish(engine, run)
@@ -280,7 +280,7 @@ def test_parked_rows_are_evicted_last(make):
     while not run.ids(3):
         step(engine, run)
     engine.park(3)
-    assert engine.trim_prompt_cache(0) > 0
+    assert engine.limit_prompt_cache(0) > 0
     assert (engine.memory().parked, engine.memory().prompt_cache) == (0, 0)
 
 

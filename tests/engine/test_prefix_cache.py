@@ -145,7 +145,7 @@ def test_the_budget_holds_and_zero_turns_it_off(model):
     assert engine.stats().prompt_cache_entries > 1
     assert generate(engine, tokens(60, 11))[1] == 59
     assert generate(engine, tokens(60, 0))[1] == 0
-    freed = engine.trim_prompt_cache(0)
+    freed = engine.limit_prompt_cache(0)
     assert freed > 0
     assert engine.memory().prompt_cache == engine.stats().prompt_cache_entries == 0
     off = make_engine(model, prompt_cache_bytes=0)

@@ -221,11 +221,11 @@ class FakeEngine:
         self._record("project_bytes", ())
         return tokens * self.config.kv_bytes_token
 
-    def trim_prompt_cache(self, bytes_max: int) -> int:
-        """Evict until all that is kept is within `bytes_max`, parked rows last."""
-        self._record("trim_prompt_cache", ())
+    def limit_prompt_cache(self, bytes_max: int) -> int:
+        """Evict until all that is kept is within `bytes_max`, parked rows last, and keep no more from then on."""
+        self._record("limit_prompt_cache", ())
         self._strike("trim")
-        return self._prompt_cache.trim(bytes_max)
+        return self._prompt_cache.limit(min(bytes_max, self.config.prompt_cache_bytes))
 
     def stats(self) -> EngineStats:
         """Real counters."""

@@ -78,6 +78,11 @@ class FakePromptCache:
                 self._prompts.move_to_end(key)
         return min(best, len(tokens) - 1)
 
+    def limit(self, bytes_max: int) -> int:
+        """Stay within `bytes_max` from now on; returns the bytes dropped."""
+        self._bytes_max = bytes_max
+        return self.trim(bytes_max)
+
     def trim(self, bytes_max: int) -> int:
         """Evict until `bytes_max` is kept; returns the bytes dropped."""
         before = self.prompt_bytes + self.parked_bytes

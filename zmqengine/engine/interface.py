@@ -207,10 +207,10 @@ class Engine(Protocol):
         """
         ...
 
-    def trim_prompt_cache(self, bytes_max: int) -> int:
-        """Evict least recently used prompts until all that is kept is within `bytes_max`; returns bytes freed.
+    def limit_prompt_cache(self, bytes_max: int) -> int:
+        """Keep all that is kept of prompts within `bytes_max` from now on; returns the bytes freed at once.
 
-        Parked rows count, and go last. Buffers that the platform keeps for reuse are given back as well.
+        What was used least recently goes first; parked rows count, and go last.
         """
         ...
 

@@ -180,11 +180,12 @@ class MlxEngine:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
         return self._abilities.shape.project(tokens)
 
-    def trim_prompt_cache(self, bytes_max: int) -> int:
-        """Evict least recently used prompts until the prompt cache is within `bytes_max`; returns bytes freed."""
-        freed = self._prefix_cache.trim(bytes_max)
-        # Whoever trims wants the memory itself, not buffers kept for reuse.
-        mx.clear_cache()
+    def limit_prompt_cache(self, bytes_max: int) -> int:
+        """Keep the prompt cache within `bytes_max` from now on, and never above its own bound; returns bytes freed."""
+        freed = self._prefix_cache.limit(bytes_max)
+        if freed:
+            # Whoever wants memory wants it itself, not buffers kept for reuse.
+            mx.clear_cache()
         return freed
 
     def stats(self) -> EngineStats:

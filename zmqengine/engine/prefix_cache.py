@@ -23,6 +23,7 @@ class PrefixCache:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
+        self._own_bytes_max = bytes_max
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         self._index = PrefixIndex()
         self._entries_bytes = 0
@@ -136,6 +137,11 @@ class PrefixCache:
         if self._unsettled:
             kv.start(self._unsettled)
             self._unsettled = []
+
+    def limit(self, bytes_max: int) -> int:
+        """Stay within `bytes_max` from now on, where that is less than what the cache was made with."""
+        self.bytes_max = min(bytes_max, self._own_bytes_max)
+        return self.trim(self.bytes_max)
 
     def trim(self, bytes_max: int) -> int:
         """Drop what goes first until `bytes_max` is kept; returns the bytes dropped."""

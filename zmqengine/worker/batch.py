@@ -141,6 +141,9 @@ class Batch:
             self._free_row(request)
         elif request.phase == "preparing":
             self._preparer.cancel(request)
+        elif request.parked_row >= 0:
+            # What is kept for its return need not be kept any longer.
+            self._leaving[request.parked_row] = request
         self._finish(request, finish, message, code)
 
     def end_all(self, requests: Iterable[LiveRequest], finish: Finish, message: str) -> None:
@@ -256,6 +259,7 @@ class Batch:
         assert has_room, "room was made before"
         request.phase = "running"
         request.row = next(self._row_ids)
+        request.parked_row = -1
         request.joined_at = len(request.log)
         request.prefilled_tokens = 0
         self.rows[request.row] = request
@@ -275,6 +279,7 @@ class Batch:
     def _park(self, request: LiveRequest, now_s: float) -> None:
         """Take a row out of the engine. It goes on, with the same tokens, when there is room again."""
         kept = self._engine.park(request.row)
+        request.parked_row = request.row
         self._free_row(request)
         self._counters.parked += 1
         log.info(

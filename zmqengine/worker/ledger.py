@@ -46,7 +46,7 @@ class Ledger:
         room = min(self._prompt_cache_bytes, self.kv_bytes_max - self.reserved_bytes)
         if room != self._room_told:
             self._room_told = room
-            self._engine.trim_prompt_cache(room)
+            self._engine.limit_prompt_cache(room)
 
     def largest_tokens(self, tokens_max: int) -> int:
         """The most tokens, up to `tokens_max`, that one row alone may hold. At least 1."""

@@ -46,6 +46,7 @@ class LiveRequest:
         "joined_at",
         "last_token_s",
         "log",
+        "parked_row",
         "phase",
         "prefill_pass",
         "prefilled_tokens",
@@ -79,7 +80,7 @@ class LiveRequest:
         self.tokens_max = tokens_max
         self.log = TokenLog(insert.emitted, with_logprobs=insert.logprobs is not None)
         self.phase: Phase = "preparing"
-        self.row = -1
+        self.row = self.parked_row = -1
         self.reserved_tokens = self.reserved_bytes = 0
         self.grows_at = 0
         self.joined_at = 0
