@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import secrets
 
+from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.chat import Chat, answer_chat
 from zmqengine_http.endpoint import post
+from zmqengine_http.errors import ApiError, from_engine
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation
 from zmqengine_http.responses.conversation import InputItems, skipped_facts
+from zmqengine_http.responses.failure import tells_by_event
 from zmqengine_http.responses.request import RESPONSES_BODY, ResponsesRequest
 from zmqengine_http.responses.tools import ToolBook, tool_choice
 from zmqengine_http.responses.writer import ReasoningShape, ResponsesWriter
 from zmqengine_http.sampling import Sampling
 from zmqengine_http.service import Service
+from zmqengine_http.sse import EVENT_STREAM
 
 PACKED = "reasoning.encrypted_content"
 
@@ -47,10 +51,18 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
     shape = ReasoningShape(summary=summary, packed=PACKED in request.include)
     head = _head(request, request.model or model.card.name)
 
-    def writer(generation: Generation) -> ResponsesWriter:
+    def writer(generation: Generation | Chat) -> ResponsesWriter:
         return ResponsesWriter(generation.id, head, book, shape)
 
-    await answer_chat(service, exchange, chat, writer, stream=request.stream)
+    try:
+        await answer_chat(service, exchange, chat, writer, stream=request.stream)
+    except (ZmqEngineError, ApiError) as error:
+        refusal = error if isinstance(error, ApiError) else from_engine(error)
+        if exchange.started or not (request.stream and tells_by_event(exchange, refusal)):
+            raise
+        exchange.facts["error"] = refusal.code
+        await exchange.start(200, EVENT_STREAM)
+        await exchange.write(writer(chat).error(refusal), last=True)
 
 
 def _head(request: ResponsesRequest, model: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zmqengine_http.errors import ApiError
+from zmqengine_http.exchange import Exchange
 
 _CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded", 529: "server_is_overloaded"}
 
@@ -16,3 +17,13 @@ def failure(error: ApiError) -> dict[str, object]:
     if error.retry_after_ms is not None:
         message = f"{message.rstrip('.')}. Please try again in {error.retry_after_ms / 1000:g}s."
     return {"code": code, "message": message}
+
+
+def tells_by_event(exchange: Exchange, error: ApiError) -> bool:
+    """Whether a refusal of a stream is better told as its one event than by a status.
+
+    Codex, which says `originator`, acts on the codes of a response that failed: it makes its conversation shorter, or
+    waits and tries again. Of a 400 it shows the text, and a 429 it does not try again. Other clients want the status.
+    """
+    known = error.code == "context_length_exceeded" or error.status in _CODES
+    return known and exchange.header(b"originator") is not None

@@ -264,6 +264,26 @@ def test_responses_refuses_what_it_cannot_do(front: Front, fields: dict[str, Any
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "error", "status", "code"),
+    [
+        ({"max_output_tokens": 100_000}, None, 400, "context_length_exceeded"),
+        ({}, Overloaded("the queue is full", retry_after_ms=1500), 429, "rate_limit_exceeded"),
+        ({}, WorkerLost("gone"), 503, "server_is_overloaded"),
+    ],
+)
+def test_codex_is_told_by_event_what_others_are_told_by_status(
+    model: Model, front: Front, fields: dict[str, Any], error: Exception | None, status: int, code: str
+) -> None:
+    """It acts on the code of a failed response, and gives up on the same as a status."""
+    model.error = error
+    body = {"input": "x" * 5000 if fields else "hi", "stream": True}
+    assert post(front, RESPONSES, body).status == status
+    reply = post(front, RESPONSES, body, originator="codex_exec")
+    assert reply.status == 200
+    assert events(reply.body)[-1]["response"]["error"]["code"] == code
+
+
 def test_a_stored_response_is_taken_and_said_not_to_be_stored(model: Model, front: Front) -> None:
     """It is OpenAI's default, so most clients ask for it without wanting it."""
     reply = post(front, RESPONSES, {"input": "hi", "store": True})
