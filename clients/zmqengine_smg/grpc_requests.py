@@ -37,11 +37,10 @@ def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple
         logit_bias=dict(sampling.logit_bias),
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
     )
     if options["max_tokens"] == 0:
         raise BadRequest("max_tokens: must be at least 1, or left out")
-    if sampling.HasField("logprobs"):
-        options["logprobs"] = sampling.logprobs
     if sampling.HasField("seed"):
         options["seed"] = worker_seed(sampling.seed)
     if deadline_s is not None:

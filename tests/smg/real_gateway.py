@@ -52,7 +52,9 @@ class Reply(NamedTuple):
 class RealGateway:
     """`smg launch` over adapters of one wire. It is killed at the end: its own way takes many seconds."""
 
-    def __init__(self, wire: Wire, worker_urls: Sequence[str], model_path: Path | None, log: Path) -> None:
+    def __init__(
+        self, wire: Wire, worker_urls: Sequence[str], model_path: Path | None, log: Path, *more: str
+    ) -> None:
         self.wire = wire
         self.model = str(model_path) if wire == "zmq" else MODEL
         self.port = free_port()
@@ -60,7 +62,7 @@ class RealGateway:
         if wire == "zmq":
             arguments += ["--backend", "vllm", "--model-path", str(model_path)]
         arguments += ["--prometheus-port", str(free_port()), "--policy", "cache_aware"]
-        arguments += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"]
+        arguments += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *more]
         self._command = [sys.executable, "-m", "smg", "launch", *arguments]
         self._log = log
         self._workers = len(worker_urls)
