@@ -1,4 +1,4 @@
-"""Servers that a run starts for itself: our worker, our HTTP front-end, `mlx_lm.server`. Each ends with the run.
+"""Servers that a run starts for itself: ours, `mlx_lm.server`, the SMG gateway. Each ends with the run.
 
 All get the same tuned BLAS on one thread, and a port that was free a moment ago.
 """
@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
+from zmqengine.bench.smg import WIRES, Wire, smg_commands
 from zmqengine.bench.targets import TargetError, TargetSpec
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.parent import WORKER_CONFIG
@@ -38,7 +39,8 @@ ONE_THREAD = dict.fromkeys(
 class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Which servers a run starts. `model` is what our worker takes: `pico`, a directory or a hub id.
 
-    `http` of our front-ends share the worker. `mlx_lm` needs a directory or a hub id. With `second`, each kind is
+    `http` of our front-ends share the worker, and with `smg` a gateway over each of its two wires does. `mlx_lm` needs
+    a directory or a hub id. With `second`, each kind is
     started twice, for `two-models`. `slots` is how many requests each server takes at a time; 0 leaves its own.
     """
 
@@ -46,6 +48,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     worker: bool = True
     http: int = 0
     mlx_lm: bool = False
+    smg: bool = False
     second: bool = False
     slots: int = 0
     engine: str = "mlx"
@@ -72,11 +75,12 @@ class _Servers:
 
     async def start(self, plan: StartPlan, suffix: str) -> list[TargetSpec]:
         targets = []
-        if plan.worker or plan.http:
+        if plan.worker or plan.http or plan.smg:
             worker = self._start_worker(plan, suffix)
             await self._until_worker_ready(worker)
             targets += [worker] if plan.worker else []
             targets += [await self._start_http(worker, number, suffix) for number in range(plan.http)]
+            targets += [await self._start_smg(worker, wire, suffix) for wire in WIRES if plan.smg]
         if plan.mlx_lm:
             targets.append(await self._start_mlx_lm(plan, suffix))
         return targets
@@ -116,6 +120,29 @@ class _Servers:
             pids=[process.pid, *worker.pids],
         )
 
+    async def _start_smg(self, worker: TargetSpec, wire: Wire, suffix: str) -> TargetSpec:
+        label = f"smg {wire}{suffix}"
+        port = _free_port()
+        commands = smg_commands(wire, worker.address, self._directory, (port, _free_port(), _free_port()))
+        adapter_label = f"{label} adapter"
+        adapter = self._spawn(adapter_label, commands.adapter)
+        written = commands.tokenizer / "config.json"
+        await self._until(adapter_label, adapter, lambda: asyncio.to_thread(written.read_bytes))
+        gateway = self._spawn(label, commands.gateway)
+        url = f"http://127.0.0.1:{port}"
+        models = msgspec.json.decode(await self._until_answers(label, gateway, f"{url}/v1/models"))
+        # It lists a model before it has loaded the tokenizer.
+        first = msgspec.json.encode({"model": models["data"][0]["id"], "prompt": "Hello", "max_tokens": 1})
+        await self._until(label, gateway, lambda: _get(f"{url}/v1/completions", first))
+        return TargetSpec(
+            label=label,
+            kind="http",
+            address=f"{url}/v1",
+            model=models["data"][0]["id"],
+            worker=worker.address,
+            pids=[gateway.pid, adapter.pid, *worker.pids],
+        )
+
     async def _start_mlx_lm(self, plan: StartPlan, suffix: str) -> TargetSpec:
         port, label = _free_port(), "mlx_lm.server" + suffix
         arguments = ["--model", plan.model, "--port", str(port), "--log-level", "WARNING"]
@@ -151,14 +178,19 @@ class _Servers:
         session = await WorkerSession.open(worker, timeout_s=START_TIMEOUT_S)
         await session.close()
 
-    async def _until_answers(self, label: str, process: subprocess.Popen[bytes], url: str) -> None:
+    async def _until_answers(self, label: str, process: subprocess.Popen[bytes], url: str) -> bytes:
+        return await self._until(label, process, lambda: _get(url))
+
+    async def _until(
+        self, label: str, process: subprocess.Popen[bytes], probe: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """What `probe` returns once it raises OSError no more."""
         deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline_s:
             if process.poll() is not None:
                 break
             try:
-                await _get(url)
-                return
+                return await probe()
             except OSError:
                 await asyncio.sleep(0.1)
         lines = self._log(label).read_text(errors="replace").strip().splitlines()[-3:]
@@ -176,12 +208,13 @@ class _Servers:
                 process.wait()
 
 
-async def _get(url: str) -> bytes:
-    """The body of a 200 answer; OSError for any other."""
+async def _get(url: str, content: bytes | None = None) -> bytes:
+    """The body of a 200 answer to a GET, or to a POST of `content`; OSError for any other."""
     import urllib.request
 
     def get() -> bytes:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
             body: bytes = response.read()
             return body
 

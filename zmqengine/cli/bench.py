@@ -60,7 +60,10 @@ def bench() -> None:
 )
 @click.option("--api", type=click.Choice(["completions", "chat"]), default="completions", help="For --url.")
 @click.option(
-    "--start", multiple=True, type=click.Choice(["worker", "http", "mlx-lm"]), help="Start this for the run."
+    "--start",
+    multiple=True,
+    type=click.Choice(["worker", "http", "mlx-lm", "smg"]),
+    help="Start this for the run.",
 )
 @click.option("--model", default="pico", show_default=True, help="For --start: pico or a directory.")
 @click.option("--second", is_flag=True, help="Start everything twice, for two-models.")
@@ -113,6 +116,7 @@ def serve(
             worker="worker" in start,
             http=start.count("http"),
             mlx_lm="mlx-lm" in start,
+            smg="smg" in start,
             second=others["second"],
             slots=others["slots"],
         )

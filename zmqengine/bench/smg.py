@@ -1,0 +1,41 @@
+"""The commands of a gateway over one of its wires: the adapter in front of a worker, and the gateway itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Wire = Literal["grpc", "zmq"]
+WIRES: tuple[Wire, ...] = ("grpc", "zmq")
+
+
+class SmgCommands(NamedTuple):
+    """Arguments of Python for the two processes, and the directory that the adapter writes before a gateway starts."""
+
+    adapter: list[str]
+    gateway: list[str]
+    tokenizer: Path
+
+
+def smg_commands(wire: Wire, worker: str, directory: Path, ports: tuple[int, int, int]) -> SmgCommands:
+    """For the worker at this address; `ports` are the gateway's, that of its metrics, and the adapter's."""
+    port, metrics_port, adapter_port = ports
+    tokenizer = directory / f"smg-{wire}"
+    adapter = ["-m", "zmqengine.cli.main", "smg", "--worker", worker, "--tokenizer-dir", str(tokenizer)]
+    gateway = ["-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
+    gateway += [
+        "--prometheus-port",
+        str(metrics_port),
+        "--log-level",
+        "warn",
+        "--worker-startup-check-interval",
+        "1",
+    ]
+    if wire == "grpc":
+        adapter += ["--listen", f"127.0.0.1:{adapter_port}"]
+        gateway += ["--worker-urls", f"grpc://127.0.0.1:{adapter_port}"]
+    else:
+        url = f"ipc://{directory}/smg-engine"
+        adapter += ["--engine", url]
+        gateway += ["--worker-urls", url, "--backend", "vllm", "--model-path", str(tokenizer)]
+    return SmgCommands(adapter, gateway, tokenizer)
