@@ -20,6 +20,7 @@ REQUIRED = {
     "zmqengine_client/__init__.py",
     "zmqengine_http/py.typed",
     "zmqengine_http/__init__.py",
+    "zmqengine_http/page/page.html",
     "zmqengine_metrics/py.typed",
     "zmqengine_metrics/__init__.py",
     "zmqengine_smg/py.typed",

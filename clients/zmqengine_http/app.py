@@ -21,6 +21,7 @@ from zmqengine_http.endpoint import Endpoint
 from zmqengine_http.endpoints import ENDPOINTS
 from zmqengine_http.errors import ApiError, ErrorShape, from_engine
 from zmqengine_http.exchange import Disconnected, Exchange, Receive, Scope, Send
+from zmqengine_http.meter import Meter
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
 from zmqengine_http.service import Service
@@ -53,6 +54,7 @@ class HttpApp:
             Pool(workers, config.aliases),
             Tokenizing(config.tokenize_threads),
             StableHead(AnswerMemory(), enabled=config.stable_head),
+            Meter(),
         )
         # A bare router: the middleware of an application would cost a call for every token.
         routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
@@ -115,6 +117,7 @@ class _Handled:
         exchange = Exchange(scope, receive, send)
         shape = self._endpoint.error_shape
         started = time.monotonic()
+        self._service.meter.began(self._endpoint.path)
         try:
             self._access.check(exchange, open_to_all=self._endpoint.open)
             self._check_method(scope["method"])
@@ -130,7 +133,9 @@ class _Handled:
             failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
             await _refuse(exchange, failure, shape)
         finally:
-            _log(exchange, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self._service.meter.ended(self._endpoint.path, exchange.status, seconds)
+            _log(exchange, seconds)
 
     def _check_method(self, method: str) -> None:
         allowed = self._endpoint.method
@@ -148,7 +153,7 @@ async def _refuse(exchange: Exchange, error: ApiError, shape: ErrorShape) -> Non
 
 def _log(exchange: Exchange, seconds: float) -> None:
     scope = exchange.scope
-    quiet = scope["path"] in ("/health", "/ready")
+    quiet = scope["path"] in ("/health", "/ready", "/metrics", "/status")
     logs.log(
         logging.DEBUG if quiet else logging.INFO, "request",
         id=exchange.id, method=scope["method"], path=scope["path"], status=exchange.status,

@@ -6,8 +6,10 @@ from zmqengine_http import (
     anthropic,
     chat_completions,
     completions,
+    metrics,
     models,
     openapi,
+    page,
     probes,
     responses,
     tokenizing,
@@ -21,6 +23,8 @@ _DESCRIBED: tuple[Endpoint, ...] = (
     *anthropic.ENDPOINTS,
     *models.ENDPOINTS,
     *tokenizing.ENDPOINTS,
+    *page.ENDPOINTS,
     *probes.ENDPOINTS,
+    *metrics.ENDPOINTS,
 )
 ENDPOINTS: tuple[Endpoint, ...] = (*_DESCRIBED, *openapi.describing(_DESCRIBED))

@@ -1,8 +1,7 @@
-"""GET /, GET /health and GET /ready, for supervisors, load balancers and clients that look before they ask."""
+"""GET /health and GET /ready, for supervisors, load balancers and clients that look before they ask."""
 
 from __future__ import annotations
 
-import zmqengine
 from zmqengine_http.endpoint import get
 from zmqengine_http.errors import no_worker
 from zmqengine_http.exchange import Exchange
@@ -29,13 +28,7 @@ async def ready(service: Service, exchange: Exchange) -> None:
     await exchange.send_json({"status": "ready", "workers": workers})
 
 
-async def root(service: Service, exchange: Exchange) -> None:
-    """GET /: what this is. Claude Code asks before its first request."""
-    await exchange.send_json({"name": "zmqengine", "version": zmqengine.__version__, "docs": "/docs"})
-
-
 ENDPOINTS = (
-    get("/", root, "What this is", open=True),
     get("/health", health, "Whether this process is alive", open=True),
     get("/ready", ready, "Whether a worker takes requests", open=True),
 )

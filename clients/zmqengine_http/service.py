@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zmqengine_http.config import HttpConfig
+from zmqengine_http.meter import Meter
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
 from zmqengine_http.stable_head import StableHead
@@ -17,3 +18,4 @@ class Service(NamedTuple):
     pool: Pool
     tokenizing: Tokenizing
     head: StableHead
+    meter: Meter

@@ -69,6 +69,11 @@ class Worker:
         self._news = asyncio.Event()
 
     @property
+    def connected(self) -> AsyncClient | None:
+        """The connection, if there is one yet."""
+        return self._client
+
+    @property
     def client(self) -> AsyncClient:
         """The connection; there is one once a model is known."""
         assert self._client is not None
