@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.async_streams import AsyncTokenStream
@@ -62,6 +62,7 @@ class Answer:
         self._splitter = splitter
         self._first_call_only = first_call_only
         self._calls = 0
+        self._calls_ended = 0
         self._tokens = 0
         self._reasoning_tokens = 0
 
@@ -82,14 +83,18 @@ class Answer:
             if self._complete:
                 self._stream.close()
                 break
-        if not (self._first_call_only and self._calls):
+        if not (self._first_call_only and self._calls_ended):
             yield Piece(self._events(self._split(self._text.finish(), last=True)), [], None)
         cut = not self._text.stopped and self._stream.result.finish == "length"
-        self.finish = Finish(
-            "tool_calls" if self._calls else "length" if cut else "stop",
-            self._text.stop_string,
-            self._stop_token(),
-        )
+        self.finish = Finish(self._reason(cut), self._text.stop_string, self._stop_token())
+
+    def _reason(self, cut: bool) -> Literal["stop", "length", "tool_calls"]:
+        if cut and self._calls_ended == self._calls and self._calls:
+            return "tool_calls"
+        if cut:
+            # A call that was cut short is told as far as it came, and that it was.
+            return "length"
+        return "tool_calls" if self._calls else "stop"
 
     def close(self) -> None:
         """Abort what still runs."""
@@ -113,7 +118,7 @@ class Answer:
 
     @property
     def _complete(self) -> bool:
-        return self._text.stopped or (self._first_call_only and self._calls > 0)
+        return self._text.stopped or (self._first_call_only and self._calls_ended > 0)
 
     def _take_all(self, chunk: TokenChunk) -> Piece:
         self._tokens += len(chunk.tokens)
@@ -146,16 +151,23 @@ class Answer:
     def _events(self, deltas: list[Delta]) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
         for delta in deltas:
-            if delta.kind != "call":
+            if delta.kind == "content" or delta.kind == "reasoning":
                 events.append(Text(delta.kind, delta.text))
-            elif not (self._first_call_only and self._calls):
-                place = self._calls
-                self._calls += 1
-                events += [
-                    CallStarted(place, f"call_{secrets.token_hex(12)}", delta.name),
-                    CallArguments(place, delta.text),
-                    CallEnded(place),
-                ]
+            elif not (self._first_call_only and self._calls_ended):
+                events += self._call_events(delta)
+        return events
+
+    def _call_events(self, delta: Delta) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        if delta.kind in ("call", "call_start"):
+            events.append(CallStarted(self._calls, f"call_{secrets.token_hex(12)}", delta.name))
+            self._calls += 1
+        place = self._calls - 1
+        if delta.text:
+            events.append(CallArguments(place, delta.text))
+        if delta.kind in ("call", "call_end"):
+            events.append(CallEnded(place))
+            self._calls_ended += 1
         return events
 
 

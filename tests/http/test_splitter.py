@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqengine_http.tool_calls import FORMATS, Delta, HarmonySplitter, Markers, Splitter
+from zmqengine_http.tool_calls.lenient import read_whole
 
 HERMES = Markers("<think>", "</think>", FORMATS["json_tools"])
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -25,7 +26,22 @@ def split(
     deltas += splitter.finish()
     content = "".join(delta.text for delta in deltas if delta.kind == "content")
     reasoning = "".join(delta.text for delta in deltas if delta.kind == "reasoning")
-    return reasoning, content, [delta for delta in deltas if delta.kind == "call"]
+    return reasoning, content, joined_calls(deltas)
+
+
+def joined_calls(deltas: list[Delta]) -> list[Delta]:
+    """Calls that came in pieces as whole ones; still a `call_start` where the end did not come."""
+    calls: list[Delta] = []
+    for delta in deltas:
+        if delta.kind == "call":
+            calls.append(delta)
+        elif delta.kind == "call_start":
+            calls.append(Delta("call_start", "", delta.name))
+        elif delta.kind == "call_text":
+            calls[-1] = calls[-1]._replace(text=calls[-1].text + delta.text)
+        elif delta.kind == "call_end":
+            calls[-1] = calls[-1]._replace(kind="call")
+    return calls
 
 
 CUTS = st.lists(st.integers(0, 1000), max_size=40)
@@ -51,9 +67,7 @@ def test_reasoning_may_be_open_already(cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        '<tool_call>{"name": "add", "arguments": {"a": </tool_call> and on',
         "<tool_call>no call at all</tool_call>",
-        '<tool_call>{"name": "add", "arguments": {"a": 1}}',
         '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
         "<tool_call>" + "[" * 5000 + "</tool_call>",
     ],
@@ -97,6 +111,100 @@ def test_no_text_is_lost_and_arguments_always_parse(text: str, cuts: list[int]) 
         assert isinstance(json.loads(call.text), dict)
 
 
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x',
+            Delta("call_start", '{"a":1,"b":"x', "add"),
+        ),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}}', Delta("call", '{"a":1}', "add")),
+        ('<tool_call>{"name": "add", "arguments": {"a": ]}}</tool_call>', Delta("call", '{"a":', "add")),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}',
+            Delta("call", '{"a":"</tool_call>"}', "add"),
+        ),
+    ],
+    ids=["cut", "unclosed", "malformed", "marker-inside"],
+)
+def test_a_call_that_has_begun_is_told_as_far_as_it_came(text: str, call: Delta, cuts: list[int]) -> None:
+    """OpenAI sends the part of a call that was made; a client sees that its JSON is not whole."""
+    assert split("Now:" + text, cuts) == ("", "Now:", [call])
+
+
+def test_arguments_come_while_they_are_written() -> None:
+    """A file of 10 KB that a tool is to write was silence until its end."""
+    splitter = Splitter(HERMES, calls=True)
+    text = '<tool_call>{"name": "write", "arguments": {"text": "' + "line\\n" * 100 + '"}}</tool_call>'
+    pieces = [delta for character in text for delta in splitter.feed(character)]
+    assert [delta.kind for delta in pieces][:2] == ["call_start", "call_text"]
+    assert sum(delta.kind == "call_text" for delta in pieces) > 400
+    (call,) = joined_calls(pieces)
+    assert json.loads(call.text) == {"text": "line\n" * 100}
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=6), VALUES, max_size=4), st.booleans(), CUTS)
+def test_streamed_arguments_are_those_that_were_written(
+    arguments: dict[str, object], ascii_only: bool, cuts: list[int]
+) -> None:
+    """Any JSON, cut anywhere, escaped or not."""
+    text = json.dumps(arguments, ensure_ascii=ascii_only)
+    (call,) = split(f'<tool_call>{{"name": "f", "arguments": {text}}}</tool_call>', cuts)[2]
+    assert json.loads(call.text) == arguments
+    assert call.kind == "call"
+
+
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("{'a': 'it\\'s', b: True, c: None,}", {"a": "it's", "b": True, "c": None}),
+        ('{"a": "two\nlines\\q", "d": [1, 2,], }', {"a": "two\nlinesq", "d": [1, 2]}),
+        ('{a:<|"|>say "hi" \\n<|"|>,n:-1.5e3}', {"a": 'say "hi" \\n', "n": -1500.0}),
+        ('{"a": "\\ud83d\\ude00 \\ud83d!"}', {"a": "\U0001f600 \ufffd!"}),
+    ],
+)
+def test_almost_json_becomes_json(written: str, meant: dict[str, object], cuts: list[int]) -> None:
+    """What models write when they mean JSON, as the reader of whole calls takes it."""
+    assert read_whole(written) == meant
+    (call,) = split(f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>', cuts)[2]
+    assert json.loads(call.text) == meant
+
+
+@given(CUTS)
+@pytest.mark.parametrize("name", [name for name, format_ in FORMATS.items() if format_.header])
+def test_every_streamed_format_takes_several_calls(name: str, cuts: list[int]) -> None:
+    """Two after one another, as each format has them."""
+    bar, gap = "\uff5c", "\u2581"
+    json_two = '{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}'
+    inside = {
+        "mistral": 'f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{"b": "}"}',
+        "gemma4": 'call:f{a:1}call:g{b:<|"|>}<|"|>}',
+        "kimi_k2": "".join(
+            f"<|tool_call_begin|>functions.{name}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+            for name, arguments in (("f:0", '{"a": 1}'), ("g:1", '{"b": "}"}'))
+        ),
+        "deepseek_v3": "".join(
+            f"<{bar}tool{gap}call{gap}begin{bar}>{name}<{bar}tool{gap}sep{bar}>{arguments}"
+            f"<{bar}tool{gap}call{gap}end{bar}>"
+            for name, arguments in (("f", '{"a": 1}'), ("g", '{"b": "}"}'))
+        ),
+    }.get(name, json_two)
+    format_ = FORMATS[name]
+    text = format_.start + inside + format_.end
+    expected = [Delta("call", '{"a":1}', "f"), Delta("call", '{"b":"}"}', "g")]
+    assert split(text, cuts, Markers(calls=format_)) == ("", "", expected)
+
+
 HARMONY = (
     "<|channel|>analysis<|message|>hm < |<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
     '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
@@ -112,7 +220,7 @@ def test_channels_of_gpt_oss_come_apart(cuts: list[int]) -> None:
     deltas += splitter.finish()
     assert "".join(d.text for d in deltas if d.kind == "reasoning") == "hm < |"
     assert "".join(d.text for d in deltas if d.kind == "content") == "Let me see."
-    assert [d for d in deltas if d.kind == "call"] == [Delta("call", '{"a":1}', "add")]
+    assert joined_calls(deltas) == [Delta("call", '{"a":1}', "add")]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +228,7 @@ def test_channels_of_gpt_oss_come_apart(cuts: list[int]) -> None:
     [
         ("<|channel|>final<|message|>Hello", "Hello"),
         ("Hello, plain", "Hello, plain"),
-        ("<|channel|>commentary to=functions.add<|message|>{broken", "{broken"),
+        ("<|channel|>commentary to=functions.add<|message|>broken", "broken"),
         ("<|channel|>analysis<|mess", ""),
     ],
 )

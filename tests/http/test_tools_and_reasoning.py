@@ -46,12 +46,13 @@ def deltas(reply: Reply) -> list[dict[str, Any]]:
 
 
 def test_a_call_is_streamed_as_a_call(model: Model, front: Front) -> None:
-    """Id, name and arguments come as deltas, and the reason to finish is tool_calls."""
+    """Id, name and arguments come as deltas while they are written; the reason to finish is tool_calls."""
     model.text = f"I add.\n{CALL}"
     reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, stream=True))
     calls = [call for delta in deltas(reply) for call in delta.get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [0, 0]
-    assert calls[0]["function"]["name"] == "add"
+    assert {call["index"] for call in calls} == {0}
+    assert len(calls) > 3
+    assert [call["function"].get("name") for call in calls][:2] == ["add", None]
     assert calls[0]["id"].startswith("call_")
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert json.loads(arguments) == {"a": 1, "b": "\u00e9"}
@@ -74,7 +75,7 @@ def test_parallel_tool_calls_false_ends_after_the_first(model: Model, front: Fro
     model.text = CALL + CALL
     reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, parallel_tool_calls=False))
     assert len(reply.json["choices"][0]["message"]["tool_calls"]) == 1
-    assert reply.json["usage"]["completion_tokens"] == len(CALL.encode())
+    assert reply.json["usage"]["completion_tokens"] == len(CALL.removesuffix("}</tool_call>").encode())
 
 
 def test_tool_choice_none_hides_the_tools(model: Model, front: Front) -> None:
@@ -89,13 +90,32 @@ def test_tool_choice_none_hides_the_tools(model: Model, front: Front) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_malformed_call_is_content(model: Model, front: Front, stream: bool) -> None:
     """omlx #2012, mlx-lm #1441: it falls back to text, and the stream ends well."""
-    model.text = '<tool_call>{"name": "add", "arguments": {"a": </tool_call> sorry'
+    model.text = '<tool_call>{"name": add, "arguments": {"a": </tool_call> sorry'
     reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, stream=stream))
     if stream:
         assert "".join(str(delta.get("content", "")) for delta in deltas(reply)) == model.text
         assert reply.events[-1]["choices"][0]["finish_reason"] == "stop"
     else:
         assert reply.json["choices"][0]["message"]["content"] == model.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_max_tokens_cuts_is_a_part_of_a_call(model: Model, front: Front, stream: bool) -> None:
+    """As OpenAI sends it, with the reason length; it was content that shows the markers of the model."""
+    model.text = CALL
+    limit = len(CALL.removesuffix('"\u00e9"}}</tool_call>').encode())
+    reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, stream=stream, max_tokens=limit))
+    if stream:
+        calls = [call for delta in deltas(reply) for call in delta.get("tool_calls", [])]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        assert not any(delta.get("content") for delta in deltas(reply))
+        reason = reply.events[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = reply.json["choices"][0]
+        (call,) = choice["message"]["tool_calls"]
+        arguments, reason = call["function"]["arguments"], choice["finish_reason"]
+        assert choice["message"]["content"] is None
+    assert (arguments, reason) == ('{"a":1,"b":', "length")
 
 
 def test_reasoning_is_apart_and_counted(model: Model, front: Front) -> None:

@@ -26,13 +26,17 @@ class Format(NamedTuple):
     """Where calls are in the text. With an empty `end` they go on to the end of the output.
 
     `parse` gets what is between and the schemas; it raises `Malformed`. `bare`: an output that begins with `{` is a
-    call as well, without any marker.
+    call as well, without any marker. `header` matches what stands before the arguments of a call, up to their `{`,
+    with the name as its group; `tail` what closes the call behind them. With these, arguments are told while they
+    are written.
     """
 
     start: str
     end: str
     parse: Callable[[str, Schemas], list[Call]]
     bare: bool = False
+    header: re.Pattern[str] | None = None
+    tail: re.Pattern[str] = re.compile("")
 
 
 def parse_json(text: str, schemas: Schemas) -> list[Call]:
@@ -196,20 +200,47 @@ def parse_deepseek(text: str, schemas: Schemas) -> list[Call]:
     return _some(calls)
 
 
+_JSON_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_JSON_TAIL = re.compile(r"\s*\}")
+_KIMI_HEADER = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+)
+_KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>")
+_GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
+_MISTRAL_START = re.compile(
+    r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)"
+)
+_DEEPSEEK_HEADER = re.compile(
+    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>\\s*(?=\\{{)"
+)
+_DEEPSEEK_TAIL = re.compile(f"\\s*<{BAR}tool{GAP}call{GAP}end{BAR}>")
+
 FORMATS: dict[str, Format] = {
-    "json_tools": Format("<tool_call>", "</tool_call>", parse_json),
+    "json_tools": Format("<tool_call>", "</tool_call>", parse_json, header=_JSON_HEADER, tail=_JSON_TAIL),
     "qwen3_coder": Format("<tool_call>", "</tool_call>", parse_xml),
-    "longcat": Format("<longcat_tool_call>", "</longcat_tool_call>", parse_json),
+    "longcat": Format(
+        "<longcat_tool_call>", "</longcat_tool_call>", parse_json, header=_JSON_HEADER, tail=_JSON_TAIL
+    ),
     "minimax_m2": Format("<minimax:tool_call>", "</minimax:tool_call>", parse_xml),
-    "mistral": Format("[TOOL_CALLS]", "", parse_mistral),
-    "llama3_json": Format("<|python_tag|>", "", parse_json, bare=True),
+    "mistral": Format("[TOOL_CALLS]", "", parse_mistral, header=_MISTRAL_START),
+    "llama3_json": Format("<|python_tag|>", "", parse_json, bare=True, header=_JSON_HEADER, tail=_JSON_TAIL),
     "glm47": Format("<tool_call>", "</tool_call>", parse_glm),
-    "gemma4": Format("<|tool_call>", "<tool_call|>", parse_gemma),
+    "gemma4": Format("<|tool_call>", "<tool_call|>", parse_gemma, header=_GEMMA_HEADER),
     "function_gemma": Format("<start_function_call>", "<end_function_call>", parse_gemma),
     "pythonic": Format("<|tool_call_start|>", "<|tool_call_end|>", parse_pythonic),
-    "kimi_k2": Format("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", parse_kimi),
+    "kimi_k2": Format(
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        parse_kimi,
+        header=_KIMI_HEADER,
+        tail=_KIMI_TAIL,
+    ),
     "deepseek_v3": Format(
-        f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>", f"<{BAR}tool{GAP}calls{GAP}end{BAR}>", parse_deepseek
+        f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
+        f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
+        parse_deepseek,
+        header=_DEEPSEEK_HEADER,
+        tail=_DEEPSEEK_TAIL,
     ),
 }
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-import msgspec
-
 from zmqengine_http.tool_calls.deltas import Delta, overlap
-from zmqengine_http.tool_calls.lenient import Malformed, read_whole
+from zmqengine_http.tool_calls.streamed import ArgumentsReader
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"
@@ -29,6 +27,7 @@ class HarmonySplitter:
         self._calls = calls
         self._held = ""
         self._header = ""
+        self._arguments: ArgumentsReader | None = None
         self._state: Literal["header", "content", "reasoning", "call"] = "header"
 
     @property
@@ -50,7 +49,7 @@ class HarmonySplitter:
         """What is left at the end of the output."""
         held, self._held = self._held, ""
         if self._state == "call":
-            return self._call(held)
+            return self._end_call(held) if self._arguments is None or self._arguments.done else []
         if self._state == "header":
             return [Delta("content", held)] if held and not held.startswith("<|") else []
         return [Delta(self._state, held)] if held else []
@@ -71,6 +70,8 @@ class HarmonySplitter:
         return True
 
     def _read_body(self, deltas: list[Delta]) -> bool:
+        if self._state == "call" and self._read_arguments(deltas):
+            return True
         places = [(place, end) for end in _ENDS if (place := self._held.find(end)) >= 0]
         if not places:
             if self._state != "call":
@@ -81,7 +82,7 @@ class HarmonySplitter:
         place, end = min(places)
         body, self._held = self._held[:place], self._held[place + len(end) :]
         if self._state == "call":
-            deltas += self._call(body)
+            deltas += self._end_call(body)
         else:
             self._emit(deltas, body)
         self._state = "header"
@@ -91,15 +92,29 @@ class HarmonySplitter:
         if text:
             deltas.append(Delta("reasoning" if self._state == "reasoning" else "content", text))
 
-    def _call(self, body: str) -> list[Delta]:
-        recipient = _RECIPIENT.search(self._header)
-        assert recipient
-        try:
-            arguments = read_whole(body)
-            if not isinstance(arguments, dict):
-                raise Malformed("arguments are an object")
-            delta = Delta("call", msgspec.json.encode(arguments).decode(), recipient[1])
-        except (Malformed, msgspec.MsgspecError):
+    def _read_arguments(self, deltas: list[Delta]) -> bool:
+        """Tell what the held text adds to the arguments; False at their end, and for what are none."""
+        if self._arguments is None:
+            if not self._held.lstrip().startswith("{"):
+                return False
+            recipient = _RECIPIENT.search(self._header)
+            assert recipient
+            self._arguments = ArgumentsReader()
+            self.saw_call = True
+            deltas.append(Delta("call_start", "", recipient[1]))
+        reader = self._arguments
+        if reader.done or reader.broken:
+            return False
+        text, self._held = reader.feed(self._held), ""
+        if text:
+            deltas.append(Delta("call_text", text))
+        if reader.done or reader.broken:
+            self._held, reader.rest = reader.rest, ""
+        return True
+
+    def _end_call(self, body: str) -> list[Delta]:
+        """The end of the message to a function; without arguments it was content."""
+        if self._arguments is None:
             return [Delta("content", body)] if body else []
-        self.saw_call = True
-        return [delta]
+        self._arguments = None
+        return [Delta("call_end", "")]

@@ -11,13 +11,13 @@ import re
 
 DEPTH_MAX = 64
 _BARE = re.compile(r"[A-Za-z_$][\w$.-]*")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])")
 _SPACE = re.compile(r"\s*")
-_GEMMA_QUOTE = '<|"|>'
-_CONSTANTS: dict[str, object] = {
+GEMMA_QUOTE = '<|"|>'
+CONSTANTS: dict[str, object] = {
     "true": True, "false": False, "null": None, "True": True, "False": False, "None": None,
 }  # fmt: skip
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 
 
 class Malformed(ValueError):
@@ -45,8 +45,8 @@ class _Reader:
         at = self._skip(at)
         if depth == 0:
             raise Malformed("nested too deep")
-        if self._text.startswith(_GEMMA_QUOTE, at):
-            return self._between(at, _GEMMA_QUOTE)
+        if self._text.startswith(GEMMA_QUOTE, at):
+            return self._between(at, GEMMA_QUOTE)
         first = self._text[at : at + 1]
         if first == "{":
             return self._object(at + 1, depth)
@@ -54,12 +54,12 @@ class _Reader:
             return self._array(at + 1, depth)
         if first in ('"', "'") and first:
             return self._string(at)
-        number = _NUMBER.match(self._text, at)
+        number = NUMBER.match(self._text, at)
         if number:
-            return _number(number[0]), number.end()
+            return to_number(number[0]), number.end()
         word = _BARE.match(self._text, at)
-        if word and word[0] in _CONSTANTS:
-            return _CONSTANTS[word[0]], word.end()
+        if word and word[0] in CONSTANTS:
+            return CONSTANTS[word[0]], word.end()
         raise Malformed(f"no value at {at}")
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, object], int]:
@@ -84,8 +84,8 @@ class _Reader:
             at = self._after_item(at, "]")
 
     def _key(self, at: int) -> tuple[str, int]:
-        if self._text.startswith(_GEMMA_QUOTE, at):
-            return self._between(at, _GEMMA_QUOTE)
+        if self._text.startswith(GEMMA_QUOTE, at):
+            return self._between(at, GEMMA_QUOTE)
         if self._text[at : at + 1] in ('"', "'"):
             return self._string(at)
         word = _BARE.match(self._text, at)
@@ -140,10 +140,11 @@ def _escaped(match: re.Match[str]) -> str:
     if len(escape) > 2:
         # Through JSON, which joins surrogate pairs; a lone half is no character.
         return str(json.loads(f'"{escape}"')).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return _ESCAPES.get(escape[1], escape[1])
+    return ESCAPES.get(escape[1], escape[1])
 
 
-def _number(text: str) -> int | float:
+def to_number(text: str) -> int | float:
+    """The number that a text is. Raises `Malformed` for one out of range."""
     if len(text) > 400:
         raise Malformed("a number of more than 400 digits")
     value = float(text)

@@ -1,7 +1,8 @@
 """Splits the text of one answer, as it comes, into reasoning, content and tool calls.
 
-Nothing is lost: text that looked like a call and is none comes out as content. A tool call comes out when it is
-complete, so that its arguments always parse.
+Nothing is lost: text that looked like a call and is none comes out as content. Once the name of a call and the start of
+its arguments are there it is a call, told while it is written where the format allows; what follows its arguments
+within the markers is the format's own. Other formats are told when the call is complete.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
 from zmqengine_http.tool_calls.formats import Format, Schemas
 from zmqengine_http.tool_calls.lenient import Malformed
 from zmqengine_http.tool_calls.markers import Markers
+from zmqengine_http.tool_calls.streamed import ArgumentsReader
 
+_BETWEEN = " \t\r\n;,"
 State = Literal["content", "reasoning", "call"]
 
 
@@ -39,6 +42,8 @@ class Splitter:
         self._state: State = "reasoning" if reasoning_open else "content"
         self._held = ""
         self._call_start = ""
+        self._arguments: ArgumentsReader | None = None
+        self._streamed = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
         self.saw_call = False
@@ -58,10 +63,18 @@ class Splitter:
 
     def finish(self) -> list[Delta]:
         """What is left at the end of the output."""
+        if self._state == "call" and self._streamed:
+            return self._finish_streamed()
         held, self._held = self._held, ""
         if self._state == "call":
             return self._parsed(held, complete=not (self._format and self._format.end))
         return [Delta(self._state, held)] if held else []
+
+    def _finish_streamed(self) -> list[Delta]:
+        if self._arguments is not None:
+            # The output was cut within the arguments: they are told as far as they came.
+            return [Delta("call_end", "")] if self._arguments.broken else []
+        return self._leftover(self._held)
 
     def _advance(self, deltas: list[Delta]) -> bool:
         """Take one step in what is held; False if more text is needed."""
@@ -93,16 +106,68 @@ class Splitter:
 
     def _advance_call(self, deltas: list[Delta]) -> bool:
         assert self._format
+        if self._arguments is not None and not self._arguments.broken:
+            return self._advance_arguments(deltas, self._arguments)
+        if self._begin_call(deltas):
+            return True
         end = self._format.end if self._call_start else ""
         place = self._held.find(end) if end else -1
         if place < 0:
             return False
         inside, self._held = self._held[:place], self._held[place + len(end) :]
-        deltas += self._parsed(inside, complete=True, end=end)
-        self._state = "content"
+        if self._arguments is not None:
+            deltas.append(Delta("call_end", ""))
+        elif self._streamed:
+            deltas += self._leftover(inside)
+        else:
+            deltas += self._parsed(inside, complete=True, end=end)
+        self._state, self._streamed, self._arguments = "content", False, None
         # White space between two calls, and after the last, is part of the format.
         self._trim_newlines = self.saw_call
         return True
+
+    def _begin_call(self, deltas: list[Delta]) -> bool:
+        """Take the start of a call whose arguments are to be streamed, if it is there."""
+        assert self._format
+        if self._format.header is None or self._arguments is not None:
+            return False
+        start = 0
+        if self._streamed:
+            tail = self._format.tail.match(self._held)
+            if not tail:
+                return False
+            start = (
+                tail.end() + len(self._held[tail.end() :]) - len(self._held[tail.end() :].lstrip(_BETWEEN))
+            )
+        header = self._format.header.match(self._held, start)
+        if not header:
+            return False
+        self._held = self._held[header.end() :]
+        self._arguments = ArgumentsReader()
+        self._streamed = self.saw_call = True
+        deltas.append(Delta("call_start", "", header[1]))
+        return True
+
+    def _advance_arguments(self, deltas: list[Delta], reader: ArgumentsReader) -> bool:
+        text = reader.feed(self._held)
+        self._held = ""
+        if text:
+            deltas.append(Delta("call_text", text))
+        if reader.done:
+            deltas.append(Delta("call_end", ""))
+            self._arguments = None
+        if reader.done or reader.broken:
+            self._held, reader.rest = reader.rest, ""
+            return True
+        return False
+
+    def _leftover(self, inside: str) -> list[Delta]:
+        """Calls behind a streamed one that were not streamed; the rest belongs to the format."""
+        assert self._format
+        tail = self._format.tail.match(inside)
+        text = inside[tail.end() :].strip(_BETWEEN) if tail else ""
+        deltas = self._parsed(text, complete=True) if text else []
+        return [delta for delta in deltas if delta.kind == "call"]
 
     def _parsed(self, inside: str, *, complete: bool, end: str = "") -> list[Delta]:
         """The calls in a text, or the text itself where it holds none."""

@@ -1,0 +1,201 @@
+"""The arguments of a call while they are written: almost-JSON in, JSON out, piece by piece.
+
+It reads what `lenient` reads and writes what a JSON encoder would, without white space. The pieces together do not
+depend on how the text was cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+
+from zmqengine_http.tool_calls.deltas import overlap
+from zmqengine_http.tool_calls.lenient import (
+    CONSTANTS,
+    DEPTH_MAX,
+    ESCAPES,
+    GEMMA_QUOTE,
+    NUMBER,
+    Malformed,
+    to_number,
+)
+
+_WORD = re.compile(r"[\w$.+-]+")
+_KEY = re.compile(r"[A-Za-z_$][\w$.-]*")
+_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_WORD_CHARS_MAX = 500
+
+
+class ArgumentsReader:
+    """`feed` it text from the first `{` on; it gives JSON until the object is closed.
+
+    Then `done` is true and `rest` is the text behind it. What is no value makes it `broken`: nothing more comes, and
+    `rest` begins with what could not be read.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.broken = False
+        self.rest = ""
+        self._open: list[str] = []
+        self._quote = ""
+        self._in_key = False
+        self._comma = False
+        # What is awaited: a value, a key, the colon after it, or what follows a value.
+        self._awaited = "value"
+
+    def feed(self, text: str) -> str:
+        """The JSON that this text adds."""
+        self.rest += text
+        pieces: list[str] = []
+        try:
+            while self.rest and not self.done:
+                piece = self._in_string() if self._quote else self._next()
+                if piece is None:
+                    break
+                pieces.append(piece)
+        except Malformed:
+            self.broken = True
+        return "".join(pieces)
+
+    def _next(self) -> str | None:
+        """Take one lexeme; None if it may go on in what has not come yet."""
+        self.rest = self.rest.lstrip()
+        if not self.rest:
+            return ""
+        first = self.rest[0]
+        if first in "}]":
+            return self._close(first)
+        if self._awaited == "colon":
+            self._take(":", first)
+            self._awaited = "value"
+            return ":"
+        if self._awaited == "after":
+            self._take(",", first)
+            self._comma = True
+            self._awaited = "key" if self._open[-1] == "{" else "value"
+            return ""
+        if first in "{[" and self._awaited == "value":
+            return self._begin(first)
+        quote = first if first in "\"'" else GEMMA_QUOTE
+        if self.rest.startswith(quote):
+            return self._begin_string(quote)
+        if quote.startswith(self.rest):
+            return None
+        return self._word()
+
+    def _take(self, wanted: str, first: str) -> None:
+        if first != wanted:
+            raise Malformed(f"no {wanted}")
+        self.rest = self.rest[1:]
+
+    def _separator(self) -> str:
+        comma, self._comma = self._comma, False
+        return "," if comma else ""
+
+    def _begin(self, first: str) -> str:
+        if not self._open and first != "{":
+            raise Malformed("arguments are an object")
+        if len(self._open) == DEPTH_MAX:
+            raise Malformed("nested too deep")
+        self.rest = self.rest[1:]
+        separator = self._separator()
+        self._open.append(first)
+        self._awaited = "key" if first == "{" else "value"
+        return separator + first
+
+    def _close(self, first: str) -> str:
+        fits = self._open and self._open[-1] == {"}": "{", "]": "["}[first]
+        starved = self._awaited == "colon" or (self._awaited == "value" and self._open[-1:] == ["{"])
+        if not fits or starved:
+            raise Malformed(f"no place for {first}")
+        self.rest = self.rest[1:]
+        self._comma = False
+        self._open.pop()
+        self._awaited = "after"
+        self.done = not self._open
+        return first
+
+    def _begin_string(self, quote: str) -> str:
+        if not self._open:
+            raise Malformed("arguments are an object")
+        self.rest = self.rest[len(quote) :]
+        self._quote = quote
+        self._in_key = self._awaited == "key"
+        return self._separator() + '"'
+
+    def _in_string(self) -> str | None:
+        quote = self._quote
+        end = self.rest.find(quote)
+        escape = self.rest.find("\\") if quote != GEMMA_QUOTE else -1
+        if escape >= 0 and (end < 0 or escape < end):
+            return self._before(escape) if escape else self._escape()
+        if end > 0:
+            return self._before(end)
+        if end == 0:
+            self.rest = self.rest[len(quote) :]
+            self._quote = ""
+            self._awaited = "colon" if self._in_key else "after"
+            return '"'
+        whole = len(self.rest) - overlap(self.rest, quote)
+        return self._before(whole) if whole else None
+
+    def _before(self, end: int) -> str:
+        text, self.rest = self.rest[:end], self.rest[end:]
+        return _inside(text)
+
+    def _escape(self) -> str | None:
+        if len(self.rest) < 2 or (self.rest[1] == "u" and _may_become_unicode(self.rest)):
+            return None
+        found = _UNICODE.match(self.rest)
+        if not found:
+            character = self.rest[1]
+            self.rest = self.rest[2:]
+            return _inside(ESCAPES.get(character, character))
+        code, self.rest = int(found[1], 16), self.rest[6:]
+        if not 0xD800 <= code < 0xE000:
+            return _inside(chr(code))
+        low = _UNICODE.match(self.rest)
+        if code < 0xDC00 and low and 0xDC00 <= int(low[1], 16) < 0xE000:
+            self.rest = self.rest[6:]
+            return _inside(chr(0x10000 + ((code - 0xD800) << 10) + (int(low[1], 16) - 0xDC00)))
+        return "\ufffd"
+
+    def _word(self) -> str | None:
+        """A bare key, a constant or a number; it ends where something else begins."""
+        found = _WORD.match(self.rest)
+        if not found or not self._open or len(found[0]) > _WORD_CHARS_MAX:
+            raise Malformed("no value")
+        word = found[0]
+        if found.end() == len(self.rest):
+            return None
+        if self._awaited == "key":
+            if not _KEY.fullmatch(word):
+                raise Malformed("no key")
+            written, self._awaited = f'"{_inside(word)}"', "colon"
+        elif word in CONSTANTS:
+            written, self._awaited = json.dumps(CONSTANTS[word]), "after"
+        elif NUMBER.fullmatch(word):
+            written, self._awaited = json.dumps(to_number(word)), "after"
+        else:
+            raise Malformed("no value")
+        self.rest = self.rest[found.end() :]
+        return self._separator() + written
+
+
+def _inside(text: str) -> str:
+    """Text as it stands between the quotes of JSON."""
+    clean = text.encode("utf-8", "replace").decode() if not text.isascii() else text
+    return msgspec.json.encode(clean).decode()[1:-1]
+
+
+def _may_become_unicode(text: str) -> bool:
+    r"""Whether a text that begins with `\u` may go on to a character, or to the second half of one."""
+    if len(text) < 6:
+        return all(character in "0123456789abcdefABCDEF" for character in text[2:])
+    high = _UNICODE.match(text)
+    if not high or not 0xD800 <= int(high[1], 16) < 0xDC00 or len(text) >= 12:
+        return False
+    return "\\u".startswith(text[6:8]) and all(c in "0123456789abcdefABCDEF" for c in text[8:])
