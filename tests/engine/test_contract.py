@@ -260,7 +260,7 @@ def test_without_a_prompt_cache_a_parked_row_is_read_again(make):
 
 
 def test_parked_rows_are_evicted_last(make):
-    """Everything else that is kept goes before them; a trim to nothing takes them too."""
+    """Everything else that is kept goes before them; a limit of nothing takes them too."""
     engine = make()
     engine.insert([row(0, 50, max_tokens=60), row(1, 60, max_tokens=60)])
     run = Run()
@@ -276,12 +276,35 @@ def test_parked_rows_are_evicted_last(make):
     engine.insert([back(row(0, 50, max_tokens=60), 2, run.ids(0))])
     finish(engine, run)
     assert run.cached(2) == 50 + len(run.ids(0)) - 1
+    engine.limit_prompt_cache(1 << 40)
     engine.insert([row(3, 50, max_tokens=60)])
     while not run.ids(3):
         step(engine, run)
     engine.park(3)
     assert engine.limit_prompt_cache(0) > 0
     assert (engine.memory().parked, engine.memory().prompt_cache) == (0, 0)
+
+
+def test_a_limit_holds_from_now_on(make):
+    """At every step, and never more than at first; a higher one lets more be kept again."""
+    engine = make(cache_bytes=200_000)
+    assert engine.limit_prompt_cache(60_000) == 0
+    run = Run()
+    for id_ in range(6):
+        engine.insert([row(id_, 40)])
+        while run.finish(id_) is None if id_ in run.tokens else True:
+            step(engine, run)
+            memory = engine.memory()
+            assert memory.parked + memory.prompt_cache <= 60_000
+    engine.limit_prompt_cache(0)
+    assert engine.park(9) == 0
+    alone(engine, row(7, 40))
+    assert engine.memory().prompt_cache == 0
+    engine.limit_prompt_cache(1 << 40)
+    for id_ in range(8, 28):
+        alone(engine, row(id_, 40))
+        assert engine.memory().prompt_cache <= 200_000
+    assert engine.memory().prompt_cache > 0
 
 
 def test_a_parked_row_that_will_not_come_back_is_kept_like_any_other(make):

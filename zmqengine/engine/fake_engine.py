@@ -222,7 +222,7 @@ class FakeEngine:
         return tokens * self.config.kv_bytes_token
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
-        """Evict until all that is kept is within `bytes_max`, parked rows last, and keep no more from then on."""
+        """Keep at most `bytes_max` from now on, parked rows the longest."""
         self._record("limit_prompt_cache", ())
         self._strike("trim")
         return self._prompt_cache.limit(min(bytes_max, self.config.prompt_cache_bytes))

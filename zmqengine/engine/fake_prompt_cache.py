@@ -49,14 +49,14 @@ class FakePromptCache:
         for key in [key for key, kept in self._prompts.items() if tokens[: len(kept)] == kept]:
             del self._prompts[key]
         self._prompts[tokens.tobytes()] = tokens
-        self.trim(self._bytes_max)
+        self._evict()
 
     def park(self, row: int, tokens: Tokens, held: int) -> int:
         """Keep the first `held` of a row's `tokens` for when it comes back; returns how many are kept."""
         if not held or held * self._token_bytes > self._bytes_max:
             return 0
         self._parked[row] = _Parked(tokens, held)
-        self.trim(self._bytes_max)
+        self._evict()
         return held
 
     def forget(self, row: int) -> None:
@@ -79,18 +79,17 @@ class FakePromptCache:
         return min(best, len(tokens) - 1)
 
     def limit(self, bytes_max: int) -> int:
-        """Stay within `bytes_max` from now on; returns the bytes dropped."""
-        self._bytes_max = bytes_max
-        return self.trim(bytes_max)
-
-    def trim(self, bytes_max: int) -> int:
-        """Evict until `bytes_max` is kept; returns the bytes dropped."""
+        """Keep at most `bytes_max` from now on; returns the bytes dropped."""
         before = self.prompt_bytes + self.parked_bytes
-        while self._prompts and self.prompt_bytes + self.parked_bytes > bytes_max:
-            self._prompts.popitem(last=False)
-        while self._parked and self.parked_bytes > bytes_max:
-            self._parked.popitem(last=False)
+        self._bytes_max = bytes_max
+        self._evict()
         return before - self.prompt_bytes - self.parked_bytes
+
+    def _evict(self) -> None:
+        while self._prompts and self.prompt_bytes + self.parked_bytes > self._bytes_max:
+            self._prompts.popitem(last=False)
+        while self._parked and self.parked_bytes > self._bytes_max:
+            self._parked.popitem(last=False)
 
     def clear(self) -> None:
         """Drop everything."""

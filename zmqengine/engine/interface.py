@@ -208,9 +208,10 @@ class Engine(Protocol):
         ...
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
-        """Keep all that is kept of prompts within `bytes_max` from now on; returns the bytes freed at once.
+        """Keep at most `bytes_max` from now on, and never more than the engine was built with; returns bytes freed.
 
-        What was used least recently goes first; parked rows count, and go last.
+        The least recently used prompts go first; parked rows count, and go last. When something is evicted, buffers
+        that the platform keeps for reuse are given back as well.
         """
         ...
 

@@ -181,10 +181,10 @@ class MlxEngine:
         return self._abilities.shape.project(tokens)
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
-        """Keep the prompt cache within `bytes_max` from now on, and never above its own bound; returns bytes freed."""
+        """Keep at most `bytes_max` from now on; returns bytes freed."""
         freed = self._prefix_cache.limit(bytes_max)
         if freed:
-            # Whoever wants memory wants it itself, not buffers kept for reuse.
+            # Whoever evicts wants the memory itself, not buffers kept for reuse.
             mx.clear_cache()
         return freed
 

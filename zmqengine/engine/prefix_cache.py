@@ -15,15 +15,14 @@ from zmqengine.engine.row import Caches, Row
 
 
 class PrefixCache:
-    """Caches by the tokens they hold, in at most `bytes_max`.
+    """Caches by the tokens they hold, in at most `bytes_max`, which `limit` may lower and raise again.
 
     The least recently used go first; then those on *offer*, which nobody gets before a finite logit was made of
     them; then those of parked rows.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self._own_bytes_max = bytes_max
+        self.bytes_max = self._bytes_most = bytes_max
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         self._index = PrefixIndex()
         self._entries_bytes = 0
@@ -82,7 +81,7 @@ class PrefixCache:
             self._offers[entry] = None
             self._offers_index.add(entry)
             self._offers_bytes += entry.bytes
-            self.trim(self.bytes_max)
+            self._evict()
         return entry
 
     def accept(self, offer: Entry) -> None:
@@ -118,7 +117,7 @@ class PrefixCache:
             return 0
         self._unsettled += kv.arrays(parked.caches)
         self._parked.add(parked)
-        self.trim(self.bytes_max)
+        self._evict()
         return parked.reusable
 
     def take(self, row: Row) -> ParkedRow | None:
@@ -139,18 +138,10 @@ class PrefixCache:
             self._unsettled = []
 
     def limit(self, bytes_max: int) -> int:
-        """Stay within `bytes_max` from now on, where that is less than what the cache was made with."""
-        self.bytes_max = min(bytes_max, self._own_bytes_max)
-        return self.trim(self.bytes_max)
-
-    def trim(self, bytes_max: int) -> int:
-        """Drop what goes first until `bytes_max` is kept; returns the bytes dropped."""
+        """Keep at most `bytes_max` from now on, and no more than at first; returns the bytes dropped."""
         before = self.bytes + self._parked.bytes
-        while self._entries and self.bytes + self._parked.bytes > bytes_max:
-            self._drop(next(iter(self._entries)))
-        while self._offers and self.bytes + self._parked.bytes > bytes_max:
-            self.withdraw(next(iter(self._offers)))
-        self._parked.trim(bytes_max)
+        self.bytes_max = min(bytes_max, self._bytes_most)
+        self._evict()
         return before - self.bytes - self._parked.bytes
 
     def clear(self) -> None:
@@ -162,6 +153,13 @@ class PrefixCache:
         self._parked.clear()
         self._unsettled = []
         self._entries_bytes = self._offers_bytes = 0
+
+    def _evict(self) -> None:
+        while self._entries and self.bytes + self._parked.bytes > self.bytes_max:
+            self._drop(next(iter(self._entries)))
+        while self._offers and self.bytes + self._parked.bytes > self.bytes_max:
+            self.withdraw(next(iter(self._offers)))
+        self._parked.trim(self.bytes_max)
 
     def _add(self, entry: Entry) -> None:
         if self._index.covers(entry.tokens):
