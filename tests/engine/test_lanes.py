@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.lanes import Lanes
 
 COUNT = 12
 LENGTHS = (5, 400, 6, 390, 40, 1)
@@ -65,3 +69,29 @@ def test_a_long_row_can_be_removed_from_beside_short_ones(model):
     assert run.ids(1) == greedy(model, prompt(20), COUNT)
     engine.next()
     assert engine.memory().kv == 0
+
+
+class Lane:
+    """Holds rows and computes nothing."""
+
+    caches: ClassVar[list[object]] = []
+
+    def __init__(self) -> None:
+        self.rows: list[object] = []
+
+    def join(self, rows, caches):
+        self.rows += rows
+
+
+def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
+    """Two groups that come at once: one of them may use up the allowance only where the other needs none of it."""
+
+    def rows(*lengths):
+        return [SimpleNamespace(held=length, read_tokens=length + 1) for length in lengths]
+
+    lanes = Lanes(Lane, lambda tokens: tokens, padding_bytes_max=100)
+    lanes.join([(rows(500), [])])
+    lanes.join([(rows(440, 460), []), (rows(10, 70), [])])
+    assert lanes.padding_bytes == 20 + 60
+    lanes.join([(rows(62), [])])
+    assert (len(lanes), lanes.padding_bytes) == (3, 88)

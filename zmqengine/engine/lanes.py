@@ -58,12 +58,21 @@ class Lanes:
         """What padding may still take."""
         return max(0, self._padding_bytes_max - self.padding_bytes)
 
-    def join(self, rows: Sequence[Row], caches: Caches) -> None:
-        """Add rows to the batch where they cost the least padding, or to a new one."""
+    def join(self, groups: Sequence[tuple[Sequence[Row], Caches]]) -> None:
+        """Add groups of rows, each to the batch where it costs the least padding, or to a new one.
+
+        Their own padding, which they keep in any case, must fit `padding_room_bytes`.
+        """
+        own = [self._padding_bytes(rows) for rows, _ in groups]
+        for place, (rows, caches) in enumerate(groups):
+            # What the groups to come have already must still fit.
+            self._join(rows, caches, self.padding_room_bytes - sum(own[place + 1 :]))
+
+    def _join(self, rows: Sequence[Row], caches: Caches, room_bytes: int) -> None:
         costs = [
             self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in self._lanes
         ]
-        if costs and self.padding_bytes + min(costs) <= self._padding_bytes_max:
+        if costs and min(costs) <= room_bytes:
             lane = self._lanes[costs.index(min(costs))]
         else:
             lane = self._new_lane()

@@ -107,8 +107,7 @@ class MlxEngine:
         result = StepResult()
         self._decode.next(result)
         pace = self._pace if self._decode.busy else self._pace_idle
-        for ready in self._prefill.next(pace.tokens, self._decode.padding_room_bytes, result):
-            self._decode.join(ready.rows, ready.caches)
+        self._decode.join(self._prefill.next(pace.tokens, self._decode.padding_room_bytes, result))
         self._prefix_cache.settle()
         for token in result.tokens:
             if token.finish is not None:
