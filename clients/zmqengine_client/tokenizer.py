@@ -12,6 +12,7 @@ from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.chat_template import ChatTemplate
 from zmqengine_client.detokenizer import Detokenizer
+from zmqengine_client.segment_cache import TEXT_CHARS_MIN, SegmentCache
 
 
 class Tokenizer:
@@ -36,6 +37,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._template: ChatTemplate | None = None
+        self._segments = SegmentCache(self._tokenizer, self._encode_parts)
 
     def to_json(self) -> bytes:
         """The tokenizer as a `tokenizer.json`, for a program that wants to build its own."""
@@ -50,11 +52,17 @@ class Tokenizer:
         if not isinstance(text, str):
             raise BadRequest(f"a text must be a str, not {type(text).__name__}")
         try:
+            if not add_special_tokens and len(text) >= TEXT_CHARS_MIN:
+                return self._segments.encode(text)
             # The batch call lets other threads run meanwhile; `encode` holds the interpreter to its end.
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError):
             # The library says so of half a surrogate pair.
             raise BadRequest("the text is no valid Unicode") from None
+
+    def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
 
     @functools.cached_property
     def longest_token_bytes(self) -> int:
