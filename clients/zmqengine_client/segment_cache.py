@@ -56,9 +56,9 @@ class SegmentCache:
         parts = self._cut.split(text)
         found = self._find(parts[::2])
         new = [place for place, ids in enumerate(found) if ids is None]
-        for place, ids in zip(new, self._encode_parts([parts[2 * place] for place in new]), strict=True):
-            found[place] = ids
-            self._keep(parts[2 * place], ids)
+        for place, made in zip(new, self._encode_parts([parts[2 * place] for place in new]), strict=True):
+            found[place] = made
+            self._keep(parts[2 * place], made)
         tokens: list[int] = []
         for place, ids in enumerate(found):
             assert ids is not None
