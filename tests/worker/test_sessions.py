@@ -9,7 +9,9 @@ import pytest
 
 from tests.worker.harness import FrontEnd, Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.protocol import codec
 from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Hello, Ping, Rejected, Replay, Resume, Welcome
+from zmqengine.worker import commands
 
 Make = Callable[..., Harness]
 
@@ -228,8 +230,11 @@ def test_ack_forgets_ended_requests_only(harness: Harness) -> None:
     assert harness.actor.outgoing.held_bytes(session) == 0
 
 
-def test_resume_replays_from_any_index_in_bounded_pieces(make_harness: Make) -> None:
+def test_resume_replays_from_any_index_in_bounded_pieces(
+    make_harness: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The token list is the replay log: from any index, in pieces, with the terminal answer at its end."""
+    monkeypatch.setattr(commands, "REPLAY_BYTES_MAX", 5 * 16_384)
     harness = make_harness(FakeEngineConfig(instant=True, context_tokens=100_000))
     front_end = harness.front_end()
     insert = front_end.insert_message("r", max_tokens=40_000)
@@ -249,6 +254,23 @@ def test_resume_replays_from_any_index_in_bounded_pieces(make_harness: Make) -> 
         assert have == whole
         assert replay.row.end is not None
         assert pieces == max(1, -(-(40_000 - start) // 16_384))
+
+
+def test_a_replay_with_logprobs_is_bounded_in_bytes(make_harness: Make) -> None:
+    """A command of 60 bytes is not answered with megabytes: the front-end asks for one piece after the other."""
+    harness = make_harness(FakeEngineConfig(instant=True, context_tokens=100_000))
+    front_end = harness.front_end()
+    front_end.accepted("r", max_tokens=4_000, logprobs=20)
+    front_end.wait_for_end("r")
+    have = 0
+    while True:
+        replay = front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, have))
+        assert isinstance(replay, Replay)
+        assert len(codec.encode(replay)[1]) < commands.REPLAY_BYTES_MAX * 1.1
+        have += len(replay.row.tokens)
+        if not replay.more:
+            break
+    assert have == 4_000
 
 
 def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(make_harness: Make) -> None:

@@ -102,7 +102,14 @@ class ZapHandler:
         """Answer every question that waits."""
         # The descriptor signals changes, not a state: nothing may be left when we return.
         while cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            question = self._socket.recv_multipart()
+            try:
+                answer = self._answer(question)
+            except Exception as error:
+                # Without an answer this socket would take no further question: nobody could connect any more.
+                log.error("the key check failed", exc_info=error)
+                answer = [ZAP_VERSION, (*question, b"", b"")[1], b"500", b"internal error", b"", b""]
+            self._socket.send_multipart(answer)
 
     def is_operator(self, user: str) -> bool:
         """Whether the `User-Id` is an operator's key. Without a directory of operators nobody is one."""

@@ -47,6 +47,8 @@ class Board:
     requests: list[RequestInfo] = field(default_factory=list)
     pass_times: PassTimes | None = None
     pass_started_s: float = field(default_factory=time.monotonic)
+    control_failures: int = 0
+    """How often the control thread failed and began again."""
     drain_requests: int = 0
     """How often draining was asked for; the second time ends the worker at once."""
 

@@ -41,7 +41,8 @@ from zmqengine.worker.sessions import SessionTable
 
 log = logging.getLogger("zmqengine.worker")
 
-REPLAY_TOKENS_MAX = 16_384
+REPLAY_BYTES_MAX = 256 * 1024
+"""Of one reply to a resume; the front-end asks for what is left."""
 _STATES: dict[Phase, RequestState] = {
     "preparing": "queued",
     "queued": "queued",
@@ -170,7 +171,7 @@ class CommandHandler:
         if request is None:
             raise UnknownRequest(f"the worker holds no request {command.request!r}")
         start = min(command.from_index, len(request.log))
-        stop = min(len(request.log), start + REPLAY_TOKENS_MAX)
+        stop = request.log.stop_within(start, REPLAY_BYTES_MAX)
         tokens, logprobs = request.log.slice(start, stop)
         more = stop < len(request.log)
         end = None if more else request.end

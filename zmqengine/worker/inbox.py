@@ -7,15 +7,16 @@ from typing import Any
 
 import zmq
 
-from zmqengine.errors import BadRequest, InternalError, ZmqEngineError
+from zmqengine.errors import BadRequest, InternalError, Overloaded, ZmqEngineError
 from zmqengine.protocol.codec import command_decoder, encode, read_addressee
-from zmqengine.protocol.messages import Command
-from zmqengine.worker.commands import CommandHandler
+from zmqengine.protocol.messages import Command, Hello, Resume
+from zmqengine.worker.commands import REPLAY_BYTES_MAX, CommandHandler
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
 from zmqengine.worker.offenders import Offenders
 from zmqengine.worker.sessions import SessionTable
 from zmqengine.worker.sockets import Sockets
+from zmqengine.worker.unread import UnreadReplies
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -30,6 +31,8 @@ WRONG_SUBSCRIPTIONS_MAX = 64
 """In ten seconds; libzmq keeps every refused topic until its connection ends. A well-behaved front-end may have a few:
 topics of a worker that was restarted, or of a session that was taken over."""
 WRONG_COMMANDS_MAX = 1000
+UNREAD_BYTES_MAX = 1 << 20
+"""Of long replies that one connection asked for and has not read."""
 
 
 class Inbox:
@@ -53,6 +56,7 @@ class Inbox:
         self._command_offenders = Offenders(WRONG_COMMANDS_MAX)
         self._out_of_step = False
         self._skipping = False
+        self._replies = UnreadReplies(self._cmd, bytes_max=UNREAD_BYTES_MAX)
 
     def read(self, report: PassReport, now_s: float) -> None:
         """Take in all that front-ends have sent, as far as the time bound allows."""
@@ -157,6 +161,9 @@ class Inbox:
         except ZmqEngineError as error:
             self._command_offenders.strike(first)
             return self._rejection(error, parts)
+        if isinstance(command, Resume | Hello) and not self._replies.has_room(first.bytes, REPLAY_BYTES_MAX):
+            full = Overloaded("read the replies that you have asked for", retry_after_ms=100)
+            return self._rejection(full, parts)
         try:
             return encode(self._commands.handle(command, first.bytes, user, now_s))
         except Exception as error:
@@ -176,11 +183,9 @@ class Inbox:
         return encode(self._commands.rejection(error, addressee.call, addressee.request))
 
     def _reply(self, route: bytes, header: bytes, body: bytes) -> None:
-        try:
-            self._cmd.send_multipart([route, header, body], zmq.DONTWAIT)
-        except zmq.ZMQError as error:
+        if not self._replies.send(route, header, body):
             # The front-end is gone or does not read; it repeats the command if it still wants the answer.
-            log.debug("reply dropped", extra={"reason": str(error)})
+            log.debug("reply dropped")
 
 
 def user_of(frame: zmq.Frame) -> str:

@@ -86,13 +86,13 @@ def write_key_pair(directory: Path, name: str) -> KeyFiles:
 def load_key_pair(path: str | Path) -> KeyPair:
     """The pair in a `.key_secret` file.
 
-    Raises `ConfigError` if it cannot be read, holds no secret key, or can be read by every user.
+    Raises `ConfigError` if it cannot be read, holds no secret key, or can be read by other users.
     """
     public, secret = _load(Path(path))
     if secret is None:
         raise ConfigError(f"{path} has no secret key: give the .key_secret file, not the .key file")
-    if os.stat(path).st_mode & stat.S_IROTH:
-        raise ConfigError(f"every user can read the secret key in {path}: chmod 600 it")
+    if os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        raise ConfigError(f"other users can read the secret key in {path}: chmod 600 it")
     return KeyPair(public, secret)
 
 

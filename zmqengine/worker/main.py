@@ -19,6 +19,8 @@ from zmqengine.worker.auth import open_guard
 from zmqengine.worker.board import Board
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.control import ControlThread
+from zmqengine.worker.descriptors import bound_connections
+from zmqengine.worker.doorman import Doorman
 from zmqengine.worker.opening import Opened, open_engine, warm_up
 from zmqengine.worker.parent import (
     EXIT_FAILED,
@@ -69,15 +71,20 @@ class Worker:
     def run(self) -> int:
         context = new_context()
         guard = open_guard(self._config, context)
+        bounds = bound_connections(self._config.sessions_max)
         sockets = Sockets(
             self._config.endpoints,
             frame_bytes_max=self._config.frame_bytes_max,
             context=context,
             guard=guard,
+            backlog=bounds.backlog,
         )
+        doorman = Doorman(sockets.monitors, sockets.files, bounds.connections_max)
         control = ControlThread(
             sockets.ctl, self._board, name=self._config.name, endpoints=sockets.endpoints, guard=guard
         )
+        for door in doorman.watches:
+            control.watch(door)
         if self._supervisor is not None:
             self._supervisor.report(endpoints=sockets.endpoints)
             control.watch(self._supervisor)
@@ -93,6 +100,7 @@ class Worker:
             raise
         finally:
             control.stop()
+            doorman.open_doors()
             sockets.close(linger_ms=FLUSH_MS)
 
     def _load_and_serve(self, sockets: Sockets) -> int:

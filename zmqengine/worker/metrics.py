@@ -22,7 +22,12 @@ def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
         state=board.state,
         uptime_s=now_s - board.started_s,
         pass_age_ms=(now_s - board.pass_started_s) * 1000,
-        numbers={**board.numbers, **times, "restarts": board.restarts},
+        numbers={
+            **board.numbers,
+            **times,
+            "restarts": board.restarts,
+            "control_failures": board.control_failures,
+        },
         facts=board.facts,
         memory=board.memory,
         histograms=board.histograms,
@@ -47,7 +52,7 @@ _COUNTERS = frozenset(
     {
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
-        "restarts", "parked", "tokens_read_again",
+        "restarts", "control_failures", "parked", "tokens_read_again",
     }
 )  # fmt: skip
 

@@ -19,6 +19,11 @@ HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 20_000
 OUT_FRAMES_MAX = 1_000
 """Frames that wait in libzmq for one slow reader before it counts as lagging."""
+HANDSHAKE_MS = 10_000
+CONTROL_BYTES_MAX = 4 * 65_536
+CONTROL_REPLIES_MAX = 64
+"""That wait in libzmq for one connection that does not read."""
+COMMANDS_WAITING_MAX = 128
 SUBSCRIPTION_BYTES_MAX = 512
 """A topic has 35 bytes, the longest part of a CURVE handshake 290. libzmq's index of topics takes 100 bytes for one."""
 SUBSCRIPTIONS_WAITING_MAX = 4
@@ -51,26 +56,48 @@ class Sockets:
         frame_bytes_max: int,
         context: zmq.Context[Any] | None = None,
         guard: Guard | None = None,
+        backlog: int = 1024,
     ) -> None:
         self.context = context or new_context()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._lock = _DirectoryLock(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
         self._guard = guard
-        self._message_bytes_max = 4 * frame_bytes_max
+        self._backlog = backlog
+        self.monitors: list[zmq.Socket[bytes]] = []
+        """One a socket: they tell whoever counts connections of those that come and go."""
         try:
-            self.ctl, ctl = self._bind(zmq.ROUTER, wanted.ctl)
-            self.cmd, cmd = self._bind(zmq.ROUTER, wanted.cmd)
-            self.out, out = self._bind(zmq.XPUB, wanted.out)
+            self.ctl, ctl = self._bind(
+                zmq.ROUTER, wanted.ctl, {zmq.MAXMSGSIZE: CONTROL_BYTES_MAX, zmq.SNDHWM: CONTROL_REPLIES_MAX}
+            )
+            self.cmd, cmd = self._bind(
+                zmq.ROUTER,
+                wanted.cmd,
+                {zmq.MAXMSGSIZE: 4 * frame_bytes_max, zmq.RCVHWM: COMMANDS_WAITING_MAX},
+            )
+            self.out, out = self._bind(
+                zmq.XPUB,
+                wanted.out,
+                {
+                    zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
+                    zmq.RCVHWM: SUBSCRIPTIONS_WAITING_MAX,
+                    zmq.SNDHWM: OUT_FRAMES_MAX,
+                },
+            )
         except BaseException:
             self.close(linger_ms=0)
             raise
         self.endpoints = Endpoints(ctl, cmd, out)
+        self.files = [ipc_path(address) for address in (ctl, cmd, out)] if wanted.is_ipc else []
 
     def close(self, *, linger_ms: int) -> None:
         """Close what is open, wait up to `linger_ms` for unsent frames, remove socket files. Idempotent."""
         for socket in self._sockets:
+            socket.disable_monitor()
             socket.close(linger_ms)
+        for monitor in self.monitors:
+            monitor.close(0)
         self._sockets.clear()
+        self.monitors.clear()
         if self._guard is not None:
             self._guard.close()
         self.context.term()
@@ -78,18 +105,18 @@ class Sockets:
             self._lock.release()
             self._lock = None
 
-    def _bind(self, kind: int, address: str) -> tuple[zmq.Socket[bytes], str]:
+    def _bind(self, kind: int, address: str, options: dict[int, int]) -> tuple[zmq.Socket[bytes], str]:
         socket: zmq.Socket[bytes] = self.context.socket(kind)
         self._sockets.append(socket)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._message_bytes_max)
-        socket.setsockopt(zmq.BACKLOG, 1024)
+        socket.setsockopt(zmq.BACKLOG, self._backlog)
+        # Whoever connects and says nothing does not hold a descriptor for long.
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if kind == zmq.XPUB:
             _grant_by_hand(socket)
-            socket.setsockopt(zmq.SNDHWM, OUT_FRAMES_MAX)
-            socket.setsockopt(zmq.RCVHWM, SUBSCRIPTIONS_WAITING_MAX)
-            socket.setsockopt(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX)
         else:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        for option, value in options.items():
+            socket.setsockopt(option, value)
         if address.startswith("tcp://"):
             socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
             # A front-end that vanishes without a word is noticed.
@@ -99,6 +126,7 @@ class Sockets:
             socket.setsockopt(zmq.TCP_MAXRT, HEARTBEAT_TIMEOUT_MS)
         if self._guard is not None:
             self._guard.secure(socket)
+        self._monitor(socket)
         try:
             # A socket file must never exist with wider rights, not even for a moment.
             earlier_umask = os.umask(0o177)
@@ -109,6 +137,15 @@ class Sockets:
         except zmq.ZMQError as error:
             raise ConfigError(_bind_error(address, error)) from None
         return socket, _real_address(socket, address)
+
+    def _monitor(self, socket: zmq.Socket[bytes]) -> None:
+        address = f"inproc://connections-{len(self.monitors)}"
+        socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        monitor: zmq.Socket[bytes] = self.context.socket(zmq.PAIR)
+        # Without a bound, or libzmq's own thread would wait for whoever reads here.
+        monitor.setsockopt(zmq.RCVHWM, 0)
+        monitor.connect(address)
+        self.monitors.append(monitor)
 
 
 class _DirectoryLock:

@@ -11,6 +11,8 @@ from zmqengine.protocol.messages import TokenLogprob
 _TOKEN_BYTES = 4
 _LOGPROB_BYTES = 120
 _TOP_BYTES = 130
+_WIRE_TOKEN_BYTES = 5
+_WIRE_LOGPROB_BYTES = 15
 
 
 class TokenLog:
@@ -40,6 +42,19 @@ class TokenLog:
             grown += _LOGPROB_BYTES + (_TOP_BYTES * len(logprobs.top) if logprobs else 0)
         self.nbytes += grown
         return grown
+
+    def stop_within(self, start: int, bytes_max: int) -> int:
+        """How far from `start` on the tokens fit into so many bytes on the wire; at least one does, if there is one."""
+        if self._logprobs is None:
+            return min(len(self.tokens), start + max(1, bytes_max // _WIRE_TOKEN_BYTES))
+        stop, left = start, bytes_max
+        while stop < len(self.tokens):
+            entry = self._logprobs[stop - self._emitted] if stop >= self._emitted else None
+            left -= _WIRE_TOKEN_BYTES + _WIRE_LOGPROB_BYTES * (1 + (len(entry.top) if entry else 0))
+            if left < 0 and stop > start:
+                break
+            stop += 1
+        return stop
 
     def slice(self, start: int, stop: int) -> tuple[list[int], list[TokenLogprob] | None]:
         """Tokens of [start, stop) and their log-probabilities, as they go on the wire."""

@@ -1,0 +1,186 @@
+"""The limit on open files: raised at the start, and never reached by connections."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.workers import START_S, wait_until
+from zmqengine.worker.descriptors import RESERVED, ConnectionBounds
+from zmqengine_client import Client
+
+HARD = 1024
+
+
+@pytest.mark.parametrize("files_max", [64, 128, 256, 1024, 4096, 20_000, 1 << 20])
+def test_there_is_always_room_between_the_bound_and_the_limit(files_max: int) -> None:
+    """What comes in after the bound is reached, the queues of all three sockets included, stays below the limit."""
+    bounds = ConnectionBounds.within(files_max, 20)
+    assert bounds.connections_max >= 1
+    assert bounds.backlog >= 1
+    if files_max > 128:
+        assert bounds.connections_max + 4 * bounds.backlog + RESERVED + 20 < files_max
+
+
+def test_sessions_that_do_not_fit_are_told_in_one_line() -> None:
+    """The line says how many do, and what to change."""
+    line = ConnectionBounds.within(1024, 20).check(256, 1024)
+    assert line is not None
+    assert "\n" not in line
+    assert "--sessions-max 256" in line
+    assert "ulimit -n" in line
+    assert ConnectionBounds.within(20_000, 20).check(256, 20_000) is None
+
+
+class LimitedWorker:
+    """A worker on the fake engine in a process with these limits on open files."""
+
+    def __init__(self, soft: int, hard: int, *, tcp: bool = False, **options: object) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="ze-"))
+        options = {
+            "engine": "fake:{}",
+            "supervise": False,
+            "die_with_parent": True,
+            "bind": "tcp://127.0.0.1:0" if tcp else f"ipc://{self.directory}/w/ctl",
+        } | options
+        program = (
+            "import sys, resource\n"
+            f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+            "from zmqengine.config import WorkerConfig\n"
+            "from zmqengine.worker.main import serve\n"
+            "sys.exit(serve(WorkerConfig.from_json(sys.argv[1])))\n"
+        )
+        self.log_path = self.directory / "log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, msgspec.json.encode(options).decode()], stderr=log
+            )
+        wait_until(
+            lambda: " ready " in self.log or self.process.poll() is not None, "the worker is not ready"
+        )
+        self.address = self.log.split("address=")[1].split(" ")[0]
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def files_open(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def client(self) -> Client:
+        return Client(self.address, connect_timeout_s=START_S, answer_timeout_s=START_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(START_S)
+        for path in (self.directory / "w").glob("*"):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            (self.directory / "w").rmdir()
+        self.log_path.unlink()
+        self.directory.rmdir()
+
+
+@pytest.fixture
+def raised() -> Iterator[None]:
+    """This process may hold the other ends of thousands of connections."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 4096:
+        pytest.skip("this system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the descriptors of another process")
+@pytest.mark.usefixtures("raised")
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_thousands_of_idle_connections_end_no_worker(*, tcp: bool) -> None:
+    """2,400 connections under a hard limit of 1024: the same process, tokens for a client that was there before, and
+    for one that comes when they are gone."""
+    worker = LimitedWorker(HARD, HARD, tcp=tcp)
+    idle: list[socket.socket] = []
+    try:
+        with worker.client() as client:
+            client.wait_ready()
+            stream = client.generate_tokens([1, 2, 3], max_tokens=50, seed=1)
+            expected = stream.read().tokens
+            description = client.describe()
+            addresses = [worker.address, description.cmd, description.out]
+            for index in range(2400):
+                connection = _connect(addresses[index % 3])
+                if connection is not None:
+                    idle.append(connection)
+                assert worker.process.poll() is None, worker.log[-2000:]
+            assert len(idle) > 100
+            if not tcp:
+                # libzmq takes a full table of descriptors calmly on tcp, and aborts on ipc.
+                assert worker.files_open() < HARD - 20
+            assert client.generate_tokens([1, 2, 3], max_tokens=50, seed=1).read().tokens == expected
+            for connection in idle:
+                connection.close()
+            wait_until(lambda: worker.files_open() < 100, "the descriptors of idle connections are kept")
+            with worker.client() as newcomer:
+                assert newcomer.generate_tokens([1, 2, 3], max_tokens=50, seed=1).read().tokens == expected
+        assert worker.process.poll() is None, worker.log[-2000:]
+        assert len(worker.log) < 200_000
+    finally:
+        for connection in idle:
+            connection.close()
+        worker.close()
+
+
+def _connect(address: str) -> socket.socket | None:
+    """One more idle connection; None if it is not let in."""
+    kind, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    connection = socket.socket(socket.AF_UNIX if kind == "ipc" else socket.AF_INET, socket.SOCK_STREAM)
+    connection.settimeout(5)
+    try:
+        connection.connect(place if kind == "ipc" else (host, int(port)))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another system")
+@pytest.mark.usefixtures("raised")
+def test_a_hundred_front_ends_are_served_under_a_soft_limit_of_256() -> None:
+    """What macOS starts programs with: the worker raises it, and serves all of them at once."""
+    worker = LimitedWorker(256, 4096)
+    clients: list[Client] = []
+    try:
+        for _ in range(100):
+            clients.append(worker.client())
+        streams = [client.generate_tokens([1, 2, 3], max_tokens=5, seed=1) for client in clients]
+        outputs = {tuple(stream.read().tokens) for stream in streams}
+        assert len(outputs) == 1
+        assert worker.files_open() > 256
+        assert worker.process.poll() is None, worker.log[-2000:]
+    finally:
+        for client in clients:
+            client.close()
+        worker.close()
+
+
+def test_a_worker_that_is_short_of_descriptors_says_how_many_front_ends_fit() -> None:
+    """One line at the start, and it serves."""
+    worker = LimitedWorker(200, 200)
+    try:
+        with worker.client() as client:
+            assert len(client.generate_tokens([1, 2, 3], max_tokens=5).read().tokens) == 5
+        (line,) = [line for line in worker.log.splitlines() if "--sessions-max" in line]
+        assert "front-ends" in line
+    finally:
+        worker.close()
