@@ -22,23 +22,21 @@ async def run(config: SmgConfig, stopping: asyncio.Event | None = None) -> None:
     """
     stopping = stopping or asyncio.Event()
     upstream = Upstream(config.worker, config.keys, patience_s=config.patience_s)
-    tasks = [asyncio.create_task(upstream.run())]
-    if config.tokenizer_directory is not None:
-        tasks.append(asyncio.create_task(_write_tokenizer(config, upstream)))
+    following = asyncio.create_task(upstream.run())
     serving = asyncio.create_task(_serve(config, upstream, stopping))
+    tasks = [following, serving, asyncio.create_task(_write_tokenizer(config, upstream))]
     _on_signals(stopping, serving)
     try:
-        await asyncio.wait((serving, *tasks[:1]), return_when=asyncio.FIRST_COMPLETED)
         # Following the worker ends only by failing.
-        if tasks[0].done():
-            serving.cancel()
-            tasks[0].result()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        await asyncio.wait((following, serving), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    for task in (following, serving):
+        # A second signal cancels serving: that is no failure.
+        if not task.cancelled():
+            task.result()
 
 
 async def _serve(config: SmgConfig, upstream: Upstream, stopping: asyncio.Event) -> None:
@@ -54,7 +52,8 @@ async def _serve(config: SmgConfig, upstream: Upstream, stopping: asyncio.Event)
 
 
 async def _write_tokenizer(config: SmgConfig, upstream: Upstream) -> None:
-    assert config.tokenizer_directory is not None
+    if config.tokenizer_directory is None:
+        return
     await upstream.wait_for(lambda: upstream.model is not None)
     assert upstream.model is not None
     try:

@@ -28,11 +28,18 @@ class Model:
     tokenizer: Tokenizer
 
 
+class ModelChanged(ZmqEngineError):
+    """The worker serves another model than the one that the gateway was told of; start again what knows the old one."""
+
+
 class Upstream:
     """Follows one worker for as long as `run` runs.
 
     `ready` says whether it takes new requests; `model` and `numbers` are what it told last, also while it restarts.
     The client mends the connection and resumes streams by itself. `on_change` is called when `state` changes.
+
+    `run` raises `ModelChanged` if the worker comes back with another model: the gateway would go on to send it the
+    token ids of the one that it knows.
     """
 
     def __init__(
@@ -87,16 +94,31 @@ class Upstream:
     async def _probe(self) -> None:
         try:
             description = await self.client.describe()
-            if description.state == "ready":
-                card, limits = description.model, description.limits
-                assert card is not None
-                assert limits is not None
-                if self.model is None or self.model.card != card or self.model.limits != limits:
-                    self.model = Model(card, limits, await self.client.tokenizer())
+            if (
+                description.state == "ready"
+                and description.model is not None
+                and description.limits is not None
+            ):
+                await self._learn(description.model, description.limits)
                 self.numbers = (await self.client.status()).numbers
             self._enter(description.state)
+        except ModelChanged:
+            raise
         except ZmqEngineError as error:
             self._enter("unreachable", error.message)
+
+    async def _learn(self, card: ModelCard, limits: Limits) -> None:
+        known = self.model
+        if known is not None and (card.name, card.tokenizer_hash) != (
+            known.card.name,
+            known.card.tokenizer_hash,
+        ):
+            raise ModelChanged(
+                f"the worker now serves {card.name!r} and the gateway knows {known.card.name!r}: start this again, and "
+                "register it at the gateway again"
+            )
+        if known is None or known.card != card or known.limits != limits:
+            self.model = Model(card, limits, await self.client.tokenizer())
 
     def _on_event(self, event: ClientEvent) -> None:
         if event.kind in ("lost", "fatal", "fenced"):

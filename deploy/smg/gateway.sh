@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SMG in front of two workers on other machines; see README.md beside this file.
 # WORKER_A, WORKER_B: their tcp:// addresses. KEYS: a directory with gateway.key_secret, a.key and b.key.
+# Arguments are further options of `smg launch`.
 set -euo pipefail
 
 : "${WORKER_A:?give the address of the first worker, tcp://HOST:PORT}"
@@ -11,7 +12,7 @@ PORT=${PORT:-30000}
 HOST=${HOST:-127.0.0.1}
 STATE=${STATE:-${XDG_RUNTIME_DIR:-/tmp}/zmqengine-smg-$(id -u)}
 
-mkdir -p -m 700 "$STATE"
+(umask 077 && mkdir -p "$STATE")
 rm -rf "${STATE:?}/$MODEL"
 
 children=()
@@ -40,7 +41,7 @@ until [ -e "$STATE/$MODEL/config.json" ]; do
 done
 
 smg launch --backend vllm --worker-urls "ipc://$STATE/a" "ipc://$STATE/b" --model-path "$STATE/$MODEL" \
-  --host "$HOST" --port "$PORT" --policy cache_aware ${SMG_OPTIONS:-} &
+  --host "$HOST" --port "$PORT" --policy cache_aware "$@" &
 children+=($!)
 
 # The first that ends takes the others along.

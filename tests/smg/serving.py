@@ -51,6 +51,7 @@ class Adapter:
             self._stopping = asyncio.Event()
             self._started.set()
             await run(config, self._stopping)
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks are left behind"
 
         asyncio.set_event_loop(self._loop)
         try:

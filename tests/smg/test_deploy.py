@@ -91,10 +91,10 @@ def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(direc
             "KEYS": str(keys),
             "STATE": str(directory / "s"),
             "PORT": str(port),
-            "SMG_OPTIONS": f"--prometheus-port {free_port()} --shutdown-grace-period-secs 1",
         }
+        options = ["--prometheus-port", str(free_port()), "--shutdown-grace-period-secs", "1"]
         script = subprocess.Popen(
-            ["bash", str(SCRIPT)], env=environment, stdout=log, stderr=log, start_new_session=True
+            ["bash", str(SCRIPT), *options], env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
             wait_until(lambda: completion(port) == 200, f"nothing is served: {directory / 'log'}")

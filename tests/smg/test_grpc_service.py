@@ -17,12 +17,13 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from tokenizers import Tokenizer
 
-from tests.smg.serving import WAIT_S, Gateway, serving
+from tests.smg.serving import WAIT_S, Adapter, Gateway, free_port, serving
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client import Client
 from zmqengine_client.testing import FakeWorker
-from zmqengine_smg import grpc_service
+from zmqengine_smg import SmgConfig, grpc_service
+from zmqengine_smg.upstream import ModelChanged
 
 SLOW = FakeEngineConfig(step_ms=20)
 
@@ -272,3 +273,16 @@ def test_a_worker_that_is_not_there_yet_is_not_registered(monkeypatch: pytest.Mo
         standard: Any = health_pb2_grpc.HealthStub(gateway.channel)  # type: ignore[no-untyped-call]
         told = standard.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
         assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_worker_with_another_model_ends_the_adapter() -> None:
+    """Its gateway would send token ids of the model that it knows: better no answer than a wrong one."""
+    with FakeWorker(FakeEngineConfig(name="first"), process=True) as worker:
+        options: dict[str, Any] = {"worker": worker.address, "listen": f"127.0.0.1:{free_port()}"}
+        running_adapter = Adapter(SmgConfig(**options))
+        Gateway(options["listen"]).wait_healthy()
+        worker.kill()
+        with FakeWorker(FakeEngineConfig(name="second"), process=True, bind=worker.address):
+            running_adapter.join()
+    assert isinstance(running_adapter.error, ModelChanged)
+    assert "'second'" in str(running_adapter.error)
