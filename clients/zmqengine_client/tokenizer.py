@@ -13,6 +13,7 @@ from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.chat_template import ChatTemplate
 from zmqengine_client.detokenizer import Detokenizer
 from zmqengine_client.segment_cache import TEXT_CHARS_MIN, SegmentCache
+from zmqengine_client.token_bytes import piece_bytes
 
 
 class Tokenizer:
@@ -35,6 +36,8 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {id_: token.content for id_, token in added.items()}
+        self._by_byte = "ByteLevel" in repr(self._tokenizer.decoder)
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._template: ChatTemplate | None = None
         self._segments = SegmentCache(self._tokenizer, self._encode_parts)
@@ -67,13 +70,18 @@ class Tokenizer:
     @functools.cached_property
     def longest_token_bytes(self) -> int:
         """No token stands for more bytes of UTF-8 than this. Slow the first time: it looks at every token."""
-        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        # A byte-level vocabulary writes each byte as one character.
-        by_byte = "ByteLevel" in repr(self._tokenizer.decoder)
         return max(
-            len(token) if by_byte and token not in added else len(token.encode())
-            for token in self._tokenizer.get_vocab()
+            # A byte-level vocabulary writes each byte as one character.
+            len(token) if self._by_byte and id_ not in self._added else len(token.encode())
+            for token, id_ in self._tokenizer.get_vocab().items()
         )
+
+    def token_bytes(self, id_: int) -> bytes:
+        """The bytes that a token stands for, special tokens written out; none for an id without a token."""
+        if id_ in self._added:
+            return self._added[id_].encode()
+        piece = self._tokenizer.id_to_token(id_)
+        return b"" if piece is None else piece_bytes(piece, by_byte=self._by_byte)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""

@@ -49,6 +49,7 @@ class ScriptedClient:
         self.name = name
         self.chunk_tokens = chunk_tokens
         self.context_tokens = context_tokens
+        self.special_tokens = len(special)
         self.state: WorkerState = "ready"
         self.prompts: list[str] = []
         self.options: list[dict[str, object]] = []
@@ -66,7 +67,9 @@ class ScriptedClient:
         self._tokenizer = Tokenizer(self.bundle)
 
     async def describe(self) -> Description:
-        card = ModelCard(self.name, VOCAB_SIZE, self.context_tokens, [END_TOKEN], self.bundle.hash, 0)
+        card = ModelCard(
+            self.name, VOCAB_SIZE + self.special_tokens, self.context_tokens, [END_TOKEN], self.bundle.hash, 0
+        )
         limits = Limits(2**24, self.context_tokens - 1, self.context_tokens, 64, 64, 64)
         return Description(
             call=0, protocol=(1, 1), version="0", name=self.name, pid=1, epoch=bytes(8), state=self.state,

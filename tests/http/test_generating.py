@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.http.serving import Front, Reply, chat, post
+from tests.http.scripted import ScriptedClient
+from tests.http.serving import Front, Reply, chat, post, serving
 from zmqengine_client.testing import FakeWorker
+from zmqengine_http import HttpConfig
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -145,8 +147,8 @@ def test_chat_logprobs_go_with_their_tokens(front: Front, stream: bool) -> None:
         entries, text = choice["logprobs"]["content"], choice["message"]["content"]
     assert len(entries) == 50
     assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in entries)
-    joined = b"".join(bytes(entry["bytes"]) if entry["bytes"] else b"" for entry in entries)
-    assert [entry for entry in entries if entry["bytes"] is None] or joined.decode() == text
+    joined = b"".join(bytes(entry["bytes"]) for entry in entries)
+    assert joined.decode("utf-8", "ignore") == text.replace("\ufffd", "")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -161,7 +163,10 @@ def test_completion_logprobs_have_the_older_shape(front: Front, stream: bool) ->
     tokens = [token for shape in shapes for token in shape["tokens"]]
     offsets = [offset for shape in shapes for offset in shape["text_offset"]]
     assert len(tokens) == 6
-    assert offsets == [sum(map(len, tokens[:place])) for place in range(6)]
+    # A lone byte is no character before the next one shows that it will never be.
+    whole = ["?" if token.startswith("bytes:") else token for token in tokens]
+    sums = [sum(map(len, whole[:place])) for place in range(6)]
+    assert all(0 <= total - offset <= 1 for total, offset in zip(sums, offsets, strict=True))
     assert all(0 < len(top) <= 3 for shape in shapes for top in shape["top_logprobs"])
     assert all(len(shape["token_logprobs"]) == len(shape["tokens"]) for shape in shapes)
 
@@ -212,3 +217,18 @@ def test_tokenize_and_detokenize_agree(front: Front) -> None:
     assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"]) == len("Zażółć 🦊".encode())
     assert reply["max_model_len"] == 4096
     assert post(front, "/detokenize", {"tokens": reply["tokens"]}).json == {"prompt": "Zażółć 🦊"}
+
+
+@pytest.mark.parametrize("text", ["é👍", "plain", "a\u200d👩‍👩‍👧 b"])
+def test_the_bytes_of_logprobs_join_to_the_text(text: str) -> None:
+    """Tokens that are part of a character have bytes too, which is what the field is for; offsets end with the text."""
+    with serving(HttpConfig(), lambda address, on_event: ScriptedClient(lambda prompt: text)) as front:
+        asked = chat(logprobs=True, top_logprobs=2)
+        content = post(front, CHAT, asked).json["choices"][0]["logprobs"]["content"]
+        assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == text
+        assert all(isinstance(top["bytes"], list) for entry in content for top in entry["top_logprobs"])
+        choice = post(front, TEXT, {"prompt": "a", "logprobs": 1, "max_tokens": 100}).json["choices"][0]
+        offsets = choice["logprobs"]["text_offset"]
+        assert offsets == sorted(offsets)
+        assert offsets[-1] <= len(choice["text"]) == len(text)
+        assert all(token == "" or "\ufffd" not in token for token in choice["logprobs"]["tokens"])

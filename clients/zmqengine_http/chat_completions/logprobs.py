@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from zmqengine_http.answer_events import Logprobs
 from zmqengine_http.openai_api.logprobs import LOWEST
+from zmqengine_http.worker import Model
 
 
-def chat_logprobs(text_of: Callable[[int], str], top: int, logprobs: Logprobs) -> dict[str, object]:
-    """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`."""
+def chat_logprobs(model: Model, top: int, logprobs: Logprobs) -> dict[str, object]:
+    """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`.
+
+    The `bytes` of neighbouring tokens together are text, also where a token is part of a character.
+    """
     entries = [
         {
-            **_entry(text_of(token), entry.logprob),
-            "top_logprobs": [_entry(text_of(id_), logprob) for id_, logprob in entry.top[:top]],
+            **_entry(model, token, entry.logprob),
+            "top_logprobs": [_entry(model, id_, logprob) for id_, logprob in entry.top[:top]],
         }
         for token, entry in zip(logprobs.tokens, logprobs.entries, strict=True)
     ]
     return {"content": entries, "refusal": None}
 
 
-def _entry(text: str, logprob: float) -> dict[str, object]:
-    # Part of a character: its bytes are not known from its text.
-    raw = None if "\ufffd" in text else list(text.encode())
-    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": raw}
+def _entry(model: Model, token: int, logprob: float) -> dict[str, object]:
+    return {
+        "token": model.token_text(token),
+        "logprob": max(logprob, LOWEST),
+        "bytes": list(model.tokenizer.token_bytes(token)),
+    }

@@ -105,7 +105,7 @@ class ChatWriter:
         return self._frame.event([choice])
 
     def _logprobs(self, logprobs: Logprobs | None) -> object:
-        return None if logprobs is None else chat_logprobs(self._model.token_text, self._top, logprobs)
+        return None if logprobs is None else chat_logprobs(self._model, self._top, logprobs)
 
 
 def _message(choice: WholeChoice) -> dict[str, object]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 
+import msgspec
+
+from zmqengine_http.completions.fill_in_middle import middle_ends, middle_prompt
 from zmqengine_http.completions.request import COMPLETION_BODY, CompletionRequest
 from zmqengine_http.completions.writer import TextWriter
 from zmqengine_http.endpoint import post
@@ -21,24 +25,35 @@ DEFAULT_MAX_TOKENS = 16
 async def answer_completion(service: Service, exchange: Exchange, request: CompletionRequest) -> None:
     """Translate, generate, and answer in OpenAI's words."""
     model = service.pool.model(request.model)
+    sampling = request.to_sampling(
+        max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs
+    )
+    if request.suffix:
+        ends = [*sampling.stop_token_ids, *middle_ends(model)]
+        sampling = msgspec.structs.replace(sampling, stop_token_ids=list(dict.fromkeys(ends)))
     generation = Generation(
         id=f"cmpl-{secrets.token_hex(16)}",
         model=model,
-        prompts=[await _prompt(service, exchange, model, prompt) for prompt in request.prompts],
+        prompts=[await _prompt(service, exchange, request, model, prompt) for prompt in request.prompts],
         prompt_param="prompt",
-        sampling=request.to_sampling(
-            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs
-        ),
+        sampling=sampling,
     )
     name = request.model or model.card.name
     writer = TextWriter(generation, name, include_usage=request.include_usage)
     await answer_generation(service, exchange, generation, writer, stream=request.stream)
 
 
-async def _prompt(service: Service, exchange: Exchange, model: Model, prompt: str | list[int]) -> Prompt:
+async def _prompt(
+    service: Service, exchange: Exchange, request: CompletionRequest, model: Model, prompt: str | list[int]
+) -> Prompt:
+    if not isinstance(prompt, str):
+        check_ids("prompt", prompt, model)
+    suffix = request.suffix
+    if suffix:
+        work = functools.partial(middle_prompt, model, prompt, suffix)
+        return Prompt(await service.tokenizing.run(exchange.id, exchange.body_bytes, work, len))
     if isinstance(prompt, str):
         return Prompt(await service.tokenizing.text(exchange.id, exchange.body_bytes, model, prompt))
-    check_ids("prompt", prompt, model)
     return Prompt(prompt)
 
 

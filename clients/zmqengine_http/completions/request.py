@@ -25,6 +25,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     """The body of POST /v1/completions."""
 
     prompt: Prompt
+    suffix: str | None = None
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
 
     @property
@@ -44,7 +45,6 @@ COMPLETION_BODY = Body(
     (
         *GENERATION_FIELDS,
         refused("echo", "", False),
-        refused("suffix", "", ""),
         refused("best_of", "use n", 1),
     ),
     check=check_generation,

@@ -92,5 +92,5 @@ class TextWriter:
     def _shaped(self, index: int, logprobs: Logprobs | None) -> object:
         if logprobs is None:
             return None
-        shape = self._shapes.setdefault(index, TextLogprobs(self._model.token_text, self._top))
+        shape = self._shapes.setdefault(index, TextLogprobs(self._model, self._top))
         return shape.shaped(logprobs)
