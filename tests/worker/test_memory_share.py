@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -12,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.workers import WorkerProcess
+from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.protocol.messages import Status
-from zmqengine.worker.memory_share import Claim, MemoryShare, share_of
+from zmqengine.worker.memory_share import Claim, MemoryShare, View, share_of
 
 GIB = 1 << 30
 CHILD = """
@@ -23,10 +25,9 @@ from pathlib import Path
 from zmqengine.worker.memory_share import MemoryShare
 limit = int(sys.argv[3]) or None
 share = MemoryShare(Path(sys.argv[1]), sys.argv[2], limit)
-share.claim_weights(int(sys.argv[4]))
-print(share.limit_bytes(int(sys.argv[5])), flush=True)
+print(share.claim(int(sys.argv[4]), int(sys.argv[5])).limit_bytes, flush=True)
 for line in sys.stdin:
-    print(share.limit_bytes(int(sys.argv[5])), flush=True)
+    print(share.look().limit_bytes, flush=True)
 share.close()
 """
 
@@ -109,7 +110,10 @@ def test_a_claim_is_withdrawn_and_others_are_named(tmp_path, children):
     """Who else is there is for people; closing twice is no error."""
     children.append(Child(tmp_path, "first", weights=5))
     mine = MemoryShare(tmp_path, "mine", None)
-    assert mine.others() == [Claim("first", children[0].process.pid, 5, None)]
+    view = mine.claim(0, 12 * GIB)
+    assert view.told == f"6.00 GiB of 12.00 GiB; first (pid {children[0].process.pid}) has 6.00 GiB"
+    assert not view.is_too_much
+    assert mine.look() == view
     mine.close()
     mine.close()
     assert children[0].ask() == 12 * GIB
@@ -122,15 +126,30 @@ def test_twelve_workers_that_start_at_once_all_count(tmp_path, children):
 
 
 def test_a_stopped_process_that_holds_the_lock_stops_nobody(tmp_path, monkeypatch):
-    """It is waited for, and then not."""
-    import fcntl
-
+    """It is waited for at the start, and then not; a look does not wait at all."""
     monkeypatch.setattr("zmqengine.worker.memory_share.LOCK_WAIT_S", 0.05)
-    mine = MemoryShare(tmp_path, "mine", None)
     with open(tmp_path / "lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert mine.limit_bytes(100) == 100
+        mine = MemoryShare(tmp_path, "mine", None)
+        assert mine.claim(10, 100).limit_bytes == 100
+        assert mine.look() is None
+    assert mine.look() == View(100, "0.00 GiB of 0.00 GiB", False)
     mine.close()
+
+
+def test_limits_that_are_too_high_together_are_told(tmp_path):
+    """A limit that was given is kept; that it does not fit is said."""
+    first = MemoryShare(tmp_path, "first", 80)
+    assert not first.claim(10, 100).is_too_much
+    second = MemoryShare(tmp_path, "second", 30)
+    assert second.claim(10, 100).is_too_much
+    assert second.claim(10, 110) == (
+        30,
+        "0.00 GiB of 0.00 GiB; " + f"first (pid {os.getpid()}) has 0.00 GiB",
+        False,
+    )
+    first.close()
+    second.close()
 
 
 @given(
@@ -156,8 +175,15 @@ def test_two_real_workers_say_what_they_hold(tmp_path, monkeypatch):
         alone = status_of(first)
         with WorkerProcess(None, supervise=False) as second:
             beside = status_of(second)
+            with first.client() as client:
+                # A request makes the first look: idle, it takes its time.
+                client.generate_tokens([1, 2, 3], max_tokens=2).read()
+                wait_until(lambda: "(pid" in client.status().facts["memory"], "the first has not noticed")
+                shared = client.status()
         with WorkerProcess(None, supervise=False, memory_limit_bytes=1 << 28) as third:
             given = status_of(third)
+    assert f"(pid {second.process.pid}) has" in shared.facts["memory"]
+    assert shared.memory["limit"] + beside.memory["limit"] <= alone.memory["limit"]
     assert 0 < beside.memory["limit"] <= alone.memory["limit"] / 2 + alone.memory["weights"]
     assert f"(pid {first.process.pid}) has" in beside.facts["memory"]
     assert given.memory["limit"] == 1 << 28

@@ -21,7 +21,7 @@ HELP = {
     "prompt_cache_bytes": "Memory for prompts that start alike; 0 for none.",
     "context_max": "Tokens of prompt and output that one request may hold; the default is what the model has.",
     "growth_tokens": "Memory promised to a row ahead of its output, in tokens.",
-    "memory_limit_bytes": "Memory that MLX may use; the default is what the system recommends.",
+    "memory_limit_bytes": "Memory that MLX may use; the default is an equal part of what other workers here leave.",
     "wired_limit": "macOS: memory that is never paged out: auto (the memory limit), off, or a size such as 12G. "
     "Turn it off if the machine freezes under load.",
     "queue_max": "Requests that may wait; past it they are refused with a hint when to come back.",

@@ -40,6 +40,12 @@ class Admission:
         self._tokens_max = self.ledger.largest_tokens(self._context_tokens)
         self._arrivals = count()
 
+    def resize(self, limit_bytes: int, live: Iterable[LiveRequest]) -> None:
+        """Take another limit of memory. Whoever of the `live` requests was let in still ends."""
+        largest = max((request.tokens_max for request in live), default=0)
+        self.ledger.resize(limit_bytes, self._engine.project_bytes(largest))
+        self._tokens_max = self.ledger.largest_tokens(self._context_tokens)
+
     def ticket(self, insert: Insert, session: Session, rows: int, now_s: float) -> tuple[Ticket, int]:
         """The place of a new request in the order of service, and the tokens of prompt and output it may come to hold.
 

@@ -157,6 +157,11 @@ class Batch:
         for request in self._deadlines.expired(now_s):
             self.end(request, "deadline", "deadline_ms passed before the last token")
 
+    def resize(self, limit_bytes: int) -> None:
+        """Take another limit of memory; it falls as far as what was promised to requests allows."""
+        if limit_bytes != self.ledger.limit_bytes:
+            self._admission.resize(limit_bytes, self._live.values())
+
     def next_deadline_s(self) -> float | None:
         """When a request runs out of time next, or None."""
         return self._deadlines.next_s()

@@ -15,6 +15,7 @@ log = logging.getLogger("zmqengine.worker")
 
 WATERMARK_S = 1.0
 HOUSEKEEPING_S = 0.05
+MEMORY_S = 1.0
 IDLE_WAIT_MS_MAX = 10_000
 ACK_WAIT_S = 2.0
 """After the last request of a drain, for front-ends to read and acknowledge."""
@@ -30,7 +31,7 @@ class Clockwork:
         self._sessions = sessions
         self._batch = batch
         self._outgoing = outgoing
-        self._housekeeping_s = 0.0
+        self._housekeeping_s = self._memory_s = 0.0
         self._drain_deadline_s: float | None = None
         self._ack_deadline_s: float | None = None
 
@@ -46,6 +47,9 @@ class Clockwork:
         self._housekeeping_s = now_s + HOUSEKEEPING_S
         for session in list(self._sessions):
             self._keep_session(session, now_s)
+        if now_s >= self._memory_s:
+            self._memory_s = now_s + MEMORY_S
+            self._keep_memory_share()
 
     def idle_wait_ms(self) -> int:
         """How long there is nothing to do if nobody sends anything."""
@@ -77,6 +81,17 @@ class Clockwork:
             or self._context.clock() >= self._ack_deadline_s
             or self._context.board.drain_requests > 1
         )
+
+    def _keep_memory_share(self) -> None:
+        share = self._context.memory_share
+        view = share.look() if share is not None else None
+        if view is None:
+            return
+        self._batch.resize(view.limit_bytes)
+        board = self._context.board
+        if board.facts.get("memory") != view.told:
+            board.facts = {**board.facts, "memory": view.told}
+            log.info("memory limit", extra={"memory": view.told})
 
     def _keep_session(self, session: Session, now_s: float) -> None:
         if now_s >= session.lease_deadline_s:

@@ -11,11 +11,15 @@ from zmqengine.engine.interface import ModelInfo
 from zmqengine.protocol.messages import Limits
 from zmqengine.worker.board import Board
 from zmqengine.worker.counters import Counters
+from zmqengine.worker.memory_share import MemoryShare
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """`memory_limit_bytes` is what the engine may hold in all. `clock` gives seconds and never goes back."""
+    """`memory_limit_bytes` is what the engine may hold at first; `memory_share` follows what other workers leave.
+
+    `clock` gives seconds and never goes back.
+    """
 
     config: WorkerConfig
     board: Board
@@ -24,6 +28,7 @@ class WorkerContext:
     memory_limit_bytes: int
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
+    memory_share: MemoryShare | None = None
 
     @property
     def epoch(self) -> bytes:

@@ -20,9 +20,7 @@ class Ledger:
         self._engine = engine
         self._prompt_cache_bytes = prompt_cache_bytes
         self.limit_bytes = limit_bytes
-        memory = engine.memory()
-        workspace = max(memory.workspace, int(limit_bytes * WORKSPACE_SHARE))
-        taken = memory.weights + engine.padding_bytes_max + workspace
+        taken = self._taken_bytes(limit_bytes)
         self.kv_bytes_max = limit_bytes - taken
         if self.kv_bytes_max < engine.project_bytes(2):
             raise ConfigError(
@@ -31,6 +29,13 @@ class Ledger:
             )
         self.reserved_bytes = 0
         self._room_told = -1
+
+    def resize(self, limit_bytes: int, least_bytes: int) -> None:
+        """Take another limit. It falls only as far as promises allow: what is reserved, and `least_bytes` for rows."""
+        taken = self._taken_bytes(limit_bytes)
+        least_bytes = max(least_bytes, self.reserved_bytes, self._engine.project_bytes(2))
+        self.kv_bytes_max = max(limit_bytes - taken, least_bytes)
+        self.limit_bytes = self.kv_bytes_max + taken
 
     def fits(self, bytes_: int) -> bool:
         """Whether so many bytes more can be reserved now."""
@@ -58,6 +63,11 @@ class Ledger:
             else:
                 high = middle - 1
         return low
+
+    def _taken_bytes(self, limit_bytes: int) -> int:
+        memory = self._engine.memory()
+        workspace = max(memory.workspace, int(limit_bytes * WORKSPACE_SHARE))
+        return memory.weights + self._engine.padding_bytes_max + workspace
 
     def parts(self, memory: EngineMemory) -> dict[str, int]:
         """What the bytes are held for, and the limit on their sum."""

@@ -139,7 +139,14 @@ class Worker:
             tokenizer_hash=opened.tokenizer.hash,
             parameter_bytes=info.parameter_bytes,
         )
-        context = WorkerContext(self._config, self._board, limits, info, opened.memory_limit_bytes)
+        context = WorkerContext(
+            self._config,
+            self._board,
+            limits,
+            info,
+            opened.memory_limit_bytes,
+            memory_share=opened.memory_share,
+        )
         return Actor(context, opened.engine, sockets, Watchdog(self._config.pass_timeout_s))
 
     def _serve(self, actor: Actor) -> int:

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,52 +44,54 @@ def share_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> int:
     return max(0, mine.weights_bytes + left_bytes // len(sharing))
 
 
+class View(NamedTuple):
+    """How the memory of this machine is divided now: this worker's limit, and who holds what, for people.
+
+    `is_too_much` says that all workers together may hold more than there is: somebody was given too high a limit.
+    """
+
+    limit_bytes: int
+    told: str
+    is_too_much: bool
+
+
+def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
+    """The view of the worker with the claim `mine`."""
+    limit_bytes = share_of(mine, others, total_bytes)
+    told = [f"{_gib(limit_bytes)} of {_gib(total_bytes)}"]
+    for other in others:
+        rest = [mine, *(claim for claim in others if claim is not other)]
+        told.append(f"{other.name} (pid {other.pid}) has {_gib(share_of(other, rest, total_bytes))}")
+    least = [claim.limit_bytes or claim.weights_bytes for claim in [mine, *others]]
+    return View(limit_bytes, "; ".join(told), sum(least) > total_bytes)
+
+
 class MemoryShare:
-    """The claim of this process, and the view of all others. `directory` is made if it is not there."""
+    """The claim of this process among those of all others. `directory` is made if it is not there."""
 
     def __init__(self, directory: Path, name: str, limit_bytes: int | None) -> None:
         self._directory = directory
         self._claim = Claim(name, os.getpid(), 0, limit_bytes)
+        self._total_bytes = 0
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory / f"{os.getpid()}-{secrets.token_hex(4)}.json"
-        with self._locked():
+        with self._locked(LOCK_WAIT_S):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._write()
 
-    def claim_weights(self, weights_bytes: int) -> None:
-        """Say how large this worker's model is, now that it is known."""
+    def claim(self, weights_bytes: int, total_bytes: int) -> View:
+        """Say how large this worker's model is, now that it is known, and divide `total_bytes`."""
         self._claim = msgspec.structs.replace(self._claim, weights_bytes=weights_bytes)
-        with self._locked():
+        self._total_bytes = total_bytes
+        with self._locked(LOCK_WAIT_S):
             self._write()
+            return view_of(self._claim, self._others(), total_bytes)
 
-    def limit_bytes(self, total_bytes: int) -> int:
-        """What this worker may hold of `total_bytes`, as things are now."""
-        return share_of(self._claim, self.others(), total_bytes)
-
-    def told(self, total_bytes: int) -> str:
-        """The same for people: who holds what, this worker first."""
-        others = self.others()
-        told = [f"{_gib(share_of(self._claim, others, total_bytes))} of {_gib(total_bytes)}"]
-        for other in others:
-            rest = [self._claim, *(claim for claim in others if claim is not other)]
-            told.append(f"{other.name} (pid {other.pid}) has {_gib(share_of(other, rest, total_bytes))}")
-        return "; ".join(told)
-
-    def is_oversubscribed(self, total_bytes: int) -> bool:
-        """Whether all workers together may hold more than there is: somebody was given too high a limit."""
-        claims = [self._claim, *self.others()]
-        fixed_bytes = sum(
-            claim.weights_bytes if claim.limit_bytes is None else claim.limit_bytes for claim in claims
-        )
-        return fixed_bytes > total_bytes
-
-    def others(self) -> list[Claim]:
-        """The claims of the other live workers. Files of dead ones are removed."""
-        with self._locked():
-            paths = sorted(self._directory.glob("*.json"))
-            found = [_read_live(path) for path in paths if path != self._path]
-        return [claim for claim in found if claim is not None]
+    def look(self) -> View | None:
+        """How things are now; None if another worker is looking at this moment. Never waits."""
+        with self._locked(0) as is_locked:
+            return view_of(self._claim, self._others(), self._total_bytes) if is_locked else None
 
     def close(self) -> None:
         """Withdraw the claim. Idempotent; the end of the process does the same."""
@@ -97,6 +100,11 @@ class MemoryShare:
             os.close(self._file)
             self._file = -1
 
+    def _others(self) -> list[Claim]:
+        """The claims of the other live workers. Files of dead ones are removed."""
+        found = [_read_live(path) for path in sorted(self._directory.glob("*.json")) if path != self._path]
+        return [claim for claim in found if claim is not None]
+
     def _write(self) -> None:
         # In place and not by a rename: the lock is on this file.
         text = msgspec.json.encode(self._claim)
@@ -104,19 +112,18 @@ class MemoryShare:
         os.ftruncate(self._file, len(text))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, wait_s: float) -> Iterator[bool]:
         """Between a file's creation and its lock it would look like one of a dead process."""
         lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            deadline_s = time.monotonic() + LOCK_WAIT_S
-            while not _try_lock(lock):
-                if time.monotonic() > deadline_s:
-                    log.warning(
-                        "the lock on the memory claims is held for too long", extra={"path": self._directory}
-                    )
-                    break
+            deadline_s = time.monotonic() + wait_s
+            while not (is_locked := _try_lock(lock)) and time.monotonic() < deadline_s:
                 time.sleep(0.005)
-            yield
+            if wait_s and not is_locked:
+                log.warning(
+                    "the lock on the memory claims is held for too long", extra={"path": self._directory}
+                )
+            yield is_locked
         finally:
             os.close(lock)
 

@@ -77,15 +77,15 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     told: dict[str, str] = {}
 
     def limit_memory(recommended_bytes: int, weights_bytes: int) -> int:
-        share.claim_weights(weights_bytes)
-        told["memory"] = share.told(recommended_bytes)
+        view = share.claim(weights_bytes, recommended_bytes)
+        told["memory"] = view.told
         log.info("memory limit", extra=told)
-        if share.is_oversubscribed(recommended_bytes):
+        if view.is_too_much:
             log.warning(
                 "the workers on this machine may together hold more memory than it has: lower --memory-limit",
                 extra=told,
             )
-        return share.limit_bytes(recommended_bytes)
+        return view.limit_bytes
 
     opened = open_mlx_engine(
         str(model_path()) if config.model == PICO else config.model,

@@ -1,0 +1,52 @@
+"""A worker's memory limit may change while it serves: another worker has come, or gone."""
+
+from __future__ import annotations
+
+from tests.worker.harness import Harness
+from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.interface import RowRequest
+
+KIB = 1000
+ENGINE = FakeEngineConfig(kv_bytes_token=KIB, context_tokens=4096, prompt_cache_bytes=1 << 30)
+SLACK = 10 / 9
+"""A tenth of the limit is kept for workspace."""
+
+
+def limit(tokens: int) -> int:
+    """A limit under which rows may hold so many tokens."""
+    return int(tokens * KIB * SLACK) + KIB
+
+
+def test_a_lower_limit_comes_into_force_as_promises_end(make_harness) -> None:
+    """Who was let in still ends, with the same tokens; who comes later is held against the lower limit."""
+    harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(1000))
+    front_end = harness.front_end()
+    front_end.accepted("large", [1] * 10, max_tokens=600, seed=1)
+    front_end.accepted("small", [2] * 10, max_tokens=50, seed=2)
+    harness.passes(5)
+    ledger = harness.actor.batch.ledger
+    harness.actor.batch.resize(limit(300))
+    harness.pass_()
+    assert limit(300) < ledger.limit_bytes < limit(1000)
+    assert ledger.kv_bytes_max >= 610 * KIB
+    assert front_end.rejected("late", [3] * 10, max_tokens=700).code == "never_fits"
+    front_end.wait_for_end("large", "small")
+    for request, prompt, count, seed in (("large", [1] * 10, 600, 1), ("small", [2] * 10, 50, 2)):
+        row = RowRequest(0, prompt, count, seed=seed)
+        assert front_end.tokens[request] == expected_tokens(row, ENGINE)
+    harness.actor.batch.resize(limit(300))
+    harness.pass_()
+    assert abs(ledger.limit_bytes - limit(300)) <= 2
+    assert front_end.rejected("later", [3] * 10, max_tokens=400).code == "never_fits"
+    memory = harness.engine.memory()
+    assert memory.active <= ledger.limit_bytes
+
+
+def test_a_higher_limit_lets_more_in(make_harness) -> None:
+    """What never fitted does."""
+    harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(300))
+    front_end = harness.front_end()
+    assert front_end.rejected("early", [3] * 10, max_tokens=400).code == "never_fits"
+    harness.actor.batch.resize(limit(1000))
+    front_end.accepted("late", [3] * 10, max_tokens=400)
+    front_end.wait_for_end("late")
