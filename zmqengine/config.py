@@ -55,7 +55,7 @@ class WorkerConfig:
 
     queue_max: int = 1024
     ageing_s: float = 15.0
-    """Work that more urgent work has kept waiting for so long gets every 8th start from then on."""
+    """Work that more urgent work has kept waiting for so long gets every 20th start from then on."""
     share: tuple[str, ...] = ()
     """`PATTERN=WEIGHT`: shares of the service for front-ends by name or key; 1 for all others."""
     priority_min: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ class PlainClass:
         self.counters: dict[str, float] = {}
         self.since: dict[str, int] = {}
         self.virtual_time = 0.0
-        self.last_turn_s = 0.0
+        self.last_start_s = 0.0
         self.passed_over = 0
         self.numbers = count()
 
@@ -32,6 +32,9 @@ class PlainClass:
         flow = min(self.flows(), key=lambda flow: (self.counters[flow], self.since[flow]))
         own = [one for one in self.waiting if one.flow == flow]
         return min(own, key=lambda one: (one.priority, one.arrival))
+
+    def since_s(self) -> float:
+        return min(self.first().waiting_since_s, self.last_start_s)
 
     def forget_if_idle(self) -> None:
         if not self.waiting and not self.running:
@@ -62,7 +65,7 @@ class PlainOrder:
         if ticket in plain.running:
             self._stop(plain, ticket)
         if not plain.waiting:
-            plain.last_turn_s, plain.passed_over = now_s, 0
+            plain.last_start_s, plain.passed_over = now_s, 0
         if ticket.flow not in plain.flows():
             plain.advance()
             plain.counters[ticket.flow] = max(plain.counters.get(ticket.flow, 0.0), plain.virtual_time)
@@ -71,13 +74,10 @@ class PlainOrder:
 
     def first(self, now_s: float) -> Ticket | None:
         filled = [plain for plain in self.classes.values() if plain.waiting]
-        overdue = [
-            plain
-            for plain in filled[1:]
-            if plain.passed_over >= STARTS_PER_TURN - 1 and now_s - plain.last_turn_s >= self.ageing_s
-        ]
-        if overdue:
-            return min(overdue, key=lambda plain: plain.last_turn_s).first()
+        overdue = [plain for plain in filled[1:] if plain.passed_over >= STARTS_PER_TURN - 1]
+        oldest = min(overdue, key=PlainClass.since_s, default=None)
+        if oldest is not None and now_s - oldest.since_s() >= self.ageing_s:
+            return oldest.first()
         return filled[0].first() if filled else None
 
     def start(self, ticket: Ticket, now_s: float) -> None:
@@ -95,7 +95,7 @@ class PlainOrder:
         self.started.add(ticket.arrival)
         self.prepaid[ticket.arrival] = 1.0 + 0.5 * prompt
         plain.counters[ticket.flow] += self.prepaid[ticket.arrival] / ticket.weight
-        plain.last_turn_s, plain.passed_over = now_s, 0
+        plain.last_start_s, plain.passed_over = now_s, 0
         for worse in PriorityClass:
             if worse > kind:
                 self.classes[worse].passed_over += 1

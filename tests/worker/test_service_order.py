@@ -138,7 +138,7 @@ def test_leaving_and_coming_back_clears_no_debt() -> None:
 
 
 def test_worse_classes_get_a_turn_under_endless_better_work() -> None:
-    """Once `ageing_s` has passed, at the latest with every 8th start, and not before."""
+    """Once `ageing_s` has passed, at the latest with the 20th start, and not before."""
     order = ServiceOrder(ageing_s=10.0)
     batch, normal = ticket("b", priority=1), ticket("n")
     enqueued(order, batch, normal)
@@ -146,11 +146,24 @@ def test_worse_classes_get_a_turn_under_endless_better_work() -> None:
     for number in range(40):
         enqueued(order, ticket("i", priority=-1), ticket("i", priority=-1), now_s=float(number))
         starts.append(started(order, float(number)))
-    assert sorted([starts.index(normal), starts.index(batch)]) == [10, 11]
+    assert sorted([starts.index(normal), starts.index(batch)]) == [STARTS_PER_TURN - 1, STARTS_PER_TURN]
     assert order.aged_starts == 2
 
 
-def test_endless_worse_work_gets_one_start_of_eight_and_no_more() -> None:
+def test_one_flow_cannot_keep_its_class_from_ageing() -> None:
+    """By putting a fresh request before its own whenever they come of age."""
+    order = ServiceOrder(ageing_s=10.0)
+    trick, victim = ticket("trick", priority=100), ticket("honest", priority=1)
+    enqueued(order, trick, victim)
+    for second in range(100):
+        if second % 9 == 0:
+            enqueued(order, ticket("trick", priority=99 - second // 9), now_s=float(second))
+        enqueued(order, ticket("i", priority=-1), ticket("i", priority=-1), now_s=float(second))
+        started(order, float(second))
+    assert victim.phase == "running"
+
+
+def test_endless_worse_work_gets_its_part_of_the_starts_and_no_more() -> None:
     """So a deep queue of batch work does not become as urgent as everything else by waiting."""
     order = ServiceOrder(ageing_s=0.0)
     enqueued(order, *(ticket("b", priority=1) for _ in range(500)))
@@ -199,10 +212,14 @@ def test_a_turn_of_the_worse_class_is_not_taken_back() -> None:
     waiting = order.first(2.0)
     assert waiting is not None
     assert order.victim([batch], 2.0, for_=waiting) is None
+    rows = [batch, batch, ticket("b", priority=1)]
+    other = ticket("c", priority=1)
+    assert order.victim(rows, 2.0, for_=other, between_flows=True) is rows[2]
+    assert order.victim([batch, batch, batch], 2.0, for_=other, between_flows=True) is None
 
 
 def test_a_flow_with_many_rows_gives_one_to_a_flow_with_few_where_that_is_asked() -> None:
-    """As long as it has as many for its weight afterwards, and never within a flow."""
+    """As long as it has twice as many for its weight afterwards, and never within a flow."""
     order = ServiceOrder()
     rows = [ticket("a") for _ in range(8)]
     for row in rows:
@@ -212,9 +229,9 @@ def test_a_flow_with_many_rows_gives_one_to_a_flow_with_few_where_that_is_asked(
     assert order.victim(rows, 0.0, for_=one) is None
     assert order.victim(rows, 0.0, for_=one, between_flows=True) is rows[-1]
     assert order.victim(rows, 0.0, for_=ticket("a"), between_flows=True) is None
-    assert order.victim(rows[:1], 0.0, for_=one, between_flows=True) is None
-    assert order.victim(rows[:2], 0.0, for_=one, between_flows=True) is rows[1]
-    assert order.victim(rows[:2], 0.0, for_=ticket("b", weight=0.4), between_flows=True) is None
+    assert order.victim(rows[:2], 0.0, for_=one, between_flows=True) is None
+    assert order.victim(rows[:3], 0.0, for_=one, between_flows=True) is rows[2]
+    assert order.victim(rows[:3], 0.0, for_=ticket("b", weight=0.9), between_flows=True) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -304,7 +321,7 @@ def test_the_reason_says_why_a_request_waits() -> None:
     )
     assert "front-ends that were served less go first (1 wait)" in order.reason(other, 3.0)
     enqueued(order, urgent)
-    assert "1 more urgent go first; after 15 s every 8th start is for normal requests" in order.reason(
+    assert "1 more urgent go first; after 15 s every 20th start is for normal requests" in order.reason(
         first, 0.0
     )
     assert "4 more urgent go first" in order.reason(batch, 0.0)

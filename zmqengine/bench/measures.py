@@ -135,6 +135,11 @@ _KINDS: dict[str, MeasureKind] = {
     "completed": MeasureKind("completed", "higher", is_rate=False),
     "survivors_complete": MeasureKind("survivors complete", "higher", is_rate=False),
     "hindered_complete": MeasureKind("slow and stopped ones complete", "higher", is_rate=False),
+    "jain": MeasureKind("Jain's index of those who wait", "higher", is_rate=False),
+    "reread_tokens": MeasureKind("tokens read again", "lower", is_rate=False),
+    "waiting_max": MeasureKind("waiting at once, max", "lower", is_rate=False),
+    "estimate_to_wait": MeasureKind("estimate / wait, p50", "", is_rate=False),
+    "aged_starts": MeasureKind("starts by ageing", "", is_rate=False),
     "cached_tokens": MeasureKind("cached tokens", "higher", is_rate=False),
     **{
         name: MeasureKind(name.replace("_", " "), "", is_rate=False)

@@ -45,6 +45,9 @@ BARS = (
     ("front-ends", "tokens_per_s"),
     ("front-ends", "itl_p99_ms"),
     ("trace", "ttft_p99_ms"),
+    ("schedule", "wait_p50_s"),
+    ("schedule", "wait_p99_s"),
+    ("service", "jain"),
 )
 PANELS_PER_ROW = 3
 

@@ -12,6 +12,7 @@ from zmqengine.bench.measures import kind_of
 from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
 from zmqengine.bench.scenarios import SCENARIOS
+from zmqengine.bench.schedule.scenarios import SCHEDULE
 
 MANY_CASES = 3
 
@@ -40,7 +41,7 @@ def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
 def shown_measures(scenario: str) -> Sequence[str]:
     """The measures of a short table, the most telling first."""
     known = SCENARIOS.get(scenario)
-    return known.shown if known else OVERHEAD.get(scenario, ())
+    return known.shown if known else (OVERHEAD | SCHEDULE).get(scenario, ())
 
 
 def _by_case(

@@ -47,6 +47,7 @@ def bench() -> None:
     zmqengine bench serve --model /tmp/25m --start worker --start http --start mlx-lm --plot out.png
     zmqengine bench serve --url http://127.0.0.1:8080/v1 --url http://127.0.0.1:8081/v1
     zmqengine bench overhead --model pico
+    zmqengine bench schedule --set load=1.2
     """
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
@@ -159,6 +160,43 @@ def overhead(
     options = with_settings(OverheadOptions(), settings)
     plan = OverheadPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
     _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
+
+
+@bench.command()
+@click.option("--trace", type=REPORT_FILE, help="Requests as JSON lines or CSV, in place of made ones.")
+@click.option("--keep-trace", type=OUT_FILE, help="Write the requests that were made here, as JSON lines.")
+@click.option("--rounds", default=1, show_default=True, help="Each with requests of its own.")
+@click.option("--size", type=click.Choice(["small", "normal"]), default="normal", show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size or a cost: rows=128.")
+@click.option("--seed", default=1, show_default=True, help="Makes the requests.")
+@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def schedule(
+    keep_trace: Path | None,
+    size: str,
+    settings: tuple[str, ...],
+    out: Path | None,
+    picture: Path | None,
+    ranges: bool,
+    **others: Any,
+) -> None:
+    """Who waits how long, by the order of service: a replay without an engine.
+
+    1,000 front-ends and 100,000 requests by default, in about a minute: the worker's own order of service against
+    first come, first served and against strict priorities, on a machine whose steps cost what --set says.
+    """
+    from zmqengine.bench.arguments import with_settings
+    from zmqengine.bench.schedule.arrivals import generate, write_requests
+    from zmqengine.bench.schedule.machine import Machine
+    from zmqengine.bench.schedule.options import SMALL, ScheduleOptions
+    from zmqengine.bench.schedule.run import SchedulePlan
+    from zmqengine.bench.schedule.run import schedule as run
+
+    options = with_settings(SMALL if size == "small" else ScheduleOptions(), settings)
+    if keep_trace:
+        write_requests(generate(options, Machine(options), others["seed"]), keep_trace)
+    _finish(run(SchedulePlan(options=options, **others), _progress), out, picture, ranges)
 
 
 @bench.command()

@@ -25,7 +25,7 @@ HELP = {
     "wired_limit": "macOS: memory that is never paged out: auto (the memory limit), off, or a size such as 12G. "
     "Turn it off if the machine freezes under load.",
     "queue_max": "Requests that may wait; past it they are refused with a hint when to come back.",
-    "ageing_s": "What more urgent work has kept waiting so long gets every 8th start.",
+    "ageing_s": "What more urgent work has kept waiting so long gets every 20th start.",
     "share": "A front-end's share of the service, by its name or key:BEGINNING; 'chat*=4'. Once for each rule.",
     "priority_min": "The most urgent priority a front-end may ask for; 'nightly*=1' makes it batch work.",
     "sessions_max": "Front-ends at once.",

@@ -27,14 +27,13 @@ class _Account:
 class ClassQueue:
     """Flows by their counters, the least served first; in a flow by priority number and arrival.
 
-    `last_turn_s` is when one of this class started last, or when the first one began to wait; `passed_over` how
-    many starts better classes have had since.
+    `passed_over` is how many starts better classes have had since one of this class started, or began to wait.
     """
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.last_turn_s = 0.0
         self.passed_over = 0
+        self._last_start_s = 0.0
         self._running = 0
         self._virtual_time = 0.0
         self._accounts: dict[str, _Account] = {}
@@ -68,8 +67,8 @@ class ClassQueue:
     def push(self, ticket: Ticket, now_s: float) -> None:
         """Put a request in line. A flow that had none waiting starts level with the least served."""
         if not self.waiting:
-            self.last_turn_s = now_s
             self.passed_over = 0
+            self._last_start_s = now_s
         account = self._account(ticket.flow)
         if not len(account.line):
             self._advance()
@@ -88,6 +87,14 @@ class ClassQueue:
         assert entry is not None, "a flow in line has a request in line"
         return entry[1]
 
+    def unserved_since_s(self) -> float:
+        """Since when its first request has waited, or nothing has started if that is longer ago.
+
+        The first request alone would not do: one flow could put a fresh one before its own again and again.
+        """
+        first = self.first()
+        return self._last_start_s if first is None else min(first.waiting_since_s, self._last_start_s)
+
     def remove(self, ticket: Ticket) -> None:
         """Take a waiting request out of the line."""
         self._close(self._leave_line(ticket))
@@ -99,8 +106,8 @@ class ClassQueue:
         self._running += 1
         account.counter += prepaid / ticket.weight
         ticket.prepaid_cost = prepaid
-        self.last_turn_s = now_s
         self.passed_over = 0
+        self._last_start_s = now_s
 
     def charge(self, ticket: Ticket, cost: float) -> None:
         """A running request has been served, first out of what is paid for."""

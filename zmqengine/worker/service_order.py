@@ -7,8 +7,9 @@ once they are served. No clock, no sockets and no MLX here: equal calls give equ
 
 The rules, each one tested:
 
-1. A better class goes first. A class that was passed over gets a turn all the same: once it has waited `ageing_s`
-   since its last start and better classes have had `STARTS_PER_TURN` - 1 starts meanwhile, the next start is its.
+1. A better class goes first. Once its first request has waited `ageing_s`, or nothing of it has started for so long,
+   a worse class has one start of every `STARTS_PER_TURN` all the same: the next one after so many less one of better
+   classes. A class is never without service, and a deep queue does not become urgent by being deep.
 2. In a class, the flow that has been served least for its weight goes first. A flow that had nothing waiting
    starts level with the least served of those that wait: being idle earns nothing. Cost is counted for each
    class apart, so batch work done in idle hours is not held against the same flow's interactive requests.
@@ -18,8 +19,8 @@ The rules, each one tested:
    displaces runs as NORMAL or INTERACTIVE and so is never displaced: no two rows park each other for ever. A row
    that started by rule 1 counts as of the class it went before, or its turn would be worth nothing.
 6. Where the caller asks for it, a row of the same class is displaced too, if its flow holds so many rows that
-   it has as many for its weight as the other one even afterwards. Each such exchange lowers the sum of
-   rows^2 / weight over the flows, so these end as well.
+   it has twice as many for its weight as the other one even afterwards; at less, parking would cost more than it
+   evens out. Each such exchange lowers the sum of rows^2 / weight over the flows, so these end as well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Literal
 from zmqengine.worker.class_queue import ClassQueue
 
 AGEING_S = 15.0
-STARTS_PER_TURN = 8
+STARTS_PER_TURN = 20
 PREFILL_COST = 0.5
 """Of reading a prompt token against making one, until it is measured."""
 
@@ -180,7 +181,8 @@ class ServiceOrder:
     ) -> Ticket | None:
         """Whom of these to park: the worst class first, then the youngest.
 
-        With `for_`, only one that it may displace (rules 5 and 6; 6 with `between_flows`), or None.
+        With `for_`, only one that it may displace (rules 5 and 6; 6 with `between_flows`), or None. Then start `for_`
+        at once: once a row is parked for it, the first in line may be that row's request again.
         """
         rows = list(running)
         if for_ is not None:
@@ -230,10 +232,10 @@ class ServiceOrder:
         overdue = [
             queue
             for queue in filled[1:]
-            if queue.passed_over >= STARTS_PER_TURN - 1 and now_s - queue.last_turn_s >= self._ageing_s
+            if queue.passed_over >= STARTS_PER_TURN - 1 and now_s - queue.unserved_since_s() >= self._ageing_s
         ]
         if overdue:
-            return min(overdue, key=lambda queue: queue.last_turn_s)
+            return min(overdue, key=ClassQueue.unserved_since_s)
         return filled[0] if filled else None
 
 
@@ -242,7 +244,7 @@ def _displaces(ticket: Ticket, row: Ticket) -> bool:
 
 
 def _evens_out(ticket: Ticket, row: Ticket, held: Counter[str]) -> bool:
-    """Whether the row's flow has as many rows for its weight as the ticket's, even once it has given this one."""
+    """Whether the row's flow has twice as many rows for its weight as the other, even once it has given this one."""
     if row.flow == ticket.flow or not row.priority_class == row.running_class == ticket.priority_class:
         return False
-    return (held[row.flow] - 1) / row.weight >= (held[ticket.flow] + 1) / ticket.weight
+    return (held[row.flow] - 1) / row.weight >= 2 * (held[ticket.flow] + 1) / ticket.weight

@@ -1,0 +1,68 @@
+"""How evenly those who wait are served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from zmqengine.worker.service_order import PriorityClass, Ticket
+
+Account = tuple[str, PriorityClass]
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has all."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+class Evenness:
+    """Jain's index over the cost served, for each class in each window, of those who had work waiting all through it.
+
+    Whoever asks for less than a share cannot be given one, so nobody else is compared.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._ends_s = window_s
+        self._waiting: Counter[Account] = Counter()
+        self._backlogged: set[Account] = set()
+        self._served: Counter[Account] = Counter()
+        self._indices: list[tuple[int, float]] = []
+
+    def joined(self, ticket: Ticket) -> None:
+        """One more waits."""
+        self._waiting[_account(ticket)] += 1
+
+    def left(self, ticket: Ticket) -> None:
+        """One less waits."""
+        account = _account(ticket)
+        self._waiting[account] -= 1
+        if not self._waiting[account]:
+            del self._waiting[account]
+            self._backlogged.discard(account)
+
+    def served(self, ticket: Ticket, cost: float) -> None:
+        """A request was served."""
+        self._served[_account(ticket)] += cost / ticket.weight
+
+    def look(self, now_s: float) -> None:
+        """Close the window if it is over."""
+        if now_s < self._ends_s:
+            return
+        for kind in PriorityClass:
+            costs = [self._served[account] for account in self._backlogged if account[1] is kind]
+            if len(costs) > 1:
+                self._indices.append((len(costs), jain(costs)))
+        self._ends_s = now_s + self._window_s
+        self._backlogged = set(self._waiting)
+        self._served.clear()
+
+    def index(self) -> float | None:
+        """The mean over windows and classes, by how many were compared; None if there never were two."""
+        compared = sum(number for number, _ in self._indices)
+        return sum(number * value for number, value in self._indices) / compared if compared else None
+
+
+def _account(ticket: Ticket) -> Account:
+    return ticket.flow, ticket.priority_class
