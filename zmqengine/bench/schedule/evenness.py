@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from zmqengine.worker.service_order import PriorityClass, Ticket
@@ -27,7 +27,7 @@ class Evenness:
         self._ends_s = window_s
         self._waiting: Counter[Account] = Counter()
         self._backlogged: set[Account] = set()
-        self._served: Counter[Account] = Counter()
+        self._served: defaultdict[Account, float] = defaultdict(float)
         self._indices: list[tuple[int, float]] = []
 
     def joined(self, ticket: Ticket) -> None:

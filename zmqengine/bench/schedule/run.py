@@ -30,6 +30,7 @@ LINES: dict[str, tuple[str, Callable[[], Line]]] = {
     "priority": ("by priority, then arrival", lambda: FirstComeFirstServed(by_priority=True)),
     FAIR: ("the worker's order of service", lambda: ServiceOrder(queue_max=1 << 60)),
 }
+CLASSES = tuple(kind.name.lower() for kind in PriorityClass)
 MODEST = "normal, asks little"
 WAIT_TOLD_MIN_S = 1.0
 """Estimates of shorter waits are not looked at: nobody needs them."""
@@ -98,7 +99,7 @@ def _replayed(
 
 def waits_by_case(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     """Seconds to the first row, by class; and of the normal class those who ask for less than the mean of it."""
-    cases: dict[str, list[float]] = {kind.name.lower(): [] for kind in PriorityClass} | {MODEST: []}
+    cases: dict[str, list[float]] = {case: [] for case in (*CLASSES, MODEST)}
     asked: Counter[str] = Counter()
     normal = [outcome for outcome in outcomes if _case(outcome) == "normal"]
     for outcome in normal:
