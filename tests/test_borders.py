@@ -22,6 +22,7 @@ MLX_FILES = {
     "zmqengine/engine/kv/reading.py",
     "zmqengine/engine/kv/rows.py",
     "zmqengine/engine/kv/shape.py",
+    "zmqengine/engine/constraints/mask.py",
     "zmqengine/engine/decode.py",
     "zmqengine/engine/loader.py",
     "zmqengine/engine/machine_report.py",

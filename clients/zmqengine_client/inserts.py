@@ -19,6 +19,8 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             f"prompt of {len(request.prompt)} tokens{asked} is over the context of "
             f"{limits.context_tokens_max} tokens"
         )
+    if options.constraint is not None and not limits.constraints:
+        return BadRequest("this worker takes no constraint: its engine cannot follow one")
     if model is None:
         return None
     ids = {"prompt": request.prompt, "stop_token_ids": options.stop_token_ids}
@@ -57,4 +59,5 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Ins
         logprobs=options.logprobs,
         priority=options.priority,
         deadline_ms=deadline_ms,
+        constraint=options.constraint,
     )

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Insert, SamplingFields, TokenId
+from zmqengine.protocol.messages import Constraint, Insert, SamplingFields, TokenId
 
 MAX_TOKENS = 256
 
@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     priority: int
     deadline_ms: int | None
+    constraint: Constraint | None
     request_id: str | None
 
 
@@ -55,6 +56,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     priority: int = 0
     deadline_ms: int | None = None
+    constraint: Constraint | None = None
 
 
 def make_options(options: Options) -> RequestOptions:
@@ -94,6 +96,7 @@ def check_options(options: RequestOptions) -> None:
         logprobs=options.logprobs,
         priority=options.priority,
         deadline_ms=options.deadline_ms,
+        constraint=options.constraint,
     )
     try:
         _insert_decoder.decode(msgspec.msgpack.encode(insert))

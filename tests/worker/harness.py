@@ -82,7 +82,7 @@ class Harness:
             requests_per_session_max=self.config.requests_per_session_max,
             open_max_tokens=True,
         )
-        context = WorkerContext(self.config, self.board, limits, info, memory_limit_bytes, self.clock)
+        context = WorkerContext(self.config, self.board, limits, info, memory_limit_bytes, clock=self.clock)
         self.actor = Actor(context, self.engine, self.sockets)
         self.front_ends: list[FrontEnd] = []
 

@@ -231,7 +231,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Every request is prepared for as long as the gate is closed; a prompt with token 13 is then refused."""
     opened = threading.Event()
 
-    def preparation_of(insert: Any) -> Any:
+    def preparation_of(insert: Any, compiler: object) -> Any:
         def prepare() -> Callable[[LiveRequest], None]:
             assert opened.wait(30)
             if 13 in insert.prompt:

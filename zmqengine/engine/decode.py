@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
@@ -20,6 +20,9 @@ from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.prefix_index import Entry
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.sampling import DrawPlan, LogprobArrays, choose, measure, plan_draw
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.mask import MaskFiller
 
 
 @dataclass
@@ -38,9 +41,15 @@ class _Flight:
 
 
 class DecodeBatch:
-    """Rows in decode and their merged caches. What rows leave behind is offered to `prefix_cache`."""
+    """Rows in decode and their merged caches. What rows leave behind is offered to `prefix_cache`.
 
-    def __init__(self, model: Any, vocab_size: int, prefix_cache: PrefixCache) -> None:
+    With `masks` every row has a grammar. Then the tokens of a step are looked at before the next one starts: they
+    say which tokens may follow. Their masks are filled while the forward pass runs.
+    """
+
+    def __init__(
+        self, model: Any, vocab_size: int, prefix_cache: PrefixCache, masks: MaskFiller | None = None
+    ) -> None:
         self.rows: list[Row] = []
         self.caches: Caches = []
         self.steps = 0
@@ -52,8 +61,15 @@ class DecodeBatch:
         self._changed = True
         self._plan: DrawPlan | None = None
         self._penalties = Penalties(vocab_size)
+        self._masks = masks
+        self._landed = StepResult()
         self._measured: list[Row] = []
         self._measured_index: mx.array | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether it is for rows with a grammar."""
+        return self._masks is not None
 
     def join(self, rows: Sequence[Row], caches: Caches) -> None:
         """Add rows whose caches hold all of the prompt but its last token."""
@@ -87,15 +103,17 @@ class DecodeBatch:
         return caches, MadeToken(token, _by_row(self._flight).get(row.id))
 
     def _offer(self, row: Row, place: int, flight: _Flight | None) -> None:
-        """`row` leaves: offer its caches, which `flight` goes on from."""
+        """`row` leaves: offer its caches, which `flight` goes on from; without one they are known to be good."""
         if not row.launched:
             self._prefix_cache.prove(row)
             return
-        assert flight is not None, "every row that was launched has a step on its way"
         tokens = row.tokens[: row.held]
         if len(tokens) == row.held and self._prefix_cache.wants(tokens):
             caches = kv.extract(self.caches, place, row.held)
-            flight.offers.append((row, self._prefix_cache.offer(tokens, caches)))
+            if flight is None:
+                self._prefix_cache.store(tokens, caches)
+            else:
+                flight.offers.append((row, self._prefix_cache.offer(tokens, caches)))
 
     def _drop(self, leaving: set[int]) -> None:
         places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
@@ -112,13 +130,18 @@ class DecodeBatch:
 
     def launch(self) -> None:
         """Start the next step."""
-        self._landing = self._flight
+        self._landing, self._flight = self._flight, None if self.constrained else self._flight
+        if self.constrained:
+            self.land(self._landed)
         # A row whose last token is on its way needs no further step.
         self.leave([row for row in self.rows if row.sampled >= row.max_tokens])
         self._flight = self._start(self._landing) if self.rows else None
 
     def land(self, result: StepResult) -> None:
         """Report the tokens of the step before the one that `launch` has started, waiting for them."""
+        if result is not self._landed:
+            result.add(self._landed)
+            self._landed = StepResult()
         if self._landing is not None:
             self._report(self._landing, result)
             self._landing = None
@@ -130,10 +153,11 @@ class DecodeBatch:
         logits = self._model(inputs[:, None], cache=self.caches)[:, -1, :]
         if self._penalties.index is not None:
             logits = self._penalties.apply(logits)
-        tokens = choose(logits, self._plan)
+        allowed = logits if self._masks is None else self._masked(logits, self._masks)
+        tokens = choose(allowed, self._plan)
         if self._penalties.index is not None:
             self._penalties.count(tokens)
-        chosen_logits = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+        chosen_logits = mx.take_along_axis(allowed, tokens[:, None], axis=-1)[:, 0]
         logprobs = None
         if self._measured:
             some = self._measured_index
@@ -153,8 +177,12 @@ class DecodeBatch:
         kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
         return flight
 
+    def _masked(self, logits: mx.array, masks: MaskFiller) -> mx.array:
+        kv.start(logits)
+        return masks.apply(logits, masks.fill([row.matcher for row in self.rows if row.matcher is not None]))
+
     def _inputs(self, landed: _Flight | None) -> mx.array:
-        """The last token of each row: on its way for rows that have been through a step, else of the prompt."""
+        """The last token of each row: on its way for rows that have been through a step, else known."""
         parts = []
         if landed is not None:
             here = {id(row) for row in self.rows}
@@ -163,7 +191,7 @@ class DecodeBatch:
                 parts.append(landed.tokens)
             elif places:
                 parts.append(landed.tokens[mx.array(places)])
-        fresh = [row.tokens[-1] for row in self.rows if not row.launched]
+        fresh = [row.tokens[-1] for row in self.rows if not row.launched or landed is None]
         if fresh:
             parts.append(mx.array(fresh, dtype=mx.uint32))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -192,19 +220,30 @@ class DecodeBatch:
         for row, token in zip(landed.rows, tokens, strict=True):
             if row.gone:
                 continue
-            if not finite[id(row)]:
+            message = "" if finite[id(row)] else _spoilt(row)
+            finish = None
+            if not message:
+                try:
+                    finish = row.take(token)
+                except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
+                    message = f"the constraint failed: {error}"
+            if message:
                 row.gone = True
                 spoilt.add(id(row))
-                result.failures.append(RowFailure(row.id, "the model's output for this row is not a number"))
+                result.failures.append(RowFailure(row.id, message))
                 continue
-            row.tokens.append(token)
-            finish = row.finish(token)
             result.tokens.append(RowToken(row.id, token, logprobs.get(row.id), finish))
             if finish is not None:
                 row.gone = True
                 left.append(row)
         self._drop(spoilt)
         self.leave(left)
+
+
+def _spoilt(row: Row) -> str:
+    if row.matcher is not None and row.matcher.error:
+        return f"the constraint failed: {row.matcher.error}"
+    return "the model's output for this row is not a number"
 
 
 def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.grammar import Grammar
 
 EngineFinish = Literal["stop", "length"]
 
@@ -42,6 +45,7 @@ class RowRequest:
     context of the model is full.
     `stop_token_ids` already holds the model's end tokens unless the request ignores them. The stop token is the
     last token of the output. `logprobs` is None for none, or how many top alternatives go with each token.
+    `grammar` is what the output must follow, if anything: the row then ends with `stop` when it is whole.
     """
 
     row: int
@@ -52,6 +56,7 @@ class RowRequest:
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class TokenLogprobs(NamedTuple):
@@ -97,6 +102,12 @@ class StepResult:
     tokens: list[RowToken] = field(default_factory=list)
     prefills: list[RowPrefill] = field(default_factory=list)
     failures: list[RowFailure] = field(default_factory=list)
+
+    def add(self, other: StepResult) -> None:
+        """What `other` did comes after what this one did."""
+        self.tokens += other.tokens
+        self.prefills += other.prefills
+        self.failures += other.failures
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -28,6 +28,9 @@ from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.probe import probe
 from zmqengine.engine.row import Caches, Row
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.mask import MaskFiller
 
 PREFILL_CHUNK = 512
 PREFILL_CHUNK_IDLE = 2048
@@ -72,6 +75,7 @@ class MlxEngine:
         self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
         self._wired_limit = wire_memory(wired_bytes)
         self._closed = False
+        self._masks: MaskFiller | None = None
         try:
             self._abilities = probe(model)
         except BaseException:
@@ -229,8 +233,17 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         shape = self._abilities.shape
         self._decode = Lanes(
-            lambda: DecodeBatch(self._model, self.info.vocab_size, self._prefix_cache),
+            self._new_lane,
             shape.project,
             self.padding_bytes_max,
         )
         self._prefill = Prefill(self._model, self._prefix_cache, self._abilities)
+
+    def _new_lane(self, constrained: bool) -> DecodeBatch:
+        if constrained and self._masks is None:
+            # Imported here: a worker that nobody asks for a grammar does not need the parser.
+            from zmqengine.engine.constraints.mask import MaskFiller
+
+            self._masks = MaskFiller(self.info.vocab_size, sorted(self.info.eos_token_ids))
+        masks = self._masks if constrained else None
+        return DecodeBatch(self._model, self.info.vocab_size, self._prefix_cache, masks)

@@ -115,12 +115,13 @@ class Prefill:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
         if not self._abilities.mergeable:
             return [[row] for row in rows]
-        groups: dict[tuple[int, int], list[Row]] = {}
+        groups: dict[tuple[bool, int, int], list[Row]] = {}
         for row in rows:
             # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
             unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
             # A row that found much in the prompt cache must not make the others as long as itself.
-            groups.setdefault((unread, (row.held // _ALIKE_TOKENS).bit_length()), []).append(row)
+            constrained = row.matcher is not None
+            groups.setdefault((constrained, unread, (row.held // _ALIKE_TOKENS).bit_length()), []).append(row)
         parts = []
         for group in groups.values():
             # What a group is padded to when it is through stays for as long as its rows.
@@ -165,9 +166,8 @@ class Prefill:
         self.rows = [row for row in self.rows if not row.gone]
 
     def _report(self, row: Row, made: MadeToken, result: StepResult) -> None:
-        row.tokens.append(made.token)
         row.sampled += 1
-        finish = row.finish(made.token)
+        finish = row.take(made.token)
         result.tokens.append(RowToken(row.id, made.token, made.logprobs, finish))
         if finish is not None:
             row.gone = True

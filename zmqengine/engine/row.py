@@ -43,6 +43,7 @@ class Row:
         "key",
         "launched",
         "logprobs",
+        "matcher",
         "max_tokens",
         "offers",
         "prompt_tokens",
@@ -73,14 +74,23 @@ class Row:
         self.gone = False
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)
+        self.matcher = None if request.grammar is None else request.grammar.start(request.emitted)
 
     @property
     def remaining(self) -> int:
         """Prompt tokens still to be prefilled. The last one is the input of the first decode step."""
         return max(0, self.read_tokens - 1 - self.held)
 
-    def finish(self, token: int) -> EngineFinish | None:
-        """Whether `token`, the last of `tokens`, ends the row."""
+    def take(self, token: int) -> EngineFinish | None:
+        """One more token of the output; says whether it ends the row.
+
+        Raises `ConstraintBroken` for a token that the row's grammar cannot have.
+        """
+        self.tokens.append(token)
+        if self.matcher is not None:
+            self.matcher.consume(token)
+            if self.matcher.is_complete:
+                return "stop"
         if token in self.stop:
             return "stop"
         return "length" if len(self.tokens) - self.prompt_tokens >= self.max_tokens else None

@@ -18,6 +18,7 @@ REQUEST_ID_CHARS_MAX = 64
 LOGPROBS_MAX = 20
 STOP_TOKEN_IDS_MAX = 128
 LOGIT_BIAS_MAX = 1024
+CONSTRAINT_CHARS_MAX = 65_536
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Default bound of one body from a front-end. Replies of a worker may be four times as long (tokenizers)."""
 
@@ -59,6 +60,18 @@ class SamplingFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     ] = {}
 
 
+class Constraint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the output must be: `text` is a JSON schema, a regular expression or a Lark grammar, by `kind`.
+
+    It holds from the first token on, or after the output has had the tokens of `after` in a row.
+    """
+
+    kind: Literal["json_schema", "json", "regex", "lark", "choice"]
+    text: Annotated[str, Meta(max_length=CONSTRAINT_CHARS_MAX)] = ""
+    choices: Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(max_length=1024)] = []
+    after: Annotated[list[TokenId], Meta(max_length=16)] = []
+
+
 class Limits(Struct, frozen=True):
     """What the worker accepts. Both sides check."""
 
@@ -73,6 +86,8 @@ class Limits(Struct, frozen=True):
     logit_bias_max: int = LOGIT_BIAS_MAX
     open_max_tokens: bool = False
     """Whether an insert may leave out `max_tokens`."""
+    constraints: bool = False
+    """Whether an insert may have a `constraint`."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -203,6 +218,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+    constraint: Constraint | None = None
 
 
 class Abort(Message, frozen=True):

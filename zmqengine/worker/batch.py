@@ -20,7 +20,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
 from zmqengine.worker.deadlines import Deadlines
 from zmqengine.worker.outgoing import Outgoing
-from zmqengine.worker.preparing import Preparer, preparation_of
+from zmqengine.worker.preparing import Preparation, Preparer, preparation_of
 from zmqengine.worker.recovery import Recovery
 from zmqengine.worker.request import LiveRequest
 from zmqengine.worker.service_order import Ticket
@@ -111,11 +111,12 @@ class Batch:
     def add(self, insert: Insert, session: Session, now_s: float) -> LiveRequest:
         """Take in a request whose ids have been checked.
 
-        Raises `Draining`, `ContextExceeded`, `NeverFits`, `Overloaded` or `DeadlineExceeded`; then nothing of it is
-        kept.
+        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded` or `DeadlineExceeded`; then
+        nothing of it is kept.
         """
         if self._draining:
             raise Draining("the worker is draining: it takes no new requests")
+        preparation = preparation_of(insert, self._context.compiler)
         ticket, tokens_max = self._admission.ticket(insert, session, len(self.rows), now_s)
         stops = frozenset(insert.stop_token_ids)
         request = LiveRequest(
@@ -131,7 +132,7 @@ class Batch:
         session.requests[request.id] = request
         self._outgoing.accept(request)
         self._deadlines.add(request)
-        self._start(request, now_s)
+        self._start(request, preparation, now_s)
         return request
 
     def end(self, request: LiveRequest, finish: Finish, message: str, code: str = "") -> None:
@@ -205,20 +206,23 @@ class Batch:
             self._engine.remove(list(self._leaving))
             self._leaving = {}
 
-    def _start(self, request: LiveRequest, now_s: float) -> None:
+    def _start(self, request: LiveRequest, preparation: Preparation | None, now_s: float) -> None:
         insert = request.insert
         assert insert is not None
         if insert.emitted and insert.emitted[-1] in request.stop_token_ids:
             self._finish(request, "stop", "", "")
         elif request.tokens_held >= request.tokens_max:
             self._finish(request, "length", "", "")
-        elif (preparation := preparation_of(insert)) is not None:
+        elif preparation is not None:
             self._preparer.start(request, preparation)
         else:
             self._enqueue(request, now_s)
 
     def _take_prepared(self, now_s: float) -> None:
         for request, error in self._preparer.finished():
+            if error is None and request.is_whole:
+                self._finish(request, "stop", "", "")
+                continue
             if error is None:
                 self._enqueue(request, now_s)
                 continue

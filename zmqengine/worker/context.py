@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import ModelInfo
@@ -12,6 +13,9 @@ from zmqengine.protocol.messages import Limits
 from zmqengine.worker.board import Board
 from zmqengine.worker.counters import Counters
 from zmqengine.worker.memory_share import MemoryShare
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.grammar import ConstraintCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class WorkerContext:
     limits: Limits
     model: ModelInfo
     memory_limit_bytes: int
+    compiler: ConstraintCompiler | None = None
+    """What compiles constraints for this model; None where the engine cannot follow any."""
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     memory_share: MemoryShare | None = None

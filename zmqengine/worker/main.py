@@ -127,6 +127,7 @@ class Worker:
             sessions_max=self._config.sessions_max,
             requests_per_session_max=self._config.requests_per_session_max,
             open_max_tokens=True,
+            constraints=opened.compiler is not None,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer
@@ -146,6 +147,7 @@ class Worker:
             info,
             opened.memory_limit_bytes,
             memory_share=opened.memory_share,
+            compiler=opened.compiler,
         )
         return Actor(context, opened.engine, sockets, Watchdog(self._config.pass_timeout_s))
 

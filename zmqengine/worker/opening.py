@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import Engine, RowRequest
@@ -14,6 +16,9 @@ from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import base_directory
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine.worker.memory_share import MemoryShare
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.grammar import ConstraintCompiler
 
 Report = Callable[[str, "float | None"], None]
 
@@ -36,6 +41,7 @@ class Opened:
     tokenizer: TokenizerBundle
     memory_limit_bytes: int
     facts: dict[str, str]
+    compiler: ConstraintCompiler | None = None
     memory_share: MemoryShare | None = None
 
     def close(self) -> None:
@@ -70,6 +76,7 @@ def warm_up(engine: Engine) -> None:
 
 def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     # Loaded here and not above: the fake engine must run where no MLX is installed.
+    from zmqengine.engine.constraints.grammar import ConstraintCompiler
     from zmqengine.engine.opening import open_mlx_engine
     from zmqengine.pico import model_path
 
@@ -99,6 +106,13 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         report=report,
     )
     bundle = opened.tokenizer
+    compiler = ConstraintCompiler(
+        bundle.tokenizer_json,
+        vocab_size=opened.engine.info.vocab_size,
+        eos_token_ids=bundle.eos_token_ids,
+    )
+    # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.
+    threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
     return Opened(
         engine=opened.engine,
         tokenizer=TokenizerBundle(
@@ -112,6 +126,7 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         ),
         memory_limit_bytes=opened.memory_limit_bytes,
         facts={**opened.facts, **told},
+        compiler=compiler,
         memory_share=share,
     )
 

@@ -9,10 +9,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from zmqengine.errors import ZmqEngineError
+from zmqengine.errors import BadRequest, ZmqEngineError
 from zmqengine.protocol.messages import Insert
 from zmqengine.worker.request import LiveRequest, digest
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.grammar import ConstraintCompiler
 
 LONG_PROMPT_TOKENS = 8_192
 """From here on packing and hashing a prompt takes about as long as the rest of a pass."""
@@ -22,11 +26,34 @@ Preparation = Callable[[], Callable[[LiveRequest], None]]
 """Runs on a thread; what it returns is called by the actor with the request. Raises `ZmqEngineError` to refuse it."""
 
 
-def preparation_of(insert: Insert) -> Preparation | None:
-    """What has to be done before this request can start, or None."""
-    if len(insert.prompt) < LONG_PROMPT_TOKENS:
-        return None
-    return lambda: _pack(insert)
+def preparation_of(insert: Insert, compiler: ConstraintCompiler | None) -> Preparation | None:
+    """What has to be done before this request can start, or None. Raises `BadRequest` for what cannot be done here."""
+    if insert.constraint is not None:
+        if compiler is None:
+            raise BadRequest("this worker takes no constraint")
+        return lambda: _compile(insert, compiler)
+    if len(insert.prompt) >= LONG_PROMPT_TOKENS:
+        return lambda: _pack(insert)
+    return None
+
+
+def _compile(insert: Insert, compiler: ConstraintCompiler) -> Callable[[LiveRequest], None]:
+    constraint = insert.constraint
+    assert constraint is not None
+    grammar = compiler.compile(constraint.kind, constraint.text, constraint.choices, constraint.after)
+    # What the front-end has already must be the beginning of an output of this constraint.
+    try:
+        matcher = grammar.start(insert.emitted)
+    except Exception as error:
+        raise BadRequest(f"emitted is no beginning of an output of this constraint: {error}") from error
+    pack = _pack(insert)
+
+    def apply(request: LiveRequest) -> None:
+        pack(request)
+        request.grammar = grammar
+        request.is_whole = matcher.is_complete
+
+    return apply
 
 
 def _pack(insert: Insert) -> Callable[[LiveRequest], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -12,6 +12,9 @@ from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.protocol.messages import End, Insert
 from zmqengine.worker.service_order import Ticket
 from zmqengine.worker.token_log import TokenLog
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.grammar import Grammar
 
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
 """What a request does. `docs/worker.md` draws how they follow each other; only `batch.py` changes them.
@@ -28,7 +31,8 @@ class LiveRequest:
 
     `tokens_max` bounds prompt and output together. In the engine it has memory for `reserved_tokens`, of which
     `prefilled_tokens` have been read; when its output is `grows_at` long it needs more. `read_tokens` were read in
-    earlier stays in the engine.
+    earlier stays in the engine. `grammar` is what the output must follow; `is_whole` says that what the request
+    brought along is a whole output of it.
     """
 
     __slots__ = (
@@ -40,9 +44,11 @@ class LiveRequest:
         "digest",
         "end",
         "end_sent",
+        "grammar",
         "grows_at",
         "id",
         "insert",
+        "is_whole",
         "joined_at",
         "last_token_s",
         "log",
@@ -75,6 +81,8 @@ class LiveRequest:
         self.prompt: array[int] | list[int] = insert.prompt
         self.prompt_tokens = len(insert.prompt)
         self.digest: bytes | None = None
+        self.grammar: Grammar | None = None
+        self.is_whole = False
         self.seed = seed
         self.stop_token_ids = stop_token_ids
         self.tokens_max = tokens_max
@@ -131,6 +139,7 @@ class LiveRequest:
             seed=self.seed,
             stop_token_ids=self.stop_token_ids,
             logprobs=insert.logprobs,
+            grammar=self.grammar,
         )
 
     def is_of(self, insert: Insert) -> bool:
