@@ -65,7 +65,8 @@ class Lanes:
     def join(self, groups: Sequence[tuple[Sequence[Row], Caches]]) -> None:
         """Add groups of rows, each to the batch where it costs the least padding, or to a new one.
 
-        The rows of a group have all a grammar, or none of them has. Their own padding, which they keep in any case, must fit `padding_room_bytes`.
+        The rows of a group have all a grammar, or none of them has. Their own padding, which they keep in any case,
+        must fit `padding_room_bytes`.
         """
         own = [self._padding_bytes(rows) for rows, _ in groups]
         for place, (rows, caches) in enumerate(groups):

@@ -15,7 +15,7 @@ from zmqengine.worker.counters import Counters
 from zmqengine.worker.memory_share import MemoryShare
 
 if TYPE_CHECKING:
-    from zmqengine.engine.constraints.grammar import ConstraintCompiler
+    from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine.worker.memory_share import MemoryShare
 
 if TYPE_CHECKING:
-    from zmqengine.engine.constraints.grammar import ConstraintCompiler
+    from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
 Report = Callable[[str, "float | None"], None]
 
@@ -76,9 +76,9 @@ def warm_up(engine: Engine) -> None:
 
 def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     # Loaded here and not above: the fake engine must run where no MLX is installed.
-    from zmqengine.engine.constraints.grammar import ConstraintCompiler
     from zmqengine.engine.opening import open_mlx_engine
     from zmqengine.pico import model_path
+    from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
     share = MemoryShare(base_directory() / CLAIMS_DIRECTORY, config.name, config.memory_limit_bytes)
     told: dict[str, str] = {}
@@ -106,11 +106,7 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         report=report,
     )
     bundle = opened.tokenizer
-    compiler = ConstraintCompiler(
-        bundle.tokenizer_json,
-        vocab_size=opened.engine.info.vocab_size,
-        eos_token_ids=bundle.eos_token_ids,
-    )
+    compiler = ConstraintCompiler(bundle.tokenizer_json, opened.engine.info)
     # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.
     threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
     return Opened(

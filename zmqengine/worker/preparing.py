@@ -16,7 +16,7 @@ from zmqengine.protocol.messages import Insert
 from zmqengine.worker.request import LiveRequest, digest
 
 if TYPE_CHECKING:
-    from zmqengine.engine.constraints.grammar import ConstraintCompiler
+    from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
 LONG_PROMPT_TOKENS = 8_192
 """From here on packing and hashing a prompt takes about as long as the rest of a pass."""
@@ -40,7 +40,7 @@ def preparation_of(insert: Insert, compiler: ConstraintCompiler | None) -> Prepa
 def _compile(insert: Insert, compiler: ConstraintCompiler) -> Callable[[LiveRequest], None]:
     constraint = insert.constraint
     assert constraint is not None
-    grammar = compiler.compile(constraint.kind, constraint.text, constraint.choices, constraint.after)
+    grammar = compiler.compile(constraint)
     # What the front-end has already must be the beginning of an output of this constraint.
     try:
         matcher = grammar.start(insert.emitted)

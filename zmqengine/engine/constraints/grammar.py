@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,8 +12,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from zmqengine.engine.constraints.matcher import RowMatcher
 from zmqengine.errors import BadRequest
 
-GRAMMARS_MAX = 256
-"""Compiled grammars that are kept for requests that ask for the same."""
 Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
 # One space, or a new line and its indentation: a model that may write any white space writes nothing else when it does
 # not know what to say.
@@ -26,76 +20,45 @@ _JSON_OBJECT = {"type": "object"}
 
 
 class Grammar:
-    """A constraint, compiled. Any number of rows may follow it at the same time."""
+    """A constraint, compiled. Any number of rows may follow it at the same time.
 
-    def __init__(self, template: LLMatcher, after: tuple[int, ...]) -> None:
+    It begins at once, or when the output has had the tokens of `after` in a row.
+    """
+
+    def __init__(self, template: LLMatcher, after: Sequence[int] = ()) -> None:
         self._template = template
-        self._after = after
+        self._after = tuple(after)
+
+    def beginning_after(self, after: Sequence[int]) -> Grammar:
+        """The same constraint with another place to begin."""
+        return Grammar(self._template, after)
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
         """A matcher for a row that has made `emitted` so far. Raises `ConstraintBroken` if it cannot follow that."""
         return RowMatcher(self._template.deep_copy(), self._after, emitted)
 
 
-class ConstraintCompiler:
-    """Compiles constraints for one model, on whatever thread asks, and keeps the latest.
+def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """The table of a model's tokens; about a second for 150,000 of them.
 
-    `tokenizer_json` is in the format of the `tokenizers` library; tokens from `vocab_size` on, and those that the
-    tokenizer does not have, are never allowed.
+    `tokenizer_json` is in the format of the `tokenizers` library. Tokens that it does not have, and those from
+    `vocab_size` on, are never allowed. Raises `BadRequest` for a tokenizer that llguidance cannot read.
     """
+    try:
+        return LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except Exception as error:
+        raise BadRequest(f"constraint: the tokenizer of this model cannot be constrained: {error}") from error
 
-    def __init__(self, tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._vocab_size = vocab_size
-        self._eos_token_ids = list(eos_token_ids)
-        self._tokenizer: LLTokenizer | None = None
-        self._lock = threading.Lock()
-        self._grammars: OrderedDict[bytes, LLMatcher] = OrderedDict()
 
-    def warm_up(self) -> None:
-        """Build the table of the vocabulary, which takes about a second for 150,000 tokens. Never raises."""
-        with contextlib.suppress(BadRequest):
-            self._table()
+def compile_grammar(tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str] = ()) -> Grammar:
+    """The grammar of a constraint, in bounded time; the interpreter's lock is not held meanwhile.
 
-    def compile(
-        self, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()
-    ) -> Grammar:
-        """The grammar of a constraint that begins once the output has had the tokens of `after` in a row.
-
-        Raises `BadRequest` that says what is wrong with it, or what of it cannot be enforced.
-        """
-        key = hashlib.blake2b(msgspec.msgpack.encode([kind, text, choices]), digest_size=16).digest()
-        with self._lock:
-            template = self._grammars.get(key)
-            if template is not None:
-                self._grammars.move_to_end(key)
-        if template is None:
-            template = self._compile(kind, text, choices)
-            with self._lock:
-                self._grammars[key] = template
-                while len(self._grammars) > GRAMMARS_MAX:
-                    self._grammars.popitem(last=False)
-        return Grammar(template, tuple(after))
-
-    def _compile(self, kind: Kind, text: str, choices: Sequence[str]) -> LLMatcher:
-        source = _grammar_text(kind, text, choices)
-        matcher = LLMatcher(self._table(), source, log_level=0, limits=_limits())
-        if matcher.is_error():
-            raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
-        return matcher
-
-    def _table(self) -> LLTokenizer:
-        with self._lock:
-            if self._tokenizer is None:
-                try:
-                    self._tokenizer = LLTokenizer(
-                        self._tokenizer_json.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-                    )
-                except Exception as error:
-                    raise BadRequest(
-                        f"constraint: the tokenizer of this model cannot be constrained: {error}"
-                    ) from error
-            return self._tokenizer
+    Raises `BadRequest` that says what is wrong with it, or what of it cannot be enforced.
+    """
+    matcher = LLMatcher(tokens, _grammar_text(kind, text, choices), log_level=0, limits=_limits())
+    if matcher.is_error():
+        raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
+    return Grammar(matcher)
 
 
 def _limits() -> LLParserLimits:

@@ -1,0 +1,239 @@
+"""Output held to a grammar, on the bundled model: always right, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.support.engines import Run, finish, step
+from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
+from zmqengine.engine.constraints.mask import MaskFiller
+from zmqengine.engine.constraints.matcher import ConstraintBroken
+from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.loader import load
+from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.errors import BadRequest
+from zmqengine.pico import model_path
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["kind", "brave"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+HOT = Sampling(temperature=1.0, top_p=0.9)
+
+
+class Pico:
+    """The bundled model, its tokenizer, and what compiles grammars for it."""
+
+    def __init__(self) -> None:
+        self.loaded = load(str(model_path()), lambda stage, fraction: None, name="pico")
+        self.text = Tokenizer.from_str(self.loaded.tokenizer.tokenizer_json.decode())
+        info = self.loaded.info
+        self.eos = sorted(info.eos_token_ids)
+        self.tokens = vocabulary(
+            self.loaded.tokenizer.tokenizer_json, vocab_size=info.vocab_size, eos_token_ids=self.eos
+        )
+
+    def engine(self, **options: Any) -> MlxEngine:
+        return MlxEngine(self.loaded.model, self.loaded.info, **options)
+
+    def grammar(self, kind: Kind, text: str = "", choices: Sequence[str] = ()) -> Grammar:
+        return compile_grammar(self.tokens, kind, text, choices)
+
+    def row(
+        self, id_: int, grammar: Grammar | None, text: str = "Tell me about Tom.", **fields: Any
+    ) -> RowRequest:
+        fields = {"max_tokens": 200, "seed": id_, "stop_token_ids": frozenset(self.eos), **fields}
+        return RowRequest(id_, self.text.encode(text).ids, grammar=grammar, **fields)
+
+    def said(self, run: Run, row: int) -> str:
+        return str(self.text.decode(run.ids(row)))
+
+
+@pytest.fixture(scope="module")
+def pico() -> Pico:
+    return Pico()
+
+
+def run_all(engine: MlxEngine, rows: Sequence[RowRequest]) -> Run:
+    assert engine.insert(rows) == []
+    run = finish(engine)
+    assert run.failures == []
+    return run
+
+
+def check_person(text: str) -> None:
+    person = json.loads(text)
+    assert set(person) == {"name", "age", "tags"}
+    assert len(person["name"]) <= 12
+    assert 0 <= person["age"] <= 120
+    assert set(person["tags"]) <= {"kind", "brave"}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_what_ends_by_itself_satisfies_its_constraint(pico: Pico, sampling: Sampling) -> None:
+    """Each kind, several rows of each in one batch; what is cut says `length`."""
+    schema = pico.grammar("json_schema", json.dumps(PERSON))
+    regex = pico.grammar("regex", r"[0-9]{3}-[a-z]{4}")
+    choice = pico.grammar("choice", choices=["yes", "no", 'per"haps\n'])
+    lark = pico.grammar("lark", 'start: "x" ("y")* "z"')
+    any_json = pico.grammar("json")
+    kinds = [schema, regex, choice, lark, any_json]
+    rows = [pico.row(place, kinds[place % 5], sampling=sampling) for place in range(20)]
+    run = run_all(pico.engine(), rows)
+    checked = 0
+    for place in range(20):
+        text = pico.said(run, place)
+        if run.finish(place) == "length":
+            assert len(run.ids(place)) == 200
+            continue
+        checked += 1
+        if place % 5 == 0:
+            check_person(text)
+        elif place % 5 == 1:
+            assert re.fullmatch(r"[0-9]{3}-[a-z]{4}", text)
+        elif place % 5 == 2:
+            assert text in ("yes", "no", 'per"haps\n')
+        elif place % 5 == 3:
+            assert re.fullmatch("xy*z", text)
+        else:
+            assert isinstance(json.loads(text), dict)
+    assert checked >= 12
+
+
+def test_a_row_is_the_same_alone_in_a_batch_parked_and_resumed(pico: Pico) -> None:
+    """Its neighbours, with grammars or without, change nothing; nor does a pause, nor another life of the worker."""
+    grammar = pico.grammar("json_schema", json.dumps(PERSON))
+    for sampling in (Sampling(), HOT):
+        wanted = run_all(pico.engine(), [pico.row(7, grammar, sampling=sampling)]).ids(7)
+        free = run_all(pico.engine(), [pico.row(9, None, sampling=sampling, max_tokens=60)]).ids(9)
+        crowd = [pico.row(place, grammar, "Once upon a time", sampling=HOT) for place in range(20, 24)]
+        together = run_all(
+            pico.engine(),
+            [
+                pico.row(9, None, sampling=sampling, max_tokens=60),
+                *crowd,
+                pico.row(7, grammar, sampling=sampling),
+            ],
+        )
+        assert together.ids(7) == wanted
+        assert together.ids(9) == free
+        for cut in (1, 5, len(wanted) - 1):
+            resumed = pico.row(7, grammar, sampling=sampling, emitted=wanted[:cut])
+            assert run_all(pico.engine(), [resumed]).ids(7) == wanted[cut:]
+        engine, run = pico.engine(), Run()
+        engine.insert([pico.row(7, grammar, sampling=sampling)])
+        while len(run.ids(7)) < 6:
+            step(engine, run)
+        engine.park(7)
+        engine.insert([pico.row(8, grammar, sampling=sampling, emitted=run.ids(7), seed=7)])
+        finish(engine, run)
+        assert run.ids(7) + run.ids(8) == wanted
+
+
+def test_a_constraint_may_begin_after_a_marker(pico: Pico) -> None:
+    """Free until then, and without an end; from the marker on it holds."""
+    start = pico.text.encode("Tell me about Tom.").ids
+    free = run_all(pico.engine(), [RowRequest(0, start, max_tokens=30, seed=0)]).ids(0)
+    marker = free[4:6]
+    grammar = pico.grammar("regex", "[0-9]{5}").beginning_after(marker)
+    run = run_all(pico.engine(), [pico.row(0, grammar)])
+    assert run.ids(0)[:6] == free[:6]
+    assert re.fullmatch("[0-9]{5}", pico.text.decode(run.ids(0)[6:]))
+    assert run.finish(0) == "stop"
+
+
+def test_penalties_bias_and_logprobs_go_with_a_constraint(pico: Pico) -> None:
+    """They change which of the allowed tokens comes; log-probabilities are finite, forbidden alternatives included."""
+    (nine,) = pico.text.encode("9").ids
+    grammar = pico.grammar("regex", "[0-9]{6}")
+    biased = pico.row(0, grammar, sampling=Sampling(logit_bias={nine: 50.0}), logprobs=5)
+    tired = pico.row(
+        1, grammar, sampling=Sampling(logit_bias={nine: 5.0}, presence_penalty=2.0, frequency_penalty=2.0)
+    )
+    run = run_all(pico.engine(), [biased, tired])
+    assert pico.said(run, 0) == "999999"
+    assert len(set(pico.said(run, 1))) > 1
+    for token in run.tokens[0]:
+        assert token.logprobs is not None
+        assert all(np.isfinite([token.logprobs.logprob, *(logprob for _, logprob in token.logprobs.top)]))
+
+
+def test_ids_that_the_tokenizer_does_not_have_never_come(pico: Pico) -> None:
+    """A model may have more logits than its tokenizer has tokens."""
+    size = pico.loaded.info.vocab_size
+    wide = vocabulary(pico.loaded.tokenizer.tokenizer_json, vocab_size=size + 100, eos_token_ids=pico.eos)
+    filler = MaskFiller(size + 100, pico.eos)
+    free = compile_grammar(wide, "regex", "(.|\n)*")
+    bits = filler.fill([free.start([]), free.beginning_after([3]).start([])])
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=size + 100, bitorder="little")
+    assert not allowed[0, size:].any()
+    assert allowed[0, :size].sum() > size // 2
+    assert not allowed[1, pico.eos].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        ("json_schema", '{"not": {"type": "string"}}', '"not"'),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"$ref": "http://example.org/x"}', "example.org"),
+        ("json_schema", '{"a', "valid JSON"),
+        ("json_schema", "[1]", "an object"),
+        ("regex", "(a+", "unclosed"),
+        ("lark", "start: nobody", "nobody"),
+        ("choice", "", "choices"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(pico: Pico, kind: Kind, text: str, named: str) -> None:
+    """The message names the keyword or the place."""
+    with pytest.raises(BadRequest, match=re.escape(named)):
+        pico.grammar(kind, text)
+
+
+HOSTILE = {
+    "deep schema": ("json_schema", '{"items":' * 200 + "{}" + "}" * 200),
+    "catastrophic regex": ("regex", "((a|aa)*)*b"),
+    "counting regex": ("regex", "((a|b)*a(a|b){60}){20}c"),
+    "many properties": (
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}),
+    ),
+    "recursion": ("json_schema", '{"$ref": "#"}'),
+    "left recursion": ("lark", "start: start start | start"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_constraint_is_refused_or_ends_its_own_row(pico: Pico, name: str) -> None:
+    """Whatever it does, the row beside it is what it would have been."""
+    free = run_all(pico.engine(), [pico.row(9, None, max_tokens=40)]).ids(9)
+    kind, text = HOSTILE[name]
+    try:
+        grammar = pico.grammar(kind, text)  # type: ignore[arg-type]
+    except BadRequest:
+        return
+    engine = pico.engine()
+    engine.insert([pico.row(9, None, max_tokens=40), pico.row(0, grammar, max_tokens=40, sampling=HOT)])
+    run = finish(engine)
+    assert run.ids(9) == free
+    assert {failure.row for failure in run.failures} <= {0}
+
+
+def test_tokens_that_break_the_constraint_are_told(pico: Pico) -> None:
+    """Output of another constraint cannot be continued under this one."""
+    grammar = pico.grammar("regex", "[0-9]+")
+    with pytest.raises(ConstraintBroken):
+        grammar.start(pico.text.encode("abc").ids)
