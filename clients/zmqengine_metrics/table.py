@@ -59,7 +59,7 @@ COUNTERS = (
     Plain("zmqengine_requests_accepted", "Requests that were accepted.", "accepted"),
     Plain("zmqengine_commands_rejected", "Commands that were refused.", "rejected"),
     Plain("zmqengine_resumes", "Streams that asked for lost tokens again.", "resumes"),
-    Plain("zmqengine_requests_parked_ever", "Times that a row was taken from a request for want of memory.", "parked"),
+    Plain("zmqengine_parkings", "Times that a row was taken from a request for want of memory.", "parked"),
     Plain("zmqengine_engine_failures", "Steps that raised.", "engine_failures"),
     Plain("zmqengine_slow_passes", "Turns of the loop over --slow-pass-ms.", "slow_passes"),
     Plain("zmqengine_frames", "Frames published.", "frames"),
@@ -115,7 +115,7 @@ VLLM_COUNTERS = (
         "prompt_tokens", "cached_tokens",
     ),
     Plain("vllm:prefix_cache_hits", "Prompt tokens found there, by vLLM's name.", "cached_tokens"),
-    Plain("vllm:num_preemptions", "zmqengine_requests_parked_ever, by vLLM's name.", "parked"),
+    Plain("vllm:num_preemptions", "zmqengine_parkings, by vLLM's name.", "parked"),
 )  # fmt: skip
 VLLM_DISTRIBUTIONS = (
     Distribution("vllm:time_to_first_token_seconds", "zmqengine's, by vLLM's name.", "time_to_first_token_s"),

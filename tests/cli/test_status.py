@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable
 
+import msgspec
+import pytest
+
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.support.workers import wait_until
+from zmqengine.cli.status import PROGRESS_MIN_S, is_stuck
+from zmqengine.protocol.messages import Status
+from zmqengine.worker.clockwork import IDLE_WAIT_MS_MAX
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 StartWorker = Callable[..., RunningWorker]
@@ -101,3 +108,33 @@ def test_status_shows_who_is_connected_what_runs_and_the_rate(start_worker: Star
         for process in talking:
             process.kill()
             process.communicate()
+
+
+def test_progress_is_asked_of_a_worker_that_has_its_model() -> None:
+    """Loading may take its time; an idle worker turns its loop often enough."""
+    now = Status(0, bytes(8), "ready", uptime_s=100.0, pass_age_ms=15_100.0, numbers={}, facts={})
+    assert is_stuck(now, 15.0)
+    assert not is_stuck(now, 16.0)
+    assert not is_stuck(msgspec.structs.replace(now, state="loading"), 15.0)
+    assert IDLE_WAIT_MS_MAX / 1000 < PROGRESS_MIN_S
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ZMQENGINE_TEST_HANG" not in os.environ, reason="half a minute: set ZMQENGINE_TEST_HANG")
+def test_a_probe_finds_a_worker_that_hangs_in_a_step(start_worker: StartWorker, run: Run) -> None:
+    """Alive and without progress: what a liveness probe has to find."""
+    worker = start_worker(faults=[{"place": "next", "action": "hang", "index": 6}])
+    wait_until_ready(worker, run)
+    assert run("status", "-w", worker.name, "--progress", "15").returncode == 0
+    talking = subprocess.Popen(
+        [*COMMAND, "generate", "-w", worker.name, "-n", "30", "x"], stdout=subprocess.PIPE
+    )
+    try:
+        wait_until(
+            lambda: run("status", "-w", worker.name, "--progress", "15").returncode == 1,
+            "the hang was not found",
+        )
+        assert run("status", "-w", worker.name).returncode == 0
+    finally:
+        talking.kill()
+        talking.communicate()

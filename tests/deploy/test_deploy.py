@@ -11,19 +11,35 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from zmqengine.cli.main import zmqengine
 from zmqengine.config import WorkerConfig
+from zmqengine.errors import ConfigError
 from zmqengine.worker.parent import EXIT_HOPELESS
+from zmqengine_http import HttpConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PLIST = DEPLOY / "launchd" / "org.zmqengine.worker.plist"
+HTTP_PLIST = DEPLOY / "launchd" / "org.zmqengine.http.plist"
 UNIT = DEPLOY / "systemd" / "zmqengine@.service"
+SYSTEM_UNITS = sorted((DEPLOY / "systemd" / "system").glob("*.service"))
 DOCKERFILE = DEPLOY / "container" / "Dockerfile"
 MANIFEST = DEPLOY / "kubernetes" / "worker.yaml"
+COMPOSE = DEPLOY / "compose" / "compose.yaml"
+FORMULA = DEPLOY / "homebrew" / "zmqengine.rb"
+LAUNCHD_KEYS = {
+    "Label", "ProgramArguments", "EnvironmentVariables", "RunAtLoad", "KeepAlive", "ThrottleInterval", "ExitTimeOut",
+    "ProcessType", "StandardErrorPath", "StandardOutPath", "WorkingDirectory", "SoftResourceLimits",
+    "HardResourceLimits", "Umask", "Nice", "UserName",
+}  # fmt: skip
+"""Of launchd.plist(5): a key that launchd does not know is passed over without a word."""
+EXPOSURE_MAX = {"zmqengine-worker@.service": 1.9, "zmqengine-http.service": 1.6}
+"""As `systemd-analyze security` scores them, from 0 to 10, less is better; deploy/README.md states them."""
 
 
 @pytest.fixture
@@ -45,14 +61,16 @@ def run(arguments: list[str]) -> None:
     assert result.exception is None, result.exception
 
 
-def test_the_launchd_job_is_a_valid_property_list() -> None:
+@pytest.mark.parametrize("path", [PLIST, HTTP_PLIST], ids=lambda path: path.stem)
+def test_the_launchd_job_is_a_valid_property_list(path: Path) -> None:
     """plistlib reads it everywhere, and plutil checks it on macOS."""
-    job = plistlib.loads(PLIST.read_bytes())
-    assert job["Label"] == PLIST.stem
+    job = plistlib.loads(path.read_bytes())
+    assert job["Label"] == path.stem
+    assert set(job) <= LAUNCHD_KEYS
     assert job["KeepAlive"] == {"SuccessfulExit": False}
     assert job["ExitTimeOut"] > WorkerConfig().drain_timeout_s
     if shutil.which("plutil"):
-        subprocess.run(["plutil", "-lint", str(PLIST)], check=True)
+        subprocess.run(["plutil", "-lint", str(path)], check=True)
 
 
 def test_the_launchd_job_runs_an_unsupervised_worker(served: list[WorkerConfig]) -> None:
@@ -60,6 +78,50 @@ def test_the_launchd_job_runs_an_unsupervised_worker(served: list[WorkerConfig])
     _, *arguments = plistlib.loads(PLIST.read_bytes())["ProgramArguments"]
     run(arguments)
     assert [config.supervise for config in served] == [False]
+
+
+def test_the_launchd_job_of_the_front_end_is_a_command_of_ours() -> None:
+    """Its arguments are taken, and its variables are options."""
+    job = plistlib.loads(HTTP_PLIST.read_bytes())
+    _, *arguments = job["ProgramArguments"]
+    run([*arguments, "--print-config"])
+    assert set(job["EnvironmentVariables"]) <= {
+        f"ZMQENGINE_HTTP_{name.upper()}" for name in HttpConfig.__struct_fields__
+    }
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+@pytest.mark.parametrize("unit", SYSTEM_UNITS, ids=lambda unit: unit.name)
+def test_units_for_servers_are_valid_and_as_locked_as_stated(unit: Path, tmp_path: Path) -> None:
+    """`systemd-analyze verify` says nothing, and `security` no more than deploy/README.md."""
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/zmqengine/bin/zmqengine", sys.executable))
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
+    scored = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(copy)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", scored.stdout)
+    assert exposure, scored.stdout + scored.stderr
+    assert float(exposure[1]) <= EXPOSURE_MAX[unit.name]
+    assert str(EXPOSURE_MAX[unit.name]) in (DEPLOY / "README.md").read_text()
+
+
+@pytest.mark.parametrize("unit", SYSTEM_UNITS, ids=lambda unit: unit.name)
+def test_units_for_servers_run_commands_of_ours(unit: Path, served: list[WorkerConfig]) -> None:
+    """With the arguments that they give, and time to drain."""
+    values = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
+    _, command, *arguments = shlex.split(values["ExecStart"].replace("%i", "one").replace("%d", "/nowhere"))
+    run([command, *arguments, "--help"])
+    if command == "worker":
+        run([command, *arguments])
+        assert [(config.supervise, config.name) for config in served] == [(False, "one")]
+    assert int(values["TimeoutStopSec"]) > WorkerConfig().drain_timeout_s
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
@@ -102,16 +164,100 @@ def test_the_image_is_built_from_files_and_extras_that_exist(served: list[Worker
 
 def test_the_manifest_runs_commands_that_exist(served: list[WorkerConfig]) -> None:
     """The pod's worker starts with its arguments, and every probe and front-end is a command of ours."""
-    yaml = pytest.importorskip("yaml")
-    deployment, service = yaml.safe_load_all(MANIFEST.read_text())
+    deployment, service, policy = yaml.safe_load_all(MANIFEST.read_text())
     pod = deployment["spec"]["template"]["spec"]
     worker, http = pod["containers"]
     run(worker["args"])
     assert [config.supervise for config in served] == [False]
     assert pod["terminationGracePeriodSeconds"] > WorkerConfig().drain_timeout_s
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
-    for probe in ("livenessProbe", "readinessProbe"):
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         program, *arguments = worker[probe]["exec"]["command"]
         assert program == "zmqengine"
         run([*arguments, "--help"])
+    # What is alive and does not move is started again.
+    assert "--progress" in worker["livenessProbe"]["exec"]["command"]
     run([*http["args"], "--help"])
+    assert policy["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"]
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
+def test_kubernetes_knows_every_field_of_the_manifest(version: str) -> None:
+    """By the schemas of its releases; a field that they do not know is a mistake in writing."""
+    for document in yaml.safe_load_all(MANIFEST.read_text()):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_no_port_is_open_without_a_key() -> None:
+    """Kubernetes starts no pod without the secret, compose no service without the variable."""
+    deployment, *_ = yaml.safe_load_all(MANIFEST.read_text())
+    _, http = deployment["spec"]["template"]["spec"]["containers"]
+    keys = {entry["name"]: entry for entry in http["env"]}["ZMQENGINE_HTTP_API_KEYS"]
+    assert "optional" not in keys["valueFrom"]["secretKeyRef"]
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert services["http"]["environment"]["ZMQENGINE_HTTP_API_KEYS"].startswith(
+        "${ZMQENGINE_HTTP_API_KEYS:?"
+    )
+    for name, service in services.items():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), name
+    # Told to listen everywhere and given no key, the front-end does not start at all.
+    refused = CliRunner().invoke(
+        zmqengine, ["http", "--host", "0.0.0.0", "--port", "0"], standalone_mode=False
+    )
+    assert isinstance(refused.exception, ConfigError)
+
+
+def test_composed_services_run_commands_of_ours(served: list[WorkerConfig]) -> None:
+    """And get time to drain."""
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    run(services["worker"]["command"])
+    assert [config.supervise for config in served] == [False]
+    run([*services["http"]["command"], "--help"])
+    for name in ("worker", "http"):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > WorkerConfig().drain_timeout_s
+    build = services["worker"]["build"]
+    assert (COMPOSE.parent / build["context"] / build["dockerfile"]).resolve() == DOCKERFILE
+
+
+def compose_command() -> list[str]:
+    """Docker's compose in either of its forms; empty where there is none."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if (
+            shutil.which(command[0])
+            and not subprocess.run([*command, "version"], capture_output=True, check=False).returncode
+        ):
+            return command
+    return []
+
+
+def test_docker_takes_the_compose_file() -> None:
+    """`docker compose config`, with and without the key."""
+    compose = compose_command()
+    if not compose:
+        pytest.skip("docker compose is not installed")
+    command = [*compose, "--file", str(COMPOSE), "config", "--quiet"]
+    environment = os.environ | {"ZMQENGINE_HTTP_API_KEYS": "a-key-of-some-length"}
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    environment.pop("ZMQENGINE_HTTP_API_KEYS")
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.skipif(not shutil.which("ruby"), reason="ruby is not installed")
+def test_the_formula_is_ruby() -> None:
+    """`ruby -c`; what Homebrew says of it can only be asked on a Mac."""
+    checked = subprocess.run(["ruby", "-c", str(FORMULA)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "Syntax OK\n"), checked.stderr
+
+
+def test_the_formula_installs_extras_and_starts_a_command_that_exist(served: list[WorkerConfig]) -> None:
+    """As brew would."""
+    text = FORMULA.read_text()
+    extras = set(re.findall(r"buildpath\}\[([\w,]+)\]", text)[0].split(","))
+    known = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    assert extras <= known
+    (words,) = re.findall(r'run \[opt_bin/"zmqengine", (.+)\]', text)
+    run([word.strip().strip('"') for word in words.split(",")])
+    assert [config.supervise for config in served] == [False]
+    run(["doctor", "--help"])

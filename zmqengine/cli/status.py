@@ -20,6 +20,8 @@ from zmqengine_client import Client
 
 RATE_S = 0.5
 """How long tokens are counted for the rate; only while something runs."""
+PROGRESS_MIN_S = 15.0
+"""An idle worker turns its loop every 10 s."""
 WAITS = {
     "row": "for a row",
     "memory": "for memory",
@@ -32,8 +34,17 @@ WAITS = {
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
 @click.option("--all", "whole", is_flag=True, help="Every number and fact as well.")
 @click.option("--ready", is_flag=True, help="Exit code 1 unless the model is loaded and requests are taken.")
+@click.option(
+    "--progress",
+    "progress_s",
+    type=click.FloatRange(min=PROGRESS_MIN_S),
+    metavar="SECONDS",
+    help="Exit code 1 if the worker's loop has not turned for this long; at least 15.",
+)
 @click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, metavar="SECONDS")
-def status(target: Target, as_json: bool, whole: bool, ready: bool, timeout_s: float) -> int:
+def status(
+    target: Target, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
+) -> int:
     """Show state, model and load of a worker. Exit code 1 if none answers."""
     with connect(target, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
         description, now = client.describe(), client.status()
@@ -41,11 +52,21 @@ def status(target: Target, as_json: bool, whole: bool, ready: bool, timeout_s: f
             both = {"description": _plain(description), "status": _plain(now)}
             click.echo(json.dumps(both, indent=2))
         else:
-            rate = None if ready or not now.numbers.get("running") else _tokens_per_s(client, now)
+            asked_by_a_probe = ready or progress_s is not None
+            rate = None if asked_by_a_probe or not now.numbers.get("running") else _tokens_per_s(client, now)
             click.echo("\n".join(_lines(description, now, rate)))
             if whole:
                 click.echo("\n" + "\n".join(_everything(now)))
-    return EXIT_FAILED if ready and now.state != "ready" else 0
+    stuck = progress_s is not None and is_stuck(now, progress_s)
+    return EXIT_FAILED if stuck or (ready and now.state != "ready") else 0
+
+
+def is_stuck(now: Status, progress_s: float) -> bool:
+    """Whether a worker that has its model has not turned its loop for so long.
+
+    What it last told of its requests does not count: a step that hangs may be the first of its batch.
+    """
+    return now.state in ("ready", "draining") and now.pass_age_ms > progress_s * 1000
 
 
 def _plain(message: Description | Status) -> Any:

@@ -13,7 +13,8 @@ from zmqengine_client import Client
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 
 ANSWER_S = 3.0
-_SLOW_PASS_MS = 5_000.0
+_SLOW_PASS_MS = 20_000.0
+"""An idle worker turns its loop every 10 s."""
 _FULL = 0.97
 
 
@@ -58,7 +59,7 @@ def _answers(address: str, description: Description, status: Status) -> Iterator
     text = f"{description.name} at {address} is {status.state}, process {description.pid}"
     if status.state == "failed":
         yield Finding("fail", "worker", f"{text} ({description.message})", "its log says more")
-    elif status.pass_age_ms > _SLOW_PASS_MS and status.numbers.get("running"):
+    elif status.pass_age_ms > _SLOW_PASS_MS and status.state in ("ready", "draining"):
         text = f"{description.name} has been in one step for {status.pass_age_ms / 1000:.0f} s"
         yield Finding(
             "warn", "worker", text, "a hang ends by itself after --pass-timeout; its log says what runs"

@@ -1,0 +1,35 @@
+# A formula for a tap: brew install OWNER/TAP/zmqengine. `url` and `sha256` are those of a release's source archive.
+# The worker's packages are wheels for Apple silicon: pip fetches them into a virtual environment of their own.
+class Zmqengine < Formula
+  desc "Share one GPU between many programs: an MLX inference worker that speaks ZeroMQ"
+  homepage "https://pypi.org/project/zmqengine/"
+  url "https://files.pythonhosted.org/packages/source/z/zmqengine/zmqengine-0.1.0.tar.gz"
+  sha256 "0000000000000000000000000000000000000000000000000000000000000000"
+  license "Apache-2.0"
+
+  depends_on arch: :arm64
+  depends_on macos: :sonoma
+  depends_on "python@3.13"
+
+  def install
+    python = Formula["python@3.13"].opt_bin/"python3.13"
+    system python, "-m", "venv", libexec
+    system libexec/"bin/pip", "install", "--no-cache-dir", "#{buildpath}[worker,http,metrics,top]"
+    bin.install_symlink libexec/"bin/zmqengine"
+  end
+
+  service do
+    run [opt_bin/"zmqengine", "worker", "--no-supervise", "--log-format", "json"]
+    # 5 s between starts: launchd tries again whatever the reason was.
+    keep_alive successful_exit: false
+    throttle_interval 5
+    process_type :interactive
+    error_log_path var/"log/zmqengine-worker.log"
+  end
+
+  test do
+    assert_match version.to_s, shell_output("#{bin}/zmqengine --version")
+    # A machine that can run a worker, the bundled model included: code 0.
+    system bin/"zmqengine", "doctor"
+  end
+end
