@@ -362,8 +362,9 @@ class Batch:
             if first_time > 0:
                 self._order.charge(request.ticket, first_time, 0)
         request.prefilled_tokens = done
-        # A prompt that is read in one pass has no progress to tell.
-        if done < total or request.progress_told:
+        # A prompt that is read in one pass has no progress to tell, only what of it was cached: a client may want to
+        # say so with the first token.
+        if done < total or cached or request.progress_told:
             request.progress_told = True
             self._outgoing.progress(request, done, total, cached)
 

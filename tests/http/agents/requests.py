@@ -26,10 +26,11 @@ def words(choose: random.Random, chars: int) -> str:
 
 
 def claude_tools(chars: int = 80_000) -> list[dict[str, Any]]:
-    """Claude Code's: long descriptions, schemas of a few properties each, the last with a cache mark."""
+    """Claude Code's: long descriptions, schemas of a few properties each; fewer tools if they are to be short."""
     choose = random.Random(1)
     tools = []
-    for place in range(TOOLS):
+    count = TOOLS if chars > 10_000 else 5
+    for place in range(count):
         properties = {
             f"field_{number}": {
                 "description": words(choose, 120),
@@ -44,7 +45,7 @@ def claude_tools(chars: int = 80_000) -> list[dict[str, Any]]:
             "required": list(properties)[:1],
             "additionalProperties": False,
         }
-        description = words(choose, chars // TOOLS - len(json.dumps(schema)))
+        description = words(choose, max(60, chars // count - len(json.dumps(schema))))
         tools.append({"name": f"Tool{place}", "description": description, "input_schema": schema})
     return tools
 
@@ -81,3 +82,45 @@ def claude_request(
         "output_config": {"effort": "high"},
         **fields,
     }
+
+
+def codex_request(items: list[dict[str, Any]], *, size: int = 20_000, **fields: Any) -> dict[str, Any]:
+    """The body of a turn of Codex: instructions, functions, a namespace, a freeform tool and hosted ones."""
+    choose = random.Random(3)
+    functions = [
+        {
+            "type": "function",
+            "name": f"tool_{place}",
+            "description": words(choose, size // 60),
+            "strict": False,
+            "parameters": {
+                "type": "object",
+                "properties": {"field_0": {"type": "string", "description": words(choose, size // 250)}},
+                "required": ["field_0"],
+                "additionalProperties": False,
+            },
+        }
+        for place in range(12)
+    ]
+    return {
+        "model": "gpt-5.5-codex",
+        "instructions": words(choose, size // 5),
+        "input": items,
+        "tools": [
+            *functions[:8],
+            {"type": "namespace", "name": "mcp__files", "description": "Files", "tools": functions[8:]},
+            {"type": "custom", "name": "apply_patch", "description": words(choose, 200),
+             "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a1fe6d-0000-7000-8000-000000000000",
+        "client_metadata": {"x-codex-installation-id": "i"},
+        "text": {"verbosity": "medium"},
+        **fields,
+    }  # fmt: skip
