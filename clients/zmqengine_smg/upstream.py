@@ -123,8 +123,6 @@ class Upstream:
     def _on_event(self, event: ClientEvent) -> None:
         if event.kind in ("lost", "fatal", "fenced"):
             self._enter("unreachable", event.message)
-        elif event.kind == "resumed":
-            log.info("request %s %s", event.request_id, event.message)
         # Ask again now instead of at the next probe.
         self._news.set()
 

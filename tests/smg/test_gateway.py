@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,11 @@ def site(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     wire: Wire = request.param
     with fleet(wire, ENGINE) as site:
         yield site
+
+
+def name(user: int) -> str:
+    """A prompt that begins like no other, so that routing by prefix spreads the users."""
+    return hashlib.sha256(str(user).encode()).hexdigest()
 
 
 def taken(site: Fleet) -> list[int]:
@@ -119,13 +125,13 @@ def test_the_same_prefix_goes_to_the_same_worker(site: Fleet) -> None:
 def test_sixty_four_users_and_a_worker_that_is_killed(site: Fleet) -> None:
     """Both engines are killed in turn under load and brought back by their supervisors: every answer is whole."""
     plain = {
-        user: site.gateway.complete(f"User {user}", max_tokens=60, seed=user).text for user in range(0, 64, 8)
+        user: site.gateway.complete(name(user), max_tokens=60, seed=user).text for user in range(0, 64, 8)
     }
     begun = threading.Barrier(65)
 
     def ask(user: int) -> Reply:
         begun.wait(30)
-        return site.gateway.complete(f"User {user}", max_tokens=60, seed=user, stream=True)
+        return site.gateway.complete(name(user), max_tokens=60, seed=user, stream=True)
 
     with ThreadPoolExecutor(64) as pool:
         asked = [pool.submit(ask, user) for user in range(64)]
@@ -148,7 +154,7 @@ def test_a_gateway_that_is_restarted_finds_its_workers(site: Fleet) -> None:
 
     def ask(user: int) -> Any:
         try:
-            return site.gateway.complete(f"Lost {user}", max_tokens=3000, ignore_eos=True, stream=True)
+            return site.gateway.complete(name(100 + user), max_tokens=3000, ignore_eos=True, stream=True)
         except (OSError, HTTPException) as error:
             return error
 
