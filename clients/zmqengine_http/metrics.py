@@ -57,16 +57,17 @@ async def _snapshots(service: Service) -> list[Snapshot]:
 
 async def _snapshot(worker: Worker) -> Snapshot:
     client = worker.connected
+    before = worker.model.card.name if worker.model else ""
     if client is None:
-        return Snapshot(worker.address)
+        return Snapshot(worker.address, model_before=before)
 
     async def ask() -> tuple[Description, Status]:
         return await client.describe(), await client.status()
 
     try:
-        return Snapshot(worker.address, *await asyncio.wait_for(ask(), ANSWER_S))
+        return Snapshot(worker.address, *await asyncio.wait_for(ask(), ANSWER_S), before)
     except (ZmqEngineError, asyncio.TimeoutError):
-        return Snapshot(worker.address)
+        return Snapshot(worker.address, model_before=before)
 
 
 def _worker(snapshot: Snapshot, *, hide_others: bool) -> dict[str, object]:

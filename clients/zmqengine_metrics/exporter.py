@@ -29,18 +29,20 @@ class WorkersCollector(Collector):
 
     def __init__(self, clients: Sequence[tuple[str, Client]]) -> None:
         self._clients = list(clients)
+        self._models: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
         """The families of `families`."""
-        return families([read(worker, client) for worker, client in self._clients])
+        return families([self._read(worker, client) for worker, client in self._clients])
 
-
-def read(worker: str, client: Client) -> Snapshot:
-    """What the worker answers now."""
-    try:
-        return Snapshot(worker, client.describe(), client.status())
-    except ZmqEngineError:
-        return Snapshot(worker)
+    def _read(self, worker: str, client: Client) -> Snapshot:
+        before = self._models.get(worker, "")
+        try:
+            snapshot = Snapshot(worker, client.describe(), client.status(), before)
+        except ZmqEngineError:
+            return Snapshot(worker, model_before=before)
+        self._models[worker] = snapshot.model
+        return snapshot
 
 
 class Exporter:

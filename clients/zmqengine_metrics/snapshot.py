@@ -13,12 +13,14 @@ class Snapshot(NamedTuple):
     worker: str
     description: Description | None = None
     status: Status | None = None
+    model_before: str = ""
+    """The model it had when it was last heard: its series are to go on under the same labels while it is silent."""
 
     @property
     def model(self) -> str:
-        """The name of its model; empty while it is not known."""
+        """The name of its model; empty while none was ever known."""
         known = self.description.model if self.description is not None else None
-        return known.name if known is not None else ""
+        return known.name if known is not None else self.model_before
 
     def number(self, name: str) -> float | None:
         """A number of its status, if it tells that one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import urllib.error
@@ -93,8 +94,11 @@ def test_a_worker_that_dies_is_down_and_comes_back_up() -> None:
         exporter = Exporter(WorkersCollector([("w", client)]), "127.0.0.1", 0)
         try:
             assert samples(fetch(exporter.address))["zmqengine_up", ""] == 1
+            series = re.search(r"zmqengine_up\{.*\}", fetch(exporter.address))
             worker.kill()
             wait_until(lambda: samples(fetch(exporter.address))["zmqengine_up", ""] == 0, "it still answers")
+            assert series
+            assert f"{series[0]} 0.0" in fetch(exporter.address)
             worker.start()
             wait_until(
                 lambda: samples(fetch(exporter.address))["zmqengine_up", ""] == 1, "it did not come back"

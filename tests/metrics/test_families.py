@@ -123,6 +123,8 @@ def test_workers_stand_side_by_side_and_a_silent_one_is_down() -> None:
     assert values(found["zmqengine_up"], "worker") == {("w",): 1, ("gone",): 0}
     assert values(found["zmqengine_ready"], "worker") == {("w",): 1, ("gone",): 0}
     assert values(found["zmqengine_requests_running"], "worker") == {("w",): 3}
+    silent = scrape(Snapshot("w", model_before="m"))
+    assert values(silent["zmqengine_up"], "model_name", "worker") == {("m", "w"): 0}
 
 
 def test_a_front_end_that_may_not_see_sessions_does_not_call_them_well() -> None:
