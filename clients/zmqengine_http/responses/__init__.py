@@ -12,6 +12,7 @@ from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation
 from zmqengine_http.responses.conversation import InputItems, skipped_facts
 from zmqengine_http.responses.failure import tells_by_event
+from zmqengine_http.responses.item_memory import ItemMemory
 from zmqengine_http.responses.request import RESPONSES_BODY, ResponsesRequest
 from zmqengine_http.responses.tools import ToolBook, tool_choice
 from zmqengine_http.responses.writer import ReasoningShape, ResponsesWriter
@@ -20,12 +21,14 @@ from zmqengine_http.service import Service
 from zmqengine_http.sse import EVENT_STREAM
 
 PACKED = "reasoning.encrypted_content"
+_ITEMS = ItemMemory()
+"""Of this process; ids are unguessable, so it may be one for all."""
 
 
 async def responses(service: Service, exchange: Exchange, request: ResponsesRequest) -> None:
     """POST /v1/responses."""
     model = service.pool.model(request.model)
-    items = InputItems(request)
+    items = InputItems(request, _ITEMS)
     book = ToolBook(request.tools)
     exchange.facts |= skipped_facts(items.skipped, book.skipped)
     reasoning = request.reasoning
@@ -52,7 +55,8 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
     head = _head(request, request.model or model.card.name)
 
     def writer(generation: Generation | Chat) -> ResponsesWriter:
-        return ResponsesWriter(generation.id, head, book, shape)
+        keep = _ITEMS.remember if request.store is not False else _forget
+        return ResponsesWriter(generation.id, head, book, shape, keep)
 
     try:
         await answer_chat(service, exchange, chat, writer, stream=request.stream)
@@ -63,6 +67,10 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
         exchange.facts["error"] = refusal.code
         await exchange.start(200, EVENT_STREAM)
         await exchange.write(writer(chat).error(refusal), last=True)
+
+
+def _forget(document: dict[str, object]) -> None:
+    """What becomes of an item that is not to be stored."""
 
 
 def _head(request: ResponsesRequest, model: str) -> dict[str, object]:

@@ -8,6 +8,7 @@ import msgspec
 
 from zmqengine_http.errors import ApiError, bad_field
 from zmqengine_http.responses import reasoning
+from zmqengine_http.responses.item_memory import ItemMemory
 from zmqengine_http.responses.request import Item, Part, ResponsesRequest
 from zmqengine_http.responses.tools import flat_name
 
@@ -16,9 +17,13 @@ _IMAGES_AND_FILES = ("input_image", "input_file", "input_audio", "computer_scree
 
 
 class InputItems:
-    """The messages of a request, and the types of the items that were skipped."""
+    """The messages of a request, and the types of the items that were skipped.
 
-    def __init__(self, request: ResponsesRequest) -> None:
+    `memory` holds the items that may be referred to.
+    """
+
+    def __init__(self, request: ResponsesRequest, memory: ItemMemory | None = None) -> None:
+        self._memory = memory or ItemMemory()
         self.messages: list[dict[str, object]] = []
         self.skipped: list[str] = []
         self._turn: dict[str, object] | None = None
@@ -46,15 +51,21 @@ class InputItems:
                 {"role": "tool", "tool_call_id": item.call_id or "", "content": _output(item, where)}
             )
         elif kind == "item_reference":
+            self._add(self._referred(item, where), where)
+        else:
+            self.skipped.append(kind[:60])
+
+    def _referred(self, item: Item, where: str) -> Item:
+        found = self._memory.find(item.id or "")
+        if found is None:
             raise ApiError(
                 400,
-                f"{where}: items are not stored here, so {str(item.id)[:60]!r} cannot be referred to; send the item "
-                "itself (in most clients: set store to false)",
+                f"{where}: there is no item {str(item.id)[:60]!r} here, only the latest ones are kept and none of a "
+                "request that said store false; send the item itself (in most clients: set store to false)",
                 param=where,
                 code="unsupported_value",
             )
-        else:
-            self.skipped.append(kind[:60])
+        return found
 
     def _message(self, item: Item, where: str) -> None:
         text = _text(item.content, f"{where}.content")

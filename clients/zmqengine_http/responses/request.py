@@ -94,7 +94,6 @@ RESPONSES_BODY = Body(
         refused("prompt", "nothing is stored: send instructions and input"),
         refused("background", "", False),
         refused("top_logprobs", "", 0),
-        ignored("store", "nothing is stored, and the answer says so"),
         ignored("truncation", "a conversation that is too long is refused"),
         ignored("max_tool_calls", "it is for tools of the server"),
         ignored("metadata", "for the caller's own records"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -35,10 +35,19 @@ class ReasoningShape(msgspec.Struct, frozen=True):
 class ResponsesWriter:
     """Writes the one choice of a Responses request; an `AnswerWriter`.
 
-    `head` holds what a response says of its request. Items follow each other; each is closed before the next begins.
+    `head` holds what a response says of its request. Items follow each other; each is closed before the next begins,
+    and given to `keep`.
     """
 
-    def __init__(self, id_: str, head: dict[str, object], book: ToolBook, shape: ReasoningShape) -> None:
+    def __init__(
+        self,
+        id_: str,
+        head: dict[str, object],
+        book: ToolBook,
+        shape: ReasoningShape,
+        keep: Callable[[dict[str, object]], None] = lambda document: None,
+    ) -> None:
+        self._keep = keep
         self._response = {"id": id_, "object": "response", "created_at": int(time.time()), **head}
         self._book = book
         self._shape = shape
@@ -120,6 +129,8 @@ class ResponsesWriter:
         documents = [item.document("completed") for item in items]
         if documents and status == "incomplete":
             documents[-1]["status"] = status
+        for document in documents:
+            self._keep(document)
         return _encode(
             self._document(status, output=documents, incomplete_details=details, usage=_usage(usage))
         )
@@ -160,6 +171,7 @@ class ResponsesWriter:
         document = item.document(status)
         ended += self._event("response.output_item.done", output_index=len(self._output), item=document)
         self._output.append(document)
+        self._keep(document)
         self._item = None
         return ended
 

@@ -284,6 +284,23 @@ def test_codex_is_told_by_event_what_others_are_told_by_status(
     assert events(reply.body)[-1]["response"]["error"]["code"] == code
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_items_made_here_may_be_referred_to(model: Model, front: Front, stream: bool) -> None:
+    """The Vercel AI SDK does so unless it is told not to store; what was not to be stored is not there."""
+    model.text = f"<think>hm</think>I add.{CALL}"
+    body = {"input": [{"role": "user", "content": "hi"}], "tools": [FUNCTION], "stream": stream}
+    reply = post(front, RESPONSES, body)
+    output = (events(reply.body)[-1]["response"] if stream else reply.json)["output"]
+    generated = model.prompt + model.text
+    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "3"}
+    assert post(front, RESPONSES, body | {"input": [*body["input"], *references, result]}).status == 200
+    assert model.prompt.startswith(generated)
+    private = post(front, RESPONSES, body | {"store": False, "stream": False}).json["output"]
+    reply = post(front, RESPONSES, body | {"input": [{"type": "item_reference", "id": private[0]["id"]}]})
+    assert (reply.status, reply.error["param"]) == (400, "input[0]")
+
+
 def test_a_stored_response_is_taken_and_said_not_to_be_stored(model: Model, front: Front) -> None:
     """It is OpenAI's default, so most clients ask for it without wanting it."""
     reply = post(front, RESPONSES, {"input": "hi", "store": True})

@@ -10,6 +10,7 @@ import pytest
 from zmqengine_http.errors import ApiError
 from zmqengine_http.responses import reasoning
 from zmqengine_http.responses.conversation import InputItems
+from zmqengine_http.responses.item_memory import ItemMemory
 from zmqengine_http.responses.request import ResponsesRequest, Tool
 from zmqengine_http.responses.tools import ToolBook, tool_choice
 
@@ -118,7 +119,7 @@ def test_items_of_other_servers_and_unknown_ones_are_skipped_and_told() -> None:
             "input[0].content[0]",
             "image",
         ),
-        ({"type": "item_reference", "id": "msg_1"}, "input[0]", "not stored"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0]", "no item"),
         ({"type": "function_call", "arguments": "{}"}, "input[0]", "call_id"),
         ({"role": "critic", "content": "x"}, "input[0].role", "one of"),
         ({"role": "user", "content": 3}, "input[0].content", "list of parts"),
@@ -200,3 +201,12 @@ def test_the_choice_of_tools_becomes_that_of_chat() -> None:
     assert [tool["function"]["name"] for tool in tools.plain] == ["b"]  # type: ignore[index]
     with pytest.raises(ApiError, match="web_search"):
         tool_choice({"type": "web_search"}, tools)
+
+
+def test_the_memory_of_items_is_bounded() -> None:
+    """By bytes; the oldest go first."""
+    memory = ItemMemory(bytes_max=1000)
+    for number in range(10):
+        memory.remember({"id": f"msg_{number}", "type": "message", "content": "x" * 300})
+    assert memory.find("msg_9") is not None
+    assert memory.find("msg_0") is None
