@@ -208,19 +208,17 @@ class DecodeBatch:
         tokens: list[int] = landed.tokens.tolist()  # type: ignore[assignment]
         chosen_logits: list[float] = landed.chosen_logits.tolist()  # type: ignore[assignment]
         logprobs = _by_row(landed)
-        finite = {
-            id(row): math.isfinite(logit) for row, logit in zip(landed.rows, chosen_logits, strict=True)
-        }
+        spoilt = _not_finite(landed.rows, chosen_logits)
         for row, offer in landed.offers:
-            if finite[id(row)]:
-                self._prefix_cache.accept(offer)
-            else:
+            if id(row) in spoilt:
                 self._prefix_cache.withdraw(offer)
-        left, spoilt = [], set()
+            else:
+                self._prefix_cache.accept(offer)
+        left = []
         for row, token in zip(landed.rows, tokens, strict=True):
             if row.gone:
                 continue
-            message = "" if finite[id(row)] else _spoilt(row)
+            message = _spoilt(row) if id(row) in spoilt else ""
             finish = None
             if not message:
                 try:
@@ -244,6 +242,13 @@ def _spoilt(row: Row) -> str:
     if row.matcher is not None and row.matcher.error:
         return f"the constraint failed: {row.matcher.error}"
     return "the model's output for this row is not a number"
+
+
+def _not_finite(rows: Sequence[Row], chosen_logits: Sequence[float]) -> set[int]:
+    """The rows, by their `id()`, whose logit is not a number."""
+    if math.isfinite(sum(chosen_logits)):
+        return set()
+    return {id(row) for row, logit in zip(rows, chosen_logits, strict=True) if not math.isfinite(logit)}
 
 
 def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:
