@@ -1,0 +1,132 @@
+"""Hostile front-ends beside an honest stream, on a real worker with the bundled model.
+
+The honest tokens do not change, and the worker is the same process afterwards.
+
+ZMQENGINE_HOSTILE_SECONDS sets how long each of the long form lasts (20). It measures as well: the longest gap in the
+honest stream, the memory a few seconds after, the log. Times depend on the machine: the short form asserts counts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.hostile.attack import ATTACKS
+from tests.support.workers import WorkerProcess, wait_until
+from zmqengine_client import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = float(os.environ.get("ZMQENGINE_HOSTILE_SECONDS", "20"))
+GAP_MS_MAX = float(os.environ.get("ZMQENGINE_HOSTILE_GAP_MS", "250"))
+SHORT_S = 2.0
+HANG_MS = 20_000
+MIB = 1 << 20
+WORST = [
+    "subscriptions_many",
+    "subscriptions_long",
+    "not_subscriptions",
+    "resumes_unread",
+    "half_open",
+    "many_parts",
+]
+PROMPT = [5, 9, 2, 31, 7]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack did to an honest stream and to the worker."""
+
+    tokens: int
+    wrong: int
+    gap_ms: float
+    grown_bytes: int
+    log_bytes: int
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerProcess]:
+    with WorkerProcess(None, supervise=False, model="pico") as started:
+        started.wait_ready()
+        yield started
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_an_honest_stream_goes_on_beside_a_hostile_front_end(worker: WorkerProcess, name: str) -> None:
+    """Two seconds of the worst: the right tokens, and the worker serves on."""
+    outcome = beside(worker, name, SHORT_S)
+    assert outcome.wrong == 0
+    assert outcome.tokens > 0
+    assert outcome.gap_ms < HANG_MS
+    assert outcome.log_bytes < MIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 3 * SECONDS)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_long_attack_costs_the_honest_little(worker: WorkerProcess, name: str) -> None:
+    """The right tokens, no long gap, the memory given back, a short log."""
+    outcome = beside(worker, name, SECONDS)
+    print(f"{name}: {outcome}")
+    assert outcome.wrong == 0
+    assert outcome.gap_ms < GAP_MS_MAX
+    assert outcome.grown_bytes < 64 * MIB
+    assert outcome.log_bytes < MIB
+
+
+def beside(worker: WorkerProcess, name: str, seconds: float) -> Outcome:
+    """Attack, and stream honestly meanwhile; returns when the worker has had time to tidy up."""
+    process = psutil.Process(worker.process.pid)
+    with worker.client() as client:
+        expected = _read(client, [])
+        for _ in range(3):
+            _read(client, [])
+        before_bytes, before_log = process.memory_info().rss, len(worker.log)
+        attacker = subprocess.Popen(
+            [sys.executable, "-m", "tests.hostile.attack", name, worker.address, str(seconds)], cwd=ROOT
+        )
+        gaps: list[float] = []
+        tokens = wrong = 0
+        try:
+            until_s = time.monotonic() + seconds + 1
+            while attacker.poll() is None or time.monotonic() < until_s:
+                output = _read(client, gaps)
+                tokens += len(output)
+                wrong += output != expected
+                assert worker.process.poll() is None, worker.log[-3000:]
+            assert attacker.wait(30) == 0, "the attack failed"
+        finally:
+            attacker.kill()
+            attacker.wait()
+        newcomer_s = time.monotonic()
+        with worker.client() as newcomer:
+            assert _read(newcomer, []) == expected
+        print(f"a newcomer was served after {time.monotonic() - newcomer_s:.1f} s")
+        settled = lambda: process.memory_info().rss < before_bytes + 64 * MIB  # noqa: E731
+        deadline_s = time.monotonic() + 5
+        while not settled() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        grown = process.memory_info().rss - before_bytes
+        wait_until(lambda: client.status().numbers["queued"] == 0, "requests of the attacker are kept")
+    assert worker.process.poll() is None, worker.log[-3000:]
+    return Outcome(tokens, wrong, max(gaps, default=0.0), grown, len(worker.log) - before_log)
+
+
+def _read(client: Client, gaps: list[float]) -> list[int]:
+    """One honest greedy stream; the times between its chunks are added to `gaps`, in milliseconds."""
+    tokens: list[int] = []
+    last_s = None
+    for chunk in client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True):
+        now_s = time.monotonic()
+        if last_s is not None:
+            gaps.append((now_s - last_s) * 1000)
+        last_s = now_s
+        tokens += chunk.tokens
+    return tokens
