@@ -55,7 +55,8 @@ class ControlCall:
 class Control:
     """The ctl socket's side of a client.
 
-    `heard_at` is when ctl last said something, `lost_at` when a worker that was there was seen to go.
+    `heard_at` is when ctl last said something, `lost_at` when a worker that was there was seen to go, `progressed_at`
+    when a worker that is getting ready was last further than before.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Control:
         self.description: Description | None = None
         self.heard_at = -inf
         self.lost_at = -inf
+        self.progressed_at = -inf
         self.connected = False
         self.handshake_failures = 0
 
@@ -148,6 +150,8 @@ class Control:
                 self._settle(call, result=reply)
         if not isinstance(reply, Description) or reply.call < self._describe_from_id:
             return None
+        if reply.state in ("loading", "warming") and _how_far(reply) != _how_far(self.description):
+            self.progressed_at = now
         self.description = reply
         # The loading worker was told apart from a silent one: from here on a steady pace will do.
         self._describe_wait_s = DESCRIBE_MAX_S
@@ -225,6 +229,21 @@ class Control:
             retry_after_ms=1000,
         )
 
+    def gave_up_error(self, gone_s: float, now: float) -> ZmqEngineError:
+        """Why streams that had a worker are given up: it does not come back, or gets no further at its start."""
+        description = self.description
+        if (
+            description is None
+            or now - self.heard_at >= self._connect_timeout_s
+            or description.state == "ready"
+        ):
+            return self.lost_error(gone_s)
+        return WorkerLost(
+            f"the worker at {self._address} was started again and has been {description.state} "
+            f"({description.progress.stage}) for {gone_s:.1f} s without getting further: see its log",
+            retry_after_ms=1000,
+        )
+
     def _give_up_at(self, call: ControlCall) -> float:
         if call.timeout_s is not None:
             return call.started_at + call.timeout_s
@@ -262,3 +281,7 @@ class Control:
         waiters, self._ready_waiters = self._ready_waiters, []
         for call in waiters:
             self._settle(call, result=result, error=error)
+
+
+def _how_far(description: Description | None) -> object:
+    return description and (description.epoch, description.state, description.progress)

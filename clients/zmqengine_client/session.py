@@ -337,8 +337,9 @@ class Session:
             patience_s = config.worker_lost_timeout_s
             if not config.resume:
                 patience_s = min(patience_s, config.connect_timeout_s)
-            gone_s = now - connection.lost_at
-            return self.control.lost_error(gone_s) if gone_s >= patience_s else None
+            # A worker that is loading, and gets on with it, is not lost: a large model takes longer than any patience.
+            gone_s = now - max(connection.lost_at, self.control.progressed_at)
+            return self.control.gave_up_error(gone_s, now) if gone_s >= patience_s else None
         since = max(request.added_at, connection.opening_since or inf)
         if now - since >= config.answer_timeout_s:
             return AnswerTimeout(

@@ -110,6 +110,7 @@ class ScriptedWorker:
         self.epoch = epoch.to_bytes(8, "big")
         self.state: WorkerState = state
         self.model = model
+        self.progress = Progress("reading")
         self.sessions: dict[bytes, HeldSession] = {}
         self.fenced: set[int] = set()
         self.refuse: list[tuple[type[Message], str]] = []
@@ -129,7 +130,7 @@ class ScriptedWorker:
                 pid=1,
                 epoch=self.epoch,
                 state=self.state,
-                progress=Progress("reading"),
+                progress=self.progress,
                 cmd="ipc:///tmp/none/cmd",
                 out="ipc:///tmp/none/out",
                 model=self.model if ready else None,

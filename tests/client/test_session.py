@@ -33,6 +33,7 @@ from zmqengine.protocol.messages import (
     Hello,
     Insert,
     Ping,
+    Progress,
     Resume,
     TokenFrame,
     TokenRow,
@@ -538,6 +539,36 @@ def test_a_worker_that_does_not_come_back_is_given_up() -> None:
     settle_with_time(network, 0.4)
     assert isinstance(one.error, WorkerLost)
     assert "zmqengine worker" in one.error.message
+
+
+def test_patience_does_not_run_while_the_worker_loads_and_gets_further() -> None:
+    """A large model takes longer to load than `worker_lost_timeout_s`: streams wait for it and go on."""
+    network = live(worker_lost_timeout_s=3.0)
+    one = start(network, request())
+    worker = restart(network)
+    worker.state = "loading"
+    for percent in range(10):
+        worker.progress = Progress("reading weights", percent / 10)
+        settle_with_time(network, 2.0)
+        assert one.error is None, one.error
+    worker.state = "ready"
+    settle_with_time(network, 2.0)
+    for _ in range(20):
+        network.run_pass()
+    network.settle()
+    assert one.tokens == expected(one)
+
+
+def test_a_worker_that_stays_at_one_point_of_loading_is_given_up() -> None:
+    """Within `worker_lost_timeout_s` of its last progress, and the error says what it hangs at."""
+    network = live(worker_lost_timeout_s=3.0)
+    one = start(network, request())
+    worker = restart(network)
+    worker.state = "loading"
+    worker.progress = Progress("reading weights", 0.3)
+    settle_with_time(network, 6.0)
+    assert isinstance(one.error, WorkerLost)
+    assert "reading weights" in one.error.message
 
 
 @pytest.mark.parametrize("code", ["stale_epoch", "unknown_session", "not_subscribed"])
