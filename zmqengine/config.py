@@ -74,6 +74,8 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     pass_timeout_s: float = 60.0
     """A pass of the actor that takes longer ends the process; 0 turns the watchdog off."""
+    load_timeout_s: float = 600.0
+    """Loading or warm-up that gets no further for so long ends the process; 0 lets it take any time."""
     slow_pass_ms: float = 1_000.0
     """A pass that takes longer is logged with the time of each phase."""
     engine_failures_max: int = 5
@@ -225,6 +227,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "grace_ms": (0, 1000 * _DAY_S),
     "drain_timeout_s": (0, _DAY_S),
     "pass_timeout_s": (0, _DAY_S),
+    "load_timeout_s": (0, _DAY_S),
     "slow_pass_ms": (0, 1000 * _DAY_S),
     "engine_failures_max": (0, 1000),
     "engine_failures_window_s": (0.001, _DAY_S),

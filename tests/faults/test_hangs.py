@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.workers import WorkerProcess
+from tests.support.workers import START_S, WorkerProcess
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, FaultAction, expected_tokens
 from zmqengine.engine.interface import RowRequest
 
@@ -41,6 +42,14 @@ def test_control_answers_while_a_step_takes_long(make_worker: Callable[..., Work
             assert client.ping() < 10
         assert status.state == client.describe().state == "ready"
         stream.abort()
+
+
+def test_a_warm_up_that_hangs_is_ended() -> None:
+    """Loading is watched by its progress: a worker that stands still there does not say `warming` for good."""
+    fake = FakeEngineConfig(faults=(FakeFault(place="insert", action="hang"),))
+    with WorkerProcess(fake, supervise=False, load_timeout_s=1.0) as worker:
+        assert worker.process.wait(START_S) == -signal.SIGALRM
+        assert "warm_up" in worker.log
 
 
 @pytest.mark.parametrize("action", ["exit", "hang"])

@@ -37,6 +37,7 @@ HELP = {
     "grace_ms": "From a lost connection to the end of its requests.",
     "drain_timeout_s": "What running requests get to finish when the worker is told to stop.",
     "pass_timeout_s": "A pass that takes longer ends the process; 0 for never.",
+    "load_timeout_s": "Loading that gets no further for so long ends the process; 0 for never.",
     "slow_pass_ms": "A pass that takes longer is logged.",
     "engine_failures_max": "Failed steps in the window before the process ends.",
     "engine_failures_window_s": "The window for --engine-failures-max.",

@@ -38,6 +38,7 @@ from zmqengine.worker.watchdog import Watchdog
 log = logging.getLogger("zmqengine.worker")
 
 FLUSH_MS = 2_000
+FINDING = "finding the model"
 
 
 class _StoppedEarly(BaseException):
@@ -67,6 +68,7 @@ class Worker:
         self._board = board
         self._supervisor: SupervisorLink | None = watch_supervisor(_stop_this_process)
         self._parent = ParentProcess(_stop_this_process) if config.die_with_parent else None
+        self._watchdog = Watchdog(config.pass_timeout_s)
 
     def run(self) -> int:
         context = new_context()
@@ -99,6 +101,7 @@ class Worker:
             self._board.state = "failed"
             raise
         finally:
+            self._watchdog.close()
             control.stop()
             doorman.open_doors()
             sockets.close(linger_ms=FLUSH_MS)
@@ -149,9 +152,10 @@ class Worker:
             memory_share=opened.memory_share,
             compiler=opened.compiler,
         )
-        return Actor(context, opened.engine, sockets, Watchdog(self._config.pass_timeout_s))
+        return Actor(context, opened.engine, sockets, self._watchdog)
 
     def _serve(self, actor: Actor) -> int:
+        self._watchdog.expect_within(0)
         self._board.progress = Progress("ready", 1.0)
         self._board.state = "ready"
         if self._supervisor is not None:
@@ -169,6 +173,8 @@ class Worker:
         return EXIT_OK
 
     def _report_progress(self, stage: str, fraction: float | None) -> None:
+        # Finding a model may be a download of hours, which has time-outs of its own.
+        self._watchdog.expect_within(0 if stage == FINDING else self._config.load_timeout_s)
         self._board.progress = Progress(stage, fraction)
         log.info("progress", extra={"stage": stage, "fraction": fraction})
 
