@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from zmqengine_client.async_mailbox import AsyncInbox, AsyncMailbox
 from zmqengine_client.async_streams import AsyncStream
@@ -10,7 +11,8 @@ from zmqengine_client.async_streams import AsyncStream
 ChunkT = TypeVar("ChunkT")
 
 
-class News(NamedTuple, Generic[ChunkT]):
+@dataclass(frozen=True, slots=True)
+class News(Generic[ChunkT]):
     """What is new of one stream: a chunk, its end, or both."""
 
     stream: AsyncStream[ChunkT]

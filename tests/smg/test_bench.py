@@ -1,0 +1,32 @@
+"""The benchmark's own gateways, one over each wire."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("smg", reason="the gateway is not installed")
+
+from zmqengine.bench.http_target import HttpSession
+from zmqengine.bench.prompts import prompts_for
+from zmqengine.bench.servers import StartPlan, started
+from zmqengine.engine.fake_engine import FakeEngineConfig
+
+
+def test_a_run_starts_a_gateway_over_each_wire() -> None:
+    """Both answer, and both know the processes whose CPU time is theirs."""
+    plan = StartPlan(model="pico", worker=False, smg=True, engine=f"fake:{FakeEngineConfig().to_json()}")
+
+    async def main() -> None:
+        async with started(plan) as targets:
+            assert [target.label for target in targets] == ["smg grpc", "smg zmq"]
+            for target in targets:
+                assert len(set(target.pids)) == 3
+                session = HttpSession(target, timeout_s=30.0)
+                record = (await session.send(prompts_for(None, "1").request(8, 5)).outcome()).record()
+                await session.close()
+                assert record.error == ""
+                assert record.completed
+
+    asyncio.run(main())
