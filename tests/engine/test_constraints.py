@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,27 @@ def test_a_row_is_the_same_alone_in_a_batch_parked_and_resumed(pico: Pico) -> No
         engine.insert([pico.row(8, grammar, sampling=sampling, emitted=run.ids(7), seed=7)])
         finish(engine, run)
         assert run.ids(7) + run.ids(8) == wanted
+
+
+def test_parked_rows_that_differ_in_their_grammar_alone_are_not_mixed_up(pico: Pico) -> None:
+    """The token on its way when a row was parked is that of its own grammar."""
+    digits, letters = pico.grammar("regex", "(7|[0-9]{9})"), pico.grammar("regex", "(7|[a-z]{9})")
+    engine, run = pico.engine(), Run()
+    rows = [
+        pico.row(0, digits, seed=1),
+        pico.row(1, letters, seed=1),
+        pico.row(2, None, seed=1, max_tokens=9),
+    ]
+    wanted = [run_all(pico.engine(), [row]).ids(row.row) for row in rows]
+    engine.insert(rows)
+    step(engine, run)
+    step(engine, run)
+    for row in rows:
+        engine.park(row.row)
+    assert engine.memory().parked > 0
+    engine.insert([replace(row, row=10 + row.row, emitted=run.ids(row.row)) for row in reversed(rows)])
+    finish(engine, run)
+    assert [run.ids(row) + run.ids(10 + row) for row in range(3)] == wanted
 
 
 def test_a_constraint_may_begin_after_a_marker(pico: Pico) -> None:

@@ -43,6 +43,7 @@ class ParkedRow:
             len(ours.tokens) == len(row.ids)
             and ours.prompt_tokens == row.prompt_tokens
             and ours.key == row.key
+            and ours.grammar is row.grammar
             and ours.sampling == row.sampling
             and ours.logprobs == row.logprobs
             and np.array_equal(np.asarray(ours.tokens, np.uint32), row.ids)

@@ -37,6 +37,7 @@ class Row:
         "cached",
         "caches",
         "gone",
+        "grammar",
         "held",
         "id",
         "ids",
@@ -74,6 +75,7 @@ class Row:
         self.gone = False
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)
+        self.grammar = request.grammar
         self.matcher = None if request.grammar is None else request.grammar.start(request.emitted)
 
     @property
