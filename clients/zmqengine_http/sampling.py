@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from zmqengine.protocol.messages import Constraint
 from zmqengine_client.options import Options
 from zmqengine_http.errors import ContextTooLong, bad_field
 from zmqengine_http.worker import Model
@@ -20,7 +21,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
     A `temperature`, `top_p` or `top_k` of None is the model's own default.
     `logprobs`: None for none, else how many alternatives each token has. `n` choices are made of each prompt.
-    Requests of one `cache_key` go to one worker.
+    Requests of one `cache_key` go to one worker. `constraint` is what the output must be.
     """
 
     max_tokens: int | None = None
@@ -41,6 +42,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int | None = None
     cache_key: str | None = None
+    constraint: Constraint | None = None
 
 
 def make_options(sampling: Sampling, model: Model, *, default_temperature: float | None) -> Options:
@@ -68,6 +70,7 @@ def make_options(sampling: Sampling, model: Model, *, default_temperature: float
         logprobs=sampling.logprobs,
         priority=sampling.priority,
         deadline_ms=sampling.deadline_ms,
+        constraint=sampling.constraint,
     )
 
 

@@ -47,13 +47,6 @@ def _check(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise bad_field("top_logprobs", "needs logprobs to be true")
     check_constraints(request.tool_choice, request.response_format)
-    for place, tool in enumerate(request.tools):
-        if tool.function.strict:
-            raise bad_field(
-                f"tools[{place}].function.strict",
-                "there is no constrained output yet",
-                code="unsupported_value",
-            )
 
 
 CHAT_BODY = Body(

@@ -9,9 +9,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from zmqengine.protocol.messages import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOKEN_ID_MAX
+from zmqengine.protocol.messages import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOKEN_ID_MAX, Constraint
 from zmqengine_http.body import ignored, refused
 from zmqengine_http.errors import bad_field
+from zmqengine_http.openai_api.guided import Choices, StructuredOutputs, Text
 from zmqengine_http.sampling import Sampling
 
 STOP_MAX = 16
@@ -55,6 +56,25 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
     prompt_cache_key: str | None = None
+    guided_json: dict[str, object] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def guided(self) -> Constraint | None:
+        """What vLLM's fields ask for. Raises a 400 for more than one."""
+        ours = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        ).constraint("guided_json")
+        theirs = self.structured_outputs.constraint("structured_outputs") if self.structured_outputs else None
+        if ours is not None and theirs is not None:
+            raise bad_field("structured_outputs", "is given beside one of the guided fields")
+        return ours or theirs
 
     @property
     def include_usage(self) -> bool:
@@ -82,6 +102,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             priority=self.priority,
             deadline_ms=self.deadline_ms,
             cache_key=self.prompt_cache_key,
+            constraint=self.guided,
         )
 
 
@@ -94,13 +115,7 @@ def check_generation(request: GenerationRequest) -> None:
             raise bad_field("logit_bias", f"{key[:40]!r} is no token id")
 
 
-_UNCONSTRAINED = "no constrained output yet"
 GENERATION_FIELDS = (
-    refused("guided_json", _UNCONSTRAINED),
-    refused("guided_regex", _UNCONSTRAINED),
-    refused("guided_choice", _UNCONSTRAINED),
-    refused("guided_grammar", _UNCONSTRAINED),
-    refused("structured_outputs", _UNCONSTRAINED),
     refused("min_tokens", "", 0),
     ignored("user", "for the caller's own records"),
     ignored("safety_identifier", "for the caller's own records"),
