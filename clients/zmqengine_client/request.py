@@ -144,6 +144,9 @@ class Request:
             request_id=self.id,
             resumed=self.resumed,
             message=message,
+            queue_ms=end.queue_ms if end is not None else 0.0,
+            prefill_ms=end.prefill_ms if end is not None else 0.0,
+            decode_ms=end.decode_ms if end is not None else 0.0,
         )
 
     def failure(self) -> ZmqEngineError | None:

@@ -104,8 +104,9 @@ class Answer:
         """Add the tokens of this choice, and of its prompt if that is not counted yet."""
         usage.completion += self._tokens
         usage.reasoning += self._reasoning_tokens
+        result = self._stream.result
+        usage.take_times(result.queue_ms, result.prefill_ms, result.decode_ms)
         if prompt:
-            result = self._stream.result
             usage.prompt += result.prompt_tokens
             usage.cached += result.cached_tokens
 

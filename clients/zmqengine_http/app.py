@@ -26,6 +26,7 @@ from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
 from zmqengine_http.service import Service
 from zmqengine_http.stable_head import AnswerMemory, StableHead
+from zmqengine_http.tracing import open_traces
 from zmqengine_http.worker import Connect, Worker
 
 EXPOSED = (
@@ -55,6 +56,7 @@ class HttpApp:
             Tokenizing(config.tokenize_threads),
             StableHead(AnswerMemory(), enabled=config.stable_head),
             Meter(),
+            open_traces(config.tracing),
         )
         # A bare router: the middleware of an application would cost a call for every token.
         routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
@@ -84,6 +86,7 @@ class HttpApp:
                 task.cancel()
             await asyncio.gather(*following, return_exceptions=True)
             self.service.tokenizing.close()
+            self.service.traces.close()
 
 
 def _connector(config: HttpConfig) -> Connect:
@@ -135,6 +138,7 @@ class _Handled:
         finally:
             seconds = time.monotonic() - started
             self._service.meter.ended(self._endpoint.path, exchange.status, seconds)
+            self._service.traces.record(exchange, self._endpoint.path, seconds)
             _log(exchange, seconds)
 
     def _check_method(self, method: str) -> None:

@@ -68,6 +68,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokenize_threads: Count = 2
     stable_head: bool = True
     """Undo what agents change in the heads of their prompts, so that the worker's prompt cache finds them again."""
+    tracing: bool = False
+    """Send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT."""
     log_format: Literal["json", "text"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_prompts: bool = False

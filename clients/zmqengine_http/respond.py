@@ -150,4 +150,5 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 def _note(exchange: Exchange, usage: Usage) -> None:
     exchange.facts |= {
         "prompt_tokens": usage.prompt, "cached_tokens": usage.cached, "completion_tokens": usage.completion,
+        "queue_ms": usage.queue_ms, "prefill_ms": usage.prefill_ms, "decode_ms": usage.decode_ms,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from zmqengine_http.meter import Meter
 from zmqengine_http.pool import Pool
 from zmqengine_http.prompts import Tokenizing
 from zmqengine_http.stable_head import StableHead
+from zmqengine_http.tracing import Traces
 
 
 class Service(NamedTuple):
@@ -19,3 +20,4 @@ class Service(NamedTuple):
     tokenizing: Tokenizing
     head: StableHead
     meter: Meter
+    traces: Traces

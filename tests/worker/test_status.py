@@ -158,3 +158,17 @@ def test_memory_is_told_by_part(harness: Harness) -> None:
     memory = status(harness.board, 0).memory
     assert {"weights", "kv", "prompt_cache", "buffers", "workspace", "limit"} <= set(memory)
     assert memory["kv"] == harness.engine.memory().kv > 0
+
+
+def test_the_end_of_a_request_says_how_long_each_phase_was(harness: Harness) -> None:
+    """Until its row, until its first token, until its end; hours of a fake clock between the steps."""
+    front_end = harness.front_end()
+    front_end.accepted("first", max_tokens=3)
+    harness.clock.advance(30)
+    front_end.accepted("second", max_tokens=2)
+    for seconds in (60, 60, 120, 120):
+        harness.clock.advance(seconds)
+        harness.pass_()
+    first, second = front_end.wait_for_end("first", "second")
+    assert [first.queue_ms, first.prefill_ms, first.decode_ms] == pytest.approx([0, 30e3, 120e3], abs=20e3)
+    assert [second.queue_ms, second.prefill_ms] == pytest.approx([240e3, 120e3], abs=20e3)

@@ -46,6 +46,9 @@ import click
     "--insecure-no-key", is_flag=True, default=None, help="Serve on a network without asking for a key."
 )
 @click.option(
+    "--tracing", is_flag=True, default=None, help="Send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT."
+)
+@click.option(
     "--allow-host",
     "allow_hosts",
     multiple=True,

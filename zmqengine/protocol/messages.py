@@ -116,13 +116,19 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class End(Struct, frozen=True, omit_defaults=True):
-    """The terminal answer of an accepted request. `code` says what kind of `error` it was, where that is known."""
+    """The terminal answer of an accepted request. `code` says what kind of `error` it was, where that is known.
+
+    It was `queue_ms` until it had a row, `prefill_ms` more until its first token, and `decode_ms` more until its end.
+    """
 
     finish: Finish
     message: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     code: str = ""
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
 
 
 class TokenRow(Struct, frozen=True, array_like=True):

@@ -429,7 +429,8 @@ class Batch:
         self._recovery.discard(request)
         self._deadlines.discard(request)
         del self._live[request.ticket]
-        request.finish(End(finish, message, request.prompt_tokens, request.cached_tokens, code))
+        phases_ms = self._counters.latencies.phases_ms(request)
+        request.finish(End(finish, message, request.prompt_tokens, request.cached_tokens, code, *phases_ms))
         self._outgoing.ended(request)
         self._counters.count_end(finish)
         self._counters.latencies.ended(request)

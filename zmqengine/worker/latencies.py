@@ -85,6 +85,7 @@ class Latencies:
         for request in requests:
             last_s = request.last_token_s
             if last_s is None:
+                request.first_token_s = now_s
                 self.time_to_first_token_s.observe(now_s - request.accepted_s)
                 self.prefill_s.observe(now_s - (request.admitted_s or request.accepted_s))
             elif last_s == since_s:
@@ -96,6 +97,15 @@ class Latencies:
             request.last_token_s = now_s
         if streak:
             self.inter_token_s.observe(now_s - since_s, streak)
+
+    def phases_ms(self, request: LiveRequest) -> tuple[float, float, float]:
+        """How long a request that ends now has waited for a row, for its first token, and has made tokens."""
+        accepted_s, now_s = request.accepted_s, self.now_s
+        admitted_s = now_s if request.admitted_s is None else request.admitted_s
+        first_s = now_s if request.first_token_s is None else request.first_token_s
+        spans_s = (admitted_s - accepted_s, first_s - admitted_s, now_s - first_s)
+        queue_ms, prefill_ms, decode_ms = (round(max(0.0, span_s) * 1000, 3) for span_s in spans_s)
+        return queue_ms, prefill_ms, decode_ms
 
     def ended(self, request: LiveRequest) -> None:
         """It has its terminal answer."""

@@ -44,6 +44,7 @@ class LiveRequest:
         "digest",
         "end",
         "end_sent",
+        "first_token_s",
         "grammar",
         "grows_at",
         "id",
@@ -96,6 +97,7 @@ class LiveRequest:
         self.arrival_pass = 0
         self.accepted_s = ticket.waiting_since_s
         self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.prefill_pass = -1
         self.cached_tokens = 0
