@@ -61,6 +61,8 @@ class WorkerConfig:
     priority_min: tuple[str, ...] = ()
     """`PATTERN=PRIORITY`: the most urgent priority that front-ends may ask for; -100 for all others."""
     sessions_max: int = 256
+    peer_share: float = 0.5
+    """Of all sessions, for one key or one process; where neither is known there is no such bound."""
     requests_per_session_max: int = 1024
     frame_bytes_max: int = 16 * MIB
     token_log_bytes_max: int = 64 * MIB
@@ -219,6 +221,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "queue_max": (1, 1_000_000),
     "ageing_s": (0, _DAY_S),
     "sessions_max": (1, 65_536),
+    "peer_share": (0.01, 1),
     "requests_per_session_max": (1, 1_000_000),
     "frame_bytes_max": (4096, 64 * MIB),
     "token_log_bytes_max": (64 * 1024, 1 << 40),

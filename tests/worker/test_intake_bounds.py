@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -223,3 +225,39 @@ def test_a_flood_of_wrong_commands_ends_its_connection(
     harness.run_until(lambda: monitor.poll(0))
     honest.accepted("r", max_tokens=5)
     assert honest.wait_for_end("r")[0].finish == "length"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="this system does not tell which process is at the other end"
+)
+def test_no_process_gets_more_than_its_share_of_the_sessions(make_harness: MakeHarness) -> None:
+    """Half of them, so that newcomers still get in; a session that is known may be taken over at any time."""
+    harness = make_harness(sessions_max=20)
+    holders = [harness.front_end(live=False) for _ in range(10)]
+    for holder in holders:
+        holder.say_hello()
+    eleventh = harness.front_end(live=False)
+    reply = eleventh.call(Hello(eleventh.next_call(), (1, 1), "x", eleventh.secret))
+    assert isinstance(reply, Rejected)
+    assert (reply.code, bool(reply.retry_after_ms)) == ("overloaded", True)
+    assert isinstance(harness.front_end(live=False, secret=holders[0].secret).say_hello(), Welcome)
+    holders[1].call(Bye(holders[1].next_call()))
+    assert isinstance(eleventh.say_hello(), Welcome)
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER_PROCESS, harness.sockets.endpoints.cmd], stdout=subprocess.PIPE
+    ) as other:
+        harness.run_until(lambda: other.poll() is not None)
+        assert other.stdout is not None
+        assert other.stdout.read().startswith(b"ZE1h")
+
+
+OTHER_PROCESS = """
+import sys, zmq, msgpack
+cmd = zmq.Context().socket(zmq.DEALER)
+cmd.linger = 0
+cmd.connect(sys.argv[1])
+body = {"call": 1, "protocol": [1, 1], "client": "newcomer", "session_secret": bytes(16)}
+cmd.send_multipart([b"ZE1H", msgpack.packb(body)])
+assert cmd.poll(20_000)
+print(cmd.recv_multipart()[0].decode(), flush=True)
+"""

@@ -29,6 +29,7 @@ HELP = {
     "share": "A front-end's share of the service, by its name or key:BEGINNING; 'chat*=4'. Once for each rule.",
     "priority_min": "The most urgent priority a front-end may ask for; 'nightly*=1' makes it batch work.",
     "sessions_max": "Front-ends at once.",
+    "peer_share": "Share of the sessions that one key or process may have.",
     "requests_per_session_max": "Requests of one front-end at once.",
     "frame_bytes_max": "Longest message from a front-end.",
     "token_log_bytes_max": "Tokens kept for one front-end until it has acknowledged them.",

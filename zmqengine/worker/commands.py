@@ -63,11 +63,11 @@ class CommandHandler:
         self._sessions = sessions
         self._batch = batch
 
-    def handle(self, command: Command, route: bytes, user: str, now_s: float) -> CommandReply:
-        """Carry out one command. Errors become a `Rejected`; nothing is raised."""
+    def handle(self, command: Command, route: bytes, user: str, now_s: float, peer: str = "") -> CommandReply:
+        """Carry out one command of `user` and, as far as it can be told, `peer`. Errors become a `Rejected`."""
         try:
             if isinstance(command, Hello):
-                return self._hello(command, route, user, now_s)
+                return self._hello(command, route, user, now_s, peer)
             if isinstance(command, Insert) and command.epoch != self._epoch:
                 raise StaleEpoch("the worker has restarted; say hello and insert again with `emitted`")
             session = self._sessions.of_route(route, user)
@@ -100,8 +100,8 @@ class CommandHandler:
                 raise AssertionError(f"no handler for {type(command).__name__}")
         return Done(command.call, self._epoch)
 
-    def _hello(self, command: Hello, route: bytes, user: str, now_s: float) -> Welcome:
-        session = self._sessions.hello(command, route, user, now_s)
+    def _hello(self, command: Hello, route: bytes, user: str, now_s: float, peer: str) -> Welcome:
+        session = self._sessions.hello(command, route, user, now_s, peer)
         log.info("session", extra={"session": session.id, "client": session.client})
         return Welcome(
             call=command.call,

@@ -164,8 +164,9 @@ class Inbox:
         if isinstance(command, Resume | Hello) and not self._replies.has_room(first.bytes, REPLAY_BYTES_MAX):
             full = Overloaded("read the replies that you have asked for", retry_after_ms=100)
             return self._rejection(full, parts)
+        peer = user or process_of(first) if isinstance(command, Hello) else ""
         try:
-            return encode(self._commands.handle(command, first.bytes, user, now_s))
+            return encode(self._commands.handle(command, first.bytes, user, now_s, peer))
         except Exception as error:
             kind, request = type(command).__name__, getattr(command, "request", None)
             log.error("internal error at a command", exc_info=error, extra={"kind": kind, "request": request})
@@ -194,6 +195,16 @@ def user_of(frame: zmq.Frame) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
         return ""
+
+
+def process_of(frame: zmq.Frame) -> str:
+    """The process behind a frame that came in on ipc, as the kernel knows it; empty where it does not tell."""
+    try:
+        # "localhost:uid:gid:pid"; macOS leaves the last out. Over tcp it is the host, which many may share.
+        _, user, group, process = str(frame.get("Peer-Address")).split(":")
+    except (zmq.ZMQError, ValueError):
+        return ""
+    return f"process {process}" if process.isdigit() and user.isdigit() and group.isdigit() else ""
 
 
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from zmqengine.errors import (
@@ -20,6 +20,8 @@ from zmqengine.worker.outgoing import Outgoing
 from zmqengine.worker.request import LiveRequest
 from zmqengine.worker.session import Session, new_topic
 
+PEER_SESSIONS_MIN = 8
+"""So many sessions anybody may have, or a share of very few would be none."""
 SUBSCRIBE_S = 5.0
 """From hello until somebody must have subscribed, at the least."""
 
@@ -36,6 +38,9 @@ class SessionTable:
         self._by_route: dict[bytes, Session] = {}
         self._by_topic: dict[bytes, Session] = {}
         self._fenced: OrderedDict[bytes, None] = OrderedDict()
+        self._peer_max = max(PEER_SESSIONS_MIN, int(self._sessions_max * context.config.peer_share))
+        self._opened_by: dict[Session, str] = {}
+        self._opened: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_secret)
@@ -43,10 +48,11 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_secret.values())
 
-    def hello(self, message: Hello, route: bytes, user: str, now_s: float) -> Session:
+    def hello(self, message: Hello, route: bytes, user: str, now_s: float, peer: str = "") -> Session:
         """Open, find or take over the session of this secret.
 
-        Raises `UnsupportedProtocol`, `Overloaded`, or `NotAuthorized` when the session belongs to another key.
+        `peer` is who asks, its key or its process, as far as that can be told: nobody gets more than a share of the
+        sessions. Raises `UnsupportedProtocol`, `Overloaded`, or `NotAuthorized` when it belongs to another key.
         """
         low, high = message.protocol
         if not low <= PROTOCOL_VERSION <= high:
@@ -59,8 +65,15 @@ class SessionTable:
         if session is None:
             if len(self._by_secret) >= self._sessions_max:
                 raise Overloaded(f"all {self._sessions_max} sessions are taken", retry_after_ms=1000)
+            if peer and self._opened[peer] >= self._peer_max:
+                raise Overloaded(
+                    f"this front-end has {self._opened[peer]} of {self._sessions_max} sessions; end some with bye",
+                    retry_after_ms=1000,
+                )
             session = Session(digest, user, message.client, route)
             self._by_secret[digest] = session
+            self._opened_by[session] = peer
+            self._opened[peer] += 1
             self._index(session)
             self._outgoing.open(session)
             session.grace_deadline_s = now_s + max(self._grace_s, SUBSCRIBE_S)
@@ -139,6 +152,10 @@ class SessionTable:
         self._by_secret.pop(session.secret_digest, None)
         self._by_route.pop(session.route, None)
         self._by_topic.pop(session.topic, None)
+        peer = self._opened_by.pop(session, "")
+        self._opened[peer] -= 1
+        if not self._opened[peer]:
+            del self._opened[peer]
 
     def _index(self, session: Session) -> None:
         self._by_route[session.route] = session
