@@ -294,9 +294,20 @@ def test_a_model_whose_caches_do_not_merge_runs_one_row_at_a_time(model):
     prompts = some_prompts(2)
     engine = make_engine(Unmergeable(), prefill_chunk=16, prefill_chunk_idle=16)
     assert engine.rows_max == 1
+    assert not engine.info.batchable
+    assert make_engine(model).info.batchable
     for prompt in prompts:
         assert [failure.row for failure in engine.insert(requests([prompt, prompt]))] == [1]
         assert finish(engine).ids(0) == greedy(model, prompt, COUNT)
+    for steps in (1, 6):
+        engine.insert(requests(prompts[:1]))
+        run = Run()
+        for _ in range(steps):
+            step(engine, run)
+        assert engine.park(0) == 0
+        made = run.ids(0)
+        engine.insert([RowRequest(1, prompts[0], COUNT, emitted=made)])
+        assert made + finish(engine, run).ids(1) == greedy(model, prompts[0], COUNT)
 
 
 def test_the_engine_runs_on_the_thread_that_built_it_while_another_waits(model):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engines import finish, greedy, make_engine
-from tests.support.models import LLAMA, build_model
+from tests.support.models import LLAMA, build_model, save_model
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.opening import open_mlx_engine
 from zmqengine.engine.probe import probe
 
 
@@ -43,3 +44,21 @@ def test_a_model_that_raises_alone_does_not_become_an_engine(model):
 
     with pytest.raises(ValueError, match="shapes do not fit"):
         make_engine(Broken())
+
+
+def test_that_rows_are_served_one_by_one_is_said_once(tmp_path, caplog):
+    """In the log and in the facts; a model whose rows go together says so too."""
+    gemma = save_model(tmp_path / "gemma", {**LLAMA, "model_type": "gemma2"})
+    llama = save_model(tmp_path / "llama")
+    with caplog.at_level("WARNING", logger="zmqengine.engine"):
+        opened = open_mlx_engine(str(gemma))
+        assert [record.message.split(":")[0] for record in caplog.records] == [
+            "this model is served row by row"
+        ]
+        caplog.clear()
+        assert opened.facts["batching"] == "row by row"
+        opened.engine.close()
+        opened = open_mlx_engine(str(llama))
+        assert opened.facts["batching"] == "rows together"
+        opened.engine.close()
+    assert caplog.records == []

@@ -4,6 +4,7 @@ interface.py           what the worker knows of an engine: rows, tokens, memory
 opening.py             from a model's name to an engine; the worker calls this and nothing else
 loader.py              loads a model and its tokenizer with mlx-lm
 tokenizer_bundle.py    what a front-end needs of the tokenizer
+generation_config.py   how the model's makers want tokens to be drawn
 mlx_engine.py          the engine on MLX: one step is a decode of every row, then a chunk of prefill
 
 row.py                 a request in the engine and how far it has come
@@ -15,6 +16,7 @@ decode.py              one batch: a model call a step, a token for each row
 penalties.py           logit bias and penalties of the rows that use them
 sampling.py            from logits to tokens and log-probabilities
 random_bits.py         random numbers of a seed and an index
+constraints/           output that follows a grammar: compiled, matched, masked
 
 kv/                    all that is known of mlx-lm's caches
 prefix_cache.py        caches that outlive their row, within a budget
@@ -24,6 +26,7 @@ parked_rows.py         those of rows that will come back
 probe.py               what a model can do, found out at the start
 memory.py              what MLX may hold, and the limit on wired memory
 blas.py, elf.py        a tuned BLAS for MLX on a CPU
+machine_report.py      what MLX and this machine can do, for people
 mlx_lm_border.py       all that is imported of mlx-lm
 
 fake_engine.py         an engine without a model, for tests
