@@ -191,6 +191,7 @@ def test_it_is_typed_and_leaves_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_full_size_keeps_its_promises() -> None:
     """1,000 front-ends and 100,000 requests: waits of each class, and nobody starves."""
     options = ScheduleOptions()
