@@ -7,8 +7,9 @@ from typing import Any
 
 from zmqengine_client import Options
 from zmqengine_client.errors import BadRequest
+from zmqengine_smg.engine_constraints import constraint_options
 from zmqengine_smg.engine_messages import Add
-from zmqengine_smg.refusals import constraint_options, refused, worker_request_id, worker_seed
+from zmqengine_smg.refusals import refused, worker_request_id, worker_seed
 
 # Sampling parameters that are ours by another form. Left out, they have the wire's defaults below.
 _TRANSLATED: dict[str, Callable[[Any], Options]] = {

@@ -1,13 +1,7 @@
-"""What the gateway may send and the worker cannot honour, and the shared small print of what it can.
-
-Constrained output has its place here: `constraint_options` is the one function that the two wires ask.
-"""
+"""What the gateway may send and the worker cannot honour, and the shared small print of what it can."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from zmqengine_client import Options
 from zmqengine_client.errors import BadRequest
 
 REQUEST_ID_CHARS = 64
@@ -17,12 +11,6 @@ SEED_MASK = 2**63 - 1
 def refused(name: str) -> BadRequest:
     """The refusal of a parameter, by the name that the gateway's wire has for it."""
     return BadRequest(f"{name}: this backend cannot honour it; leave it out")
-
-
-def constraint_options(wanted: Mapping[str, object]) -> Options:
-    """The options of a constraint such as {"json": SCHEMA}. The worker knows none yet: every kind is refused."""
-    kind = next((name for name in wanted if not name.startswith("_")), "")
-    raise refused(f"structured_outputs.{kind}")
 
 
 def worker_request_id(gateway_id: str) -> str | None:

@@ -118,7 +118,7 @@ class Fleet(NamedTuple):
 
     gateway: RealGateway
     workers: list[WorkerProcess]
-    engine: FakeEngineConfig
+    engine: FakeEngineConfig | None
 
     def requests_taken(self) -> list[int]:
         """How many requests each worker has accepted in its life."""
@@ -130,8 +130,8 @@ class Fleet(NamedTuple):
 
 
 @contextlib.contextmanager
-def fleet(wire: Wire, engine: FakeEngineConfig) -> Iterator[Fleet]:
-    """Two workers, an adapter to each, and the gateway, ready."""
+def fleet(wire: Wire, engine: FakeEngineConfig | None) -> Iterator[Fleet]:
+    """Two workers, on the fake engine or with None on pico, an adapter to each, and the gateway, ready."""
     directory = Path(tempfile.mkdtemp(prefix="zmqe-", dir="/tmp"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
