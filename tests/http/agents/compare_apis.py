@@ -1,0 +1,121 @@
+"""Messages and Responses beside chat completions: tokens a second and time to the first text, in turns.
+
+    python -m tests.http.agents.compare_apis --model DIRECTORY --users 32
+
+One worker and one front-end, each a process; every round runs each API once, so that what else the machine does hits
+all of them alike. Ratios are to chat completions of the same round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import click
+
+from tests.http.agents.requests import words
+from tests.support.workers import WorkerProcess
+
+PORT = 18471
+APIS: dict[str, tuple[str, bytes]] = {
+    "chat": ("/v1/chat/completions", b'"content":"'),
+    "messages": ("/v1/messages", b"text_delta"),
+    "responses": ("/v1/responses", b"output_text.delta"),
+}
+
+
+class Outcome(NamedTuple):
+    """Of one round of one API."""
+
+    tokens_per_s: float
+    first_s: float
+
+
+async def stream(api: str, prompt: str, tokens: int) -> float:
+    """One request to its end; seconds to its first text."""
+    path, mark = APIS[api]
+    body: dict[str, Any] = {"model": "m", "stream": True, "temperature": 0}
+    if api == "responses":
+        body |= {"input": prompt, "max_output_tokens": tokens}
+    else:
+        body |= {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+    data = json.dumps(body).encode()
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
+    first, received = 0.0, b""
+    while chunk := await reader.read(65536):
+        received += chunk
+        # The role comes with an empty content.
+        if not first and mark in received.replace(b'"content":""', b""):
+            first = time.perf_counter() - started
+    writer.close()
+    assert received.startswith(b"HTTP/1.1 200"), received[:300]
+    assert first
+    return first
+
+
+async def one_round(api: str, number: int, users: int, tokens: int) -> Outcome:
+    """All users at once, with prompts of their own."""
+    prompts = [words(random.Random(f"{number} {api} {user}"), 300) for user in range(users)]
+    started = time.perf_counter()
+    firsts = await asyncio.gather(*(stream(api, prompt, tokens) for prompt in prompts))
+    return Outcome(users * tokens / (time.perf_counter() - started), statistics.median(firsts))
+
+
+async def compare(users: int, tokens: int, rounds: int) -> None:
+    """Print the median ratios."""
+    ratios: dict[str, list[Outcome]] = {"messages": [], "responses": []}
+    for number in range(-1, rounds):
+        order = list(APIS) if number % 2 else list(APIS)[::-1]
+        outcomes = {api: await one_round(api, number, users, tokens) for api in order}
+        if number < 0:
+            continue
+        print(
+            number,
+            {api: (round(o.tokens_per_s), round(o.first_s, 3)) for api, o in outcomes.items()},
+            flush=True,
+        )
+        for api, found in ratios.items():
+            one, chat = outcomes[api], outcomes["chat"]
+            found.append(Outcome(one.tokens_per_s / chat.tokens_per_s, one.first_s / chat.first_s))
+    for api, found in ratios.items():
+        rate = statistics.median(each.tokens_per_s for each in found)
+        first = statistics.median(each.first_s for each in found)
+        print(f"{api} to chat: tokens/s {rate:.3f}, time to first text {first:.3f}")
+
+
+@click.command()
+@click.option("--model", required=True)
+@click.option("--users", default=32)
+@click.option("--tokens", default=48)
+@click.option("--rounds", default=6)
+def main(model: str, users: int, tokens: int, rounds: int) -> None:
+    """Start both, compare, end both."""
+    with WorkerProcess(None, model=model, supervise=False) as worker:
+        worker.wait_ready()
+        front = subprocess.Popen(
+            [
+                sys.executable, "-m", "zmqengine.cli.main", "http", "--worker", worker.address,
+                "--port", str(PORT), "--alias", "*=" + model.rstrip("/").rsplit("/", 1)[-1], "--log-level", "error",
+            ]
+        )  # fmt: skip
+        try:
+            time.sleep(3)
+            asyncio.run(compare(users, tokens, rounds))
+        finally:
+            front.terminate()
+            front.wait(30)
+
+
+if __name__ == "__main__":
+    main()
