@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import anthropic
 import openai
 import pytest
 from pydantic import BaseModel
@@ -169,3 +170,34 @@ def test_a_schema_that_nobody_insists_on_is_enforced_as_far_as_it_can_be(client:
         response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     )  # fmt: skip
     assert set(json.loads(answer.choices[0].message.content or "")) <= {1, 2}
+
+
+def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> None:
+    """A forced tool and a schema, in the words of either API."""
+    function = WEATHER["function"]
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    schema = {**Person.model_json_schema(), "additionalProperties": False}
+    url = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=url, api_key="-", max_retries=0) as claude:
+        for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+            message = claude.messages.create(
+                model="tools", max_tokens=300, messages=MESSAGES, tools=[tool], tool_choice=choice,  # type: ignore[list-item, arg-type]
+            )  # fmt: skip
+            assert message.stop_reason == "tool_use"
+            (call,) = message.content
+            assert call.type == "tool_use"
+            assert call.input["unit"] in ("c", "f")
+        said = claude.messages.create(
+            model="tools", max_tokens=300, messages=MESSAGES,
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        )  # fmt: skip
+    Person.model_validate_json(said.content[0].text)  # type: ignore[union-attr]
+    parsed = client.responses.parse(
+        model="tools", input="Tell me about Tom.", text_format=Person, max_output_tokens=300
+    )
+    assert parsed.output_parsed is not None
+    forced = client.responses.create(
+        model="tools", input="Tell me.", tools=[{"type": "function", **function}], tool_choice="required",
+        max_output_tokens=300,
+    )  # fmt: skip
+    assert json.loads(forced.output[-1].arguments)["unit"] in ("c", "f")  # type: ignore[union-attr]

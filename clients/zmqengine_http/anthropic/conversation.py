@@ -33,6 +33,8 @@ def plain_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
         if tool.description:
             function["description"] = tool.description
         function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
+        if tool.strict:
+            function["strict"] = True
         plain.append({"type": "function", "function": function})
     return plain
 

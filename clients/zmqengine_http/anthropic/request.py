@@ -47,6 +47,7 @@ class Tool(Struct, frozen=True):
     description: str | None = None
     input_schema: dict[str, object] | None = None
     type: str | None = None
+    strict: bool | None = None
 
 
 class ToolChoice(Struct, frozen=True):

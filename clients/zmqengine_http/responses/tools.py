@@ -78,6 +78,8 @@ class ToolBook:
         if description:
             function["description"] = description
         function["parameters"] = parameters
+        if tool.strict:
+            function["strict"] = True
         self._names[flat] = name
         self.plain.append({"type": "function", "function": function})
 
