@@ -18,7 +18,14 @@ from zmqengine.cli.main import zmqengine
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "deploy/README.md",
+    "deploy/smg/README.md",
+    "clients/zmqengine_smg/README.md",
+)
 
 
 @pytest.fixture
