@@ -110,7 +110,14 @@ class Top(App[None]):
         _fill(self._table("requests"), [rows.request_row(line) for line in lines])
         _fill(self._table("sessions"), rows.session_rows(self.histories))
         if not self._table("sessions").display:
-            self._say(f"{len(lines)} requests, by {name}")
+            why = self._why(lines)
+            self._say(f"{len(lines)} requests, by {name}{f'   {why}' if why else ''}")
+
+    def _why(self, lines: Sequence[rows.Line]) -> str:
+        """Why the request under the cursor waits, where the worker says more than a word."""
+        row = self._table("requests").cursor_row
+        chosen = lines[row].info if 0 <= row < len(lines) else None
+        return chosen.waits_for.partition(": ")[2] if chosen is not None else ""
 
     def _show_details(self) -> None:
         history = self._chosen()

@@ -12,7 +12,8 @@ from zmqengine_top.history import History
 WORKER_COLUMNS = ("worker", "state", "model", "run", "wait", "tok/s", "memory", "pass")
 REQUEST_COLUMNS = ("request", "front-end", "phase", "prompt", "output", "tok/s", "age")
 SESSION_COLUMNS = ("front-end", "worker", "run", "wait", "held", "behind")
-WAITS = {"row": "row", "memory": "memory", "turn": "its turn"}
+WAITS = {"turn": "its turn"}
+"""Where the worker's word is not the one for people."""
 
 
 class Row(NamedTuple):
@@ -130,10 +131,16 @@ def request_lines(histories: Iterable[History]) -> list[Line]:
     return lines
 
 
+def waits_word(info: RequestInfo) -> str:
+    """What a request waits for, without why."""
+    word = info.waits_for.partition(":")[0]
+    return WAITS.get(word, word)
+
+
 def request_row(line: Line) -> Row:
     """One request."""
     info = line.info
-    phase = f"waits: {WAITS.get(info.waits_for, info.waits_for)}" if info.waits_for else info.phase
+    phase = f"waits: {waits_word(info)}" if info.waits_for else info.phase
     prompt = f"{info.prompt_tokens:,}"
     if info.phase == "prefill" and info.prompt_tokens:
         prompt = f"{min(1.0, info.prefilled_tokens / info.prompt_tokens):.0%} of {prompt}"
@@ -177,8 +184,8 @@ def details(history: History) -> list[str]:
         return ["no answer: requests go on when the worker is back", "", ""]
     parts = sorted(((held, part) for part, held in latest.memory.items() if held), reverse=True)
     memory = ", ".join(f"{part.replace('_', ' ')} {size(held)}" for held, part in parts)
-    reasons = Counter(info.waits_for for info in status.requests if info.waits_for)
-    waits = ", ".join(f"{number} for {WAITS.get(reason, reason)}" for reason, number in reasons.most_common())
+    reasons = Counter(waits_word(info) for info in status.requests if info.waits_for)
+    waits = ", ".join(f"{number} for {reason}" for reason, number in reasons.most_common())
     return [
         f"memory   {memory or 'nothing held'}",
         f"cache    {_cache(history)}",

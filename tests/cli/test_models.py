@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.conftest import COMMAND
 from tests.cli.fake_hub import FakeHub
+from zmqengine.cli.main import zmqengine
+from zmqengine.doctor.finding import Finding
+from zmqengine.doctor.machine import Machine
 from zmqengine.pico import model_path
 
 pytest.importorskip("huggingface_hub")
@@ -99,12 +103,21 @@ def test_a_model_that_is_not_there_is_one_line(shell: Shell, model: str, code: i
     assert pulled.stdout == ""
 
 
-def test_the_doctors_code_is_for_scripts(shell: Shell) -> None:
+def test_the_doctors_code_is_for_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """1 for what failed; warnings only if asked; JSON for programs."""
-    assert shell.run("doctor", "--model", "owner/none").returncode == 0
-    assert shell.run("doctor", "--model", "owner/none", "--strict").returncode == 1
-    failed = shell.run("doctor", "--memory-limit", "1M", "--json")
-    assert failed.returncode == 1
-    levels = {finding["subject"]: finding["level"] for finding in json.loads(failed.stdout)}
-    assert levels["fits"] == "fail"
-    assert levels["python"] == "ok"
+    monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path / "d"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("ZMQENGINE_ADDRESS", raising=False)
+    well = Machine([Finding("ok", "python", "Python")], 8 << 30)
+    monkeypatch.setattr("zmqengine.cli.doctor.look_at_machine", lambda: well)
+
+    def doctor(*arguments: str) -> tuple[int, str]:
+        ended = CliRunner().invoke(zmqengine, ["doctor", *arguments], standalone_mode=False)
+        assert ended.exception is None, ended.exception
+        return int(ended.return_value), ended.output
+
+    assert doctor("--model", "owner/none")[0] == 0
+    assert doctor("--model", "owner/none", "--strict")[0] == 1
+    code, output = doctor("--memory-limit", "1M", "--json")
+    levels = {finding["subject"]: finding["level"] for finding in json.loads(output)}
+    assert (code, levels["fits"], levels["python"]) == (1, "fail", "ok")

@@ -102,7 +102,7 @@ def test_sorting_keeps_the_cursor_on_its_request(worker: FakeWorker) -> None:
     """`s` goes through the orders; the message line names the one in force."""
     with Client(worker.address, connect_timeout_s=WAIT_S) as client:
         streams = [
-            client.generate_tokens([1] * length, max_tokens=500, request_id=f"r{length}", ignore_eos=True)
+            client.generate_tokens([1] * length, max_tokens=4000, request_id=f"r{length}", ignore_eos=True)
             for length in (3, 9, 6)
         ]
 

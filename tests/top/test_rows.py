@@ -22,7 +22,7 @@ STATUS = Status(
     sessions=[SessionInfo("s1", "chat", running=1), SessionInfo("s2", "slow", lagging=True, unsent_tokens=1234)],
     requests=[
         RequestInfo("r1", "s1", "decode", age_s=9, prompt_tokens=40, cached_tokens=8, output_tokens=20, max_tokens=99),
-        RequestInfo("r2", "s2", "queued", "memory", age_s=3, prompt_tokens=7, max_tokens=10),
+        RequestInfo("r2", "s2", "queued", "memory: and why", age_s=3, prompt_tokens=7, max_tokens=10),
     ],
 )  # fmt: skip
 

@@ -25,7 +25,9 @@ PROGRESS_MIN_S = 15.0
 WAITS = {
     "row": "for a row",
     "memory": "for memory",
-    "turn": "behind those before them",
+    "turn": "for others to go first",
+    "preparation": "to be made ready",
+    "recovery": "for a failed batch to be put back",
 }
 
 
@@ -128,7 +130,7 @@ def _requests(now: Status, rate: float | None) -> str:
 
 
 def _waiting(now: Status) -> Iterator[str]:
-    reasons = Counter(request.waits_for for request in now.requests if request.waits_for)
+    reasons = Counter(request.waits_for.partition(":")[0] for request in now.requests if request.waits_for)
     for reason, number in reasons.most_common():
         yield f"{number} wait{'s' if number == 1 else ''} {WAITS.get(reason, f'for: {reason}')}"
 

@@ -97,11 +97,12 @@
     const clients = new Map(worker.sessions.map((session) => [session.id, session.client || session.id]));
     const made = rate(`${worker.address}/${request.session}/${request.request}`, worker, request.output_tokens);
     const line = element("tr");
-    const cells = [request.request, clients.get(request.session) || "", request.waits_for ? `waits: ${request.waits_for}` : request.phase,
+    const cells = [request.request, clients.get(request.session) || "", request.waits_for ? `waits: ${request.waits_for.split(":")[0]}` : request.phase,
       request.phase === "prefill" ? `${request.prefilled_tokens}/${request.prompt_tokens}` : request.prompt_tokens,
       `${request.output_tokens}/${request.max_tokens}`, made == null ? "" : Math.round(made), span(request.age_s)];
     cells.forEach((text, place) => line.append(element("td", String(text), place > 2 ? "n" : "")));
     line.firstChild.title = request.request;
+    line.title = request.waits_for;
     return line;
   };
 
