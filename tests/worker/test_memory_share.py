@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,6 +151,27 @@ def test_limits_that_are_too_high_together_are_told(tmp_path):
     )
     first.close()
     second.close()
+
+
+def test_a_directory_that_is_gone_or_cannot_be_is_no_disaster(tmp_path):
+    """A look finds nothing new; a start says what is wrong."""
+    mine = MemoryShare(tmp_path / "claims", "mine", None)
+    mine.claim(1, 100)
+    shutil.rmtree(tmp_path / "claims")
+    assert mine.look() is None
+    mine.close()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        MemoryShare(tmp_path / "file", "mine", None)
+
+
+def test_a_worker_starts_where_no_claim_can_be_made(tmp_path, monkeypatch):
+    """It says so, and takes what the system recommends."""
+    (tmp_path / ".memory").touch()
+    monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path))
+    with WorkerProcess(None, supervise=False) as worker:
+        assert status_of(worker).memory["limit"] > 1 << 28
+        assert "other workers on this machine are not looked at" in worker.log
 
 
 @given(

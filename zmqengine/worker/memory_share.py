@@ -67,7 +67,10 @@ def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
 
 
 class MemoryShare:
-    """The claim of this process among those of all others. `directory` is made if it is not there."""
+    """The claim of this process among those of all others. `directory` is made if it is not there.
+
+    Raises OSError where there can be no such directory.
+    """
 
     def __init__(self, directory: Path, name: str, limit_bytes: int | None) -> None:
         self._directory = directory
@@ -89,9 +92,13 @@ class MemoryShare:
             return view_of(self._claim, self._others(), total_bytes)
 
     def look(self) -> View | None:
-        """How things are now; None if another worker is looking at this moment. Never waits."""
-        with self._locked(0) as is_locked:
-            return view_of(self._claim, self._others(), self._total_bytes) if is_locked else None
+        """How things are now; None if another worker is looking at this moment, or the directory is gone. Never waits
+        and never raises."""
+        try:
+            with self._locked(0) as is_locked:
+                return view_of(self._claim, self._others(), self._total_bytes) if is_locked else None
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Withdraw the claim. Idempotent; the end of the process does the same."""

@@ -80,10 +80,12 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     from zmqengine.pico import model_path
     from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
-    share = MemoryShare(base_directory() / CLAIMS_DIRECTORY, config.name, config.memory_limit_bytes)
+    share = _memory_share(config)
     told: dict[str, str] = {}
 
     def limit_memory(recommended_bytes: int, weights_bytes: int) -> int:
+        if share is None:
+            return config.memory_limit_bytes or recommended_bytes
         view = share.claim(weights_bytes, recommended_bytes)
         told["memory"] = view.told
         log.info("memory limit", extra=told)
@@ -125,6 +127,15 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         compiler=compiler,
         memory_share=share,
     )
+
+
+def _memory_share(config: WorkerConfig) -> MemoryShare | None:
+    directory = base_directory() / CLAIMS_DIRECTORY
+    try:
+        return MemoryShare(directory, config.name, config.memory_limit_bytes)
+    except OSError as error:
+        log.warning("other workers on this machine are not looked at", extra={"reason": str(error)})
+        return None
 
 
 def _open_fake(config: WorkerConfig) -> Opened:
