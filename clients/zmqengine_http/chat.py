@@ -101,7 +101,9 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
     prompt, changes = await service.tokenizing.run(
         exchange.id, exchange.body_bytes, work, lambda done: len(done[0].tokens)
     )
-    exchange.facts |= {f"head_{name}": count for name, count in changes.facts().items()}
+    for name, count in changes.facts().items():
+        exchange.facts[f"head_{name}"] = count
+        service.meter.head_changed(name, count)
     return prompt
 
 

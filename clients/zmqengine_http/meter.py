@@ -27,6 +27,17 @@ class Meter:
             registry=self.registry,
         )
 
+        self._head_changes = Counter(
+            "zmqengine_http_head_changes",
+            "What agents changed in the heads of their prompts, and was undone.",
+            ["kind"],
+            registry=self.registry,
+        )
+
+    def head_changed(self, kind: str, count: int) -> None:
+        """So many changes of a kind were undone."""
+        self._head_changes.labels(kind).inc(count)
+
     def began(self, path: str) -> None:
         """A request for the endpoint at `path`, which is not what a client typed: those have no bound."""
         self._running.labels(path).inc()

@@ -6,7 +6,6 @@ what follows the first changed token is computed again. Each change and its cure
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -22,7 +21,7 @@ PlainTool = dict[str, object]
 
 
 class HeadChanges(Struct):
-    """How often each cure was needed, in one request or in all."""
+    """How often each cure was needed in one request."""
 
     billing_lines: int = 0
     """Lines of a client's accounts at the start of the system prompt, dropped."""
@@ -35,8 +34,8 @@ class HeadChanges(Struct):
     restored: int = 0
     """Assistant turns that got back the reasoning, or the order of arguments, that the client had lost."""
 
-    def facts(self) -> dict[str, object]:
-        """Those that are not zero, for a log line."""
+    def facts(self) -> dict[str, int]:
+        """Those that are not zero."""
         return {name: count for name in self.__struct_fields__ if (count := getattr(self, name))}
 
 
@@ -49,7 +48,7 @@ class Stabilised(Struct, frozen=True):
 
 
 class StableHead:
-    """Cures requests and counts what it cured; safe to use from several threads.
+    """Cures requests and says what it cured; safe to use from several threads.
 
     `memory` holds the calls that were made here. Not `enabled`, everything is rendered as it was sent.
     """
@@ -57,8 +56,6 @@ class StableHead:
     def __init__(self, memory: AnswerMemory, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self.memory = memory
-        self.totals = HeadChanges()
-        self._lock = threading.Lock()
 
     def stabilise(self, messages: Sequence[PlainMessage], tools: Sequence[PlainTool]) -> Stabilised:
         """The messages and tools to render. The arguments are not changed."""
@@ -69,7 +66,4 @@ class StableHead:
         kept, changes.system_turns = with_one_system_message(kept)
         kept, changes.restored = self.memory.restored(kept)
         ordered, changes.reordered = in_one_order(tools)
-        with self._lock:
-            for name in HeadChanges.__struct_fields__:
-                setattr(self.totals, name, getattr(self.totals, name) + getattr(changes, name))
         return Stabilised(kept, ordered, changes)

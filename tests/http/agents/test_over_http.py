@@ -213,6 +213,10 @@ def test_a_session_names_its_worker(model: Model, front: Front) -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be."}]
     post(front, MESSAGES, ask("hi", system=system), **{"x-claude-code-session-id": "s"})
     assert model.prompt.startswith("system: Be.user: hi")
+    counted = front.service.meter.registry.get_sample_value(
+        "zmqengine_http_head_changes_total", {"kind": "billing_lines"}
+    )
+    assert counted == 1
 
 
 FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
