@@ -90,6 +90,12 @@ class Peer:
                 to.recv_multipart()
 
 
+def nothing(peer: Peer) -> None:
+    """No attack: what the machine itself does to the stream."""
+    while peer.goes_on:
+        time.sleep(0.1)
+
+
 def subscriptions_many(peer: Peer) -> None:
     """Another topic each time."""
     xsub = peer.socket(zmq.XSUB, peer.out_address)
@@ -269,7 +275,7 @@ def _raw(address: str) -> socket.socket:
 ATTACKS: dict[str, Callable[[Peer], None]] = {
     attack.__name__: attack
     for attack in (
-        subscriptions_many, subscriptions_same, subscriptions_long, not_subscriptions, hellos, inserts, aborts,
+        nothing, subscriptions_many, subscriptions_same, subscriptions_long, not_subscriptions, hellos, inserts, aborts,
         resumes, resumes_unread, pings, malformed, bombs, many_parts, huge_frames, half_open, tokenizers_unread,
         never_reading, never_acknowledging,
     )

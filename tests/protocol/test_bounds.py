@@ -58,13 +58,27 @@ SAMPLING_EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("top_p", [5e-324, 1], [0.0, -0.0, 1.0001]),
     ("top_k", [0, 2**31 - 1], [-1, 2**31, 2.0]),
     ("min_p", [0.0, -0.0, 1.0], [-5e-324, 1.1]),
-    ("repetition_penalty", [5e-324, 100.0], [0.0, -0.0, 100.1]),
+    ("repetition_penalty", [0.01, 100.0], [0.0, -0.0, 0.0099, 1e-300, 100.1]),
     ("presence_penalty", [-2.0, -0.0, 2.0], [-2.1, 2.1]),
     ("frequency_penalty", [-2.0, 2.0], [-2.1, 2.1]),
     (
         "logit_bias",
         [{}, {0: -100.0, 2**31 - 1: 100}],
-        [{-1: 0.0}, {2**31: 0.0}, {"1": 0.0}, {1: 101.0}, {1.0: 0.0}],
+        [
+            {-1: 0.0},
+            {2**31: 0.0},
+            {"-1": 0.0},
+            {"01": 0.0},
+            {" 1": 0.0},
+            {"a": 0.0},
+            {"1": 101.0},
+            {1: 101.0},
+            {1.0: 0.0},
+            [1, 2],
+            [[1, 2, 3]],
+            [[1, 101.0]],
+            "1",
+        ],
     ),
     ("nonsense", [], [0]),
 ]
@@ -99,7 +113,7 @@ def test_a_sampling_field_takes_its_edges_and_refuses_the_rest(
         assert isinstance(decoded, Insert)
         assert getattr(decoded.sampling, name) == value
     for value in [*refused, *NOT_NUMBERS]:
-        if value == {} and name == "logit_bias":
+        if value in ({}, []) and name == "logit_bias":
             continue
         with pytest.raises(BadRequest, match=name):
             decode(b"I", {**INSERT, "sampling": {name: value}})
@@ -113,6 +127,16 @@ def test_a_bias_that_is_no_finite_number_is_refused(bias: object) -> None:
     decode(b"I", {**INSERT, "sampling": {"logit_bias": dict.fromkeys(range(1024), 1.0)}})
     with pytest.raises(BadRequest, match="logit_bias"):
         decode(b"I", {**INSERT, "sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}})
+
+
+@pytest.mark.parametrize(
+    "bias", [{17: -1.5, 3: 2.0}, {"17": -1.5, "3": 2}, [[17, -1.5], [3, 2.0]], [["17", -1.5], [3, 2]]]
+)
+def test_a_bias_means_the_same_however_a_language_can_write_it(bias: object) -> None:
+    """Some languages have maps with keys of strings only, or none that their msgpack writes."""
+    insert = decode(b"I", {**INSERT, "sampling": {"logit_bias": bias}})
+    assert insert.sampling.logit_bias == {17: -1.5, 3: 2.0}
+    assert insert.epoch == INSERT["epoch"]
 
 
 @pytest.mark.parametrize("missing", ["call", "request", "epoch", "prompt"])

@@ -26,7 +26,7 @@ sampling = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=st.integers(0, 2**31 - 1),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=5),

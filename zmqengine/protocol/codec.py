@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
@@ -66,10 +66,34 @@ class Decoder(Generic[M]):
         try:
             return cast(M, decoder.decode(body))
         except msgspec.MsgspecError as error:
+            if "logit_bias" in str(error):
+                message = _with_integer_keys(decoder.type, body)
+                if message is not None:
+                    return cast(M, message)
             # It quotes unknown keys, which hold whatever a front-end put there.
             raise BadRequest(printable(str(error))) from None
         except _UNREADABLE as error:
             raise BadRequest(f"the body cannot be decoded: {type(error).__name__}") from None
+
+
+def _with_integer_keys(kind: Any, body: bytes) -> object | None:
+    """The message with `logit_bias` as a map of integers where it came with decimal strings as keys, or as pairs.
+
+    Some languages have no other keys than strings. None if that is not what was wrong with it.
+    """
+    try:
+        fields = msgspec.msgpack.decode(body)
+        bias = fields["sampling"]["logit_bias"]
+        pairs = list(bias.items() if isinstance(bias, dict) else bias)
+        fields["sampling"]["logit_bias"] = {_integer(key): value for key, value in pairs}
+        return cast(object, msgspec.convert(fields, kind, builtin_types=(bytes,)))
+    except (msgspec.MsgspecError, *_UNREADABLE, ValueError, TypeError, KeyError):
+        return None
+
+
+def _integer(key: object) -> object:
+    # "007" or " 7" would be a second spelling of one id.
+    return int(key) if isinstance(key, str) and len(key) <= 10 and str(int(key)) == key else key
 
 
 def read_addressee(body: bytes) -> Addressee:

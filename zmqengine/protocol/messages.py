@@ -52,7 +52,7 @@ class SamplingFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)] = 0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     logit_bias: Annotated[
@@ -282,6 +282,7 @@ class Welcome(Message, frozen=True):
     limits: Limits
     lease_ms: int
     requests: list[WatermarkRow] = []
+    grace_ms: int = 0
 
 
 class Accepted(Message, frozen=True):

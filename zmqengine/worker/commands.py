@@ -112,6 +112,7 @@ class CommandHandler:
             limits=self._limits,
             lease_ms=self._context.config.lease_ms,
             requests=session.watermarks(),
+            grace_ms=self._context.config.grace_ms,
         )
 
     def _insert(self, insert: Insert, session: Session, now_s: float) -> Accepted:

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ log = logging.getLogger("zmqengine.worker")
 
 _ACCEPTED = int(zmq.EVENT_ACCEPTED)
 REOPEN_SHARE = 0.9
+FLOOD = 8
+FLOOD_WAIT_S = 0.001
 PEER_SHARE = 0.5
 """Of all connections, for one process; where the system tells which process it is (ipc on Linux)."""
 
@@ -53,14 +56,18 @@ class Doorman:
 
     def accepted(self, fd: int) -> None:
         """Somebody has connected."""
-        peer = _process_behind(fd)
         self._forget(fd)
+        # Asking the kernel is left until somebody may have too many: connections may come by the thousand.
+        peer = 0
+        if len(self._peers) >= self._peer_max:
+            self._ask_about_all()
+            peer = _process_behind(fd)
         self._peers[fd] = peer
         self._held[peer] += 1
         if len(self._peers) > self._connections_max:
             self._close_doors()
             self._turn_away(fd, "there are too many")
-        elif peer and self._held[peer] > self._peer_max:
+        elif peer > 0 and self._held[peer] > self._peer_max:
             self._turn_away(fd, "one process has half of them")
 
     def disconnected(self, fd: int) -> None:
@@ -102,6 +109,12 @@ class Doorman:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
+    def _ask_about_all(self) -> None:
+        for fd in [fd for fd, peer in self._peers.items() if not peer]:
+            self._forget(fd)
+            peer = self._peers[fd] = _process_behind(fd) or -1
+            self._held[peer] += 1
+
     def _forget(self, fd: int) -> None:
         peer = self._peers.pop(fd, None)
         if peer is not None:
@@ -123,7 +136,9 @@ class Watch:
 
     def check(self) -> None:
         """Take in all that has happened."""
+        news = 0
         while cast(int, self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            news += 1
             # Number and descriptor, as libzmq packs them; pyzmq's own reading takes ten times as long.
             event, fd = struct.unpack("=HI", self._monitor.recv_multipart()[0])
             if event == _ACCEPTED:
@@ -131,6 +146,9 @@ class Watch:
             else:
                 self._doorman.disconnected(fd)
         self._doorman.look_for_room()
+        if news > FLOOD:
+            # Connections come and go by the thousand: the actor needs the interpreter more than they do.
+            time.sleep(FLOOD_WAIT_S)
 
 
 def _hidden(path: Path) -> Path:

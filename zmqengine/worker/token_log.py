@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from zmqengine.engine.interface import TokenLogprobs
 from zmqengine.protocol.messages import TokenLogprob
 
+LOGPROB_MIN = -9999.0
 _TOKEN_BYTES = 4
 _LOGPROB_BYTES = 120
 _TOP_BYTES = 130
@@ -38,7 +39,7 @@ class TokenLog:
         self.tokens.append(token)
         grown = _TOKEN_BYTES
         if self._logprobs is not None:
-            self._logprobs.append(logprobs)
+            self._logprobs.append(_finite(logprobs))
             grown += _LOGPROB_BYTES + (_TOP_BYTES * len(logprobs.top) if logprobs else 0)
         self.nbytes += grown
         return grown
@@ -66,6 +67,18 @@ class TokenLog:
         wire = [_no_logprob] * missing
         wire += [TokenLogprob(entry.logprob, entry.top) if entry else _no_logprob for entry in known]
         return tokens, wire
+
+
+def _finite(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+    """An impossible token has minus infinity, which no frame may hold: not every receiver can read it."""
+    if logprobs is None:
+        return None
+    if logprobs.logprob >= LOGPROB_MIN and all(logprob >= LOGPROB_MIN for _, logprob in logprobs.top):
+        return logprobs
+    return logprobs._replace(
+        logprob=max(logprobs.logprob, LOGPROB_MIN),
+        top=[(token, max(logprob, LOGPROB_MIN)) for token, logprob in logprobs.top],
+    )
 
 
 # The tokens of an earlier epoch have no log-probabilities any more.
