@@ -18,9 +18,11 @@ import time
 from typing import Any, NamedTuple
 
 import click
+import psutil
 
 from tests.http.agents.requests import words
 from tests.support.workers import WorkerProcess
+from zmqengine.engine.fake_engine import FakeEngineConfig
 
 PORT = 18471
 APIS: dict[str, tuple[str, bytes]] = {
@@ -31,10 +33,11 @@ APIS: dict[str, tuple[str, bytes]] = {
 
 
 class Outcome(NamedTuple):
-    """Of one round of one API."""
+    """Of one round of one API; `cpu_s` is what the front-end took."""
 
     tokens_per_s: float
     first_s: float
+    cpu_s: float
 
 
 async def stream(api: str, prompt: str, tokens: int) -> float:
@@ -64,44 +67,52 @@ async def stream(api: str, prompt: str, tokens: int) -> float:
     return first
 
 
-async def one_round(api: str, number: int, users: int, tokens: int) -> Outcome:
+async def one_round(front: psutil.Process, api: str, number: int, users: int, tokens: int) -> Outcome:
     """All users at once, with prompts of their own."""
     prompts = [words(random.Random(f"{number} {api} {user}"), 300) for user in range(users)]
-    started = time.perf_counter()
+    started, before = time.perf_counter(), sum(front.cpu_times()[:2])
     firsts = await asyncio.gather(*(stream(api, prompt, tokens) for prompt in prompts))
-    return Outcome(users * tokens / (time.perf_counter() - started), statistics.median(firsts))
+    rate = users * tokens / (time.perf_counter() - started)
+    return Outcome(rate, statistics.median(firsts), sum(front.cpu_times()[:2]) - before)
 
 
-async def compare(users: int, tokens: int, rounds: int) -> None:
+async def compare(front: psutil.Process, users: int, tokens: int, rounds: int) -> None:
     """Print the median ratios."""
     ratios: dict[str, list[Outcome]] = {"messages": [], "responses": []}
     for number in range(-1, rounds):
         order = list(APIS) if number % 2 else list(APIS)[::-1]
-        outcomes = {api: await one_round(api, number, users, tokens) for api in order}
+        outcomes = {api: await one_round(front, api, number, users, tokens) for api in order}
         if number < 0:
             continue
         print(
             number,
-            {api: (round(o.tokens_per_s), round(o.first_s, 3)) for api, o in outcomes.items()},
+            {
+                api: (round(o.tokens_per_s), round(o.first_s, 3), round(o.cpu_s, 3))
+                for api, o in outcomes.items()
+            },
             flush=True,
         )
         for api, found in ratios.items():
             one, chat = outcomes[api], outcomes["chat"]
-            found.append(Outcome(one.tokens_per_s / chat.tokens_per_s, one.first_s / chat.first_s))
+            found.append(Outcome(*(mine / theirs for mine, theirs in zip(one, chat, strict=True))))
     for api, found in ratios.items():
         rate = statistics.median(each.tokens_per_s for each in found)
         first = statistics.median(each.first_s for each in found)
-        print(f"{api} to chat: tokens/s {rate:.3f}, time to first text {first:.3f}")
+        cpu = statistics.median(each.cpu_s for each in found)
+        print(
+            f"{api} to chat: tokens/s {rate:.3f}, time to first text {first:.3f}, CPU of the front-end {cpu:.3f}"
+        )
 
 
 @click.command()
-@click.option("--model", required=True)
+@click.option("--model", required=True, help="A directory, or `fake` for what the front-end alone costs.")
 @click.option("--users", default=32)
 @click.option("--tokens", default=48)
 @click.option("--rounds", default=6)
 def main(model: str, users: int, tokens: int, rounds: int) -> None:
     """Start both, compare, end both."""
-    with WorkerProcess(None, model=model, supervise=False) as worker:
+    fake = FakeEngineConfig(step_ms=5) if model == "fake" else None
+    with WorkerProcess(fake, **({} if fake else {"model": model}), supervise=False) as worker:
         worker.wait_ready()
         front = subprocess.Popen(
             [
@@ -111,7 +122,7 @@ def main(model: str, users: int, tokens: int, rounds: int) -> None:
         )  # fmt: skip
         try:
             time.sleep(3)
-            asyncio.run(compare(users, tokens, rounds))
+            asyncio.run(compare(psutil.Process(front.pid), users, tokens, rounds))
         finally:
             front.terminate()
             front.wait(30)
