@@ -28,7 +28,7 @@ class Top(App[None]):
     CSS = """
     Screen { layout: vertical; }
     #workers { height: auto; max-height: 7; }
-    #details { height: 3; padding: 0 1; color: $text-muted; }
+    #details { height: 4; padding: 0 1; color: $text-muted; }
     #requests, #sessions { height: 1fr; }
     #message { height: 1; padding: 0 1; }
     """

@@ -12,8 +12,6 @@ from zmqengine_top.history import History
 WORKER_COLUMNS = ("worker", "state", "model", "run", "wait", "tok/s", "memory", "pass")
 REQUEST_COLUMNS = ("request", "front-end", "phase", "prompt", "output", "tok/s", "age")
 SESSION_COLUMNS = ("front-end", "worker", "run", "wait", "held", "behind")
-WAITS = {"turn": "its turn"}
-"""Where the worker's word is not the one for people."""
 
 
 class Row(NamedTuple):
@@ -133,8 +131,7 @@ def request_lines(histories: Iterable[History]) -> list[Line]:
 
 def waits_word(info: RequestInfo) -> str:
     """What a request waits for, without why."""
-    word = info.waits_for.partition(":")[0]
-    return WAITS.get(word, word)
+    return info.waits_for.partition(":")[0]
 
 
 def request_row(line: Line) -> Row:
@@ -150,8 +147,8 @@ def request_row(line: Line) -> Row:
     return Row(
         line.target.key,
         (
-            _middle(info.request, 20),
-            _middle(line.client, 14),
+            _middle(info.request, 16),
+            _middle(line.client, 12),
             phase,
             prompt,
             output,
@@ -177,11 +174,11 @@ def session_rows(histories: Iterable[History]) -> list[Row]:
 
 
 def details(history: History) -> list[str]:
-    """Memory by part, the passes, the prompt cache, and why requests wait: three lines."""
+    """Memory by part, the prompt cache, the passes, and why requests wait: four lines."""
     latest = history.latest
     status = latest.status
     if status is None:
-        return ["no answer: requests go on when the worker is back", "", ""]
+        return ["no answer: requests go on when the worker is back", "", "", ""]
     parts = sorted(((held, part) for part, held in latest.memory.items() if held), reverse=True)
     memory = ", ".join(f"{part.replace('_', ' ')} {size(held)}" for held, part in parts)
     reasons = Counter(waits_word(info) for info in status.requests if info.waits_for)
@@ -189,7 +186,8 @@ def details(history: History) -> list[str]:
     return [
         f"memory   {memory or 'nothing held'}",
         f"cache    {_cache(history)}",
-        f"passes   {_passes(history)}{f'   waits: {waits}' if waits else ''}",
+        f"passes   {_passes(history)}",
+        f"waits    {waits or 'nobody'}",
     ]
 
 

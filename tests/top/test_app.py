@@ -73,6 +73,8 @@ def test_requests_are_shown_ended_and_the_worker_drained_by_keys(worker: FakeWor
             running, queued = cells(app, "requests")
             assert running[:3] == ["first", "a front-end", "decode"]
             assert queued[:3] == ["second", "a front-end", "waits: row"]
+            table = app.query_one("#requests", DataTable)
+            assert table.virtual_size.width <= 80, "the last column is cut off"
             lines = visible(app)
             assert len(lines) == 24
             assert all(len(line) == 80 for line in lines)

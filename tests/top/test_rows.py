@@ -68,11 +68,12 @@ def test_a_front_end_that_is_behind_stands_out(history: History) -> None:
 
 
 def test_details_name_memory_cache_passes_and_waits(history: History) -> None:
-    """Three lines."""
+    """Four lines."""
     assert rows.details(history) == [
         "memory   weights 3.0M, kv 1.0M",
         "cache    0 prompts, 0 of 0, 25% of prompt tokens from it",
-        "passes   0/s, restarted 2x   waits: 1 for memory",
+        "passes   0/s, restarted 2x",
+        "waits    1 for memory",
     ]
 
 
