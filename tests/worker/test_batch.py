@@ -329,3 +329,38 @@ def test_cached_tokens_never_exceed_the_prompt(make_harness: Make) -> None:
     (end,) = front_end.wait_for_end("b")
     assert end.cached_tokens == 40
     assert front_end.tokens["b"] == expected_tokens(row_of(insert))
+
+
+def test_a_priority_that_is_not_for_a_front_end_is_refused(make_harness: Make) -> None:
+    """Honoured or refused: it is not quietly made less urgent."""
+    harness = make_harness(priority_min=("te*=5",))
+    front_end = harness.front_end()
+    refused = front_end.rejected("r", priority=4)
+    assert refused.code == "not_authorized"
+    assert "5 is the most urgent" in refused.message
+    front_end.accepted("s", priority=5)
+
+
+def test_shares_of_the_service_follow_the_configuration(make_harness: Make) -> None:
+    """Two sessions of one name weigh alike; the weight is in their tickets."""
+    harness = make_harness(share=("test=3",))
+    front_end = harness.front_end()
+    front_end.accepted("r")
+    (request,) = harness.actor.batch.live()
+    assert request.ticket.weight == 3
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_estimate(make_harness: Make) -> None:
+    """From the measured rate; without a measurement nothing is refused."""
+    harness = make_harness(FakeEngineConfig(rows_max=1, step_ms=5))
+    front_end = harness.front_end()
+    front_end.accepted("unknown", max_tokens=100, deadline_ms=1)
+    harness.clock.advance(1)
+    front_end.wait_for_end("unknown")
+    front_end.accepted("measured", max_tokens=100)
+    front_end.wait_for_end("measured")
+    refused = front_end.rejected("late", max_tokens=100, deadline_ms=10)
+    assert refused.code == "deadline"
+    assert "it would take about" in refused.message
+    front_end.accepted("in time", max_tokens=10, deadline_ms=60_000)
+    assert front_end.wait_for_end("in time")[0].finish == "length"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from zmqengine.engine.interface import Engine
-from zmqengine.errors import ContextExceeded, DeadlineExceeded, NeverFits, Overloaded
+from zmqengine.errors import ContextExceeded, DeadlineExceeded, NeverFits, NotAuthorized, Overloaded
 from zmqengine.protocol.messages import Insert
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.ledger import Ledger
@@ -49,19 +49,27 @@ class Admission:
     def ticket(self, insert: Insert, session: Session, rows: int, now_s: float) -> tuple[Ticket, int]:
         """The place of a new request in the order of service, and the tokens of prompt and output it may come to hold.
 
-        `rows` of the engine are taken. Raises `ContextExceeded`, `NeverFits`, `Overloaded`, or `DeadlineExceeded` when
-        there is no hope to end in time.
+        `rows` of the engine are taken. Raises `ContextExceeded`, `NeverFits`, `Overloaded`, `NotAuthorized`, or
+        `DeadlineExceeded` when there is no hope to end in time.
         """
         tokens_max = self._tokens_allowed(insert)
-        if not self.order.may_enqueue(session.id):
+        # Who has a key is charged by it, however many sessions it opens.
+        flow = session.user or session.id
+        if not self.order.may_enqueue(flow):
             raise Overloaded(
-                f"{len(self.order)} requests wait already, {self.order.waiting_of(session.id)} of them of this session",
+                f"{len(self.order)} requests wait already, {self.order.waiting_of(flow)} of them of this front-end; "
+                "no front-end may wait with more than there is still room for",
                 retry_after_ms=self.rates.retry_after_ms(),
             )
+        urgency = int(self._priorities_min.of(session.client, session.user))
+        if insert.priority < urgency:
+            raise NotAuthorized(
+                f"priority {insert.priority} is not for this front-end: {urgency} is the most urgent"
+            )
         ticket = Ticket(
-            flow=session.id,
+            flow=flow,
             weight=self._shares.of(session.client, session.user),
-            priority=max(insert.priority, int(self._priorities_min.of(session.client, session.user))),
+            priority=insert.priority,
             prompt_tokens=len(insert.prompt),
             max_tokens=insert.max_tokens,
             arrival=next(self._arrivals),

@@ -111,8 +111,8 @@ class Batch:
     def add(self, insert: Insert, session: Session, now_s: float) -> LiveRequest:
         """Take in a request whose ids have been checked.
 
-        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded` or `DeadlineExceeded`; then
-        nothing of it is kept.
+        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded`, `NotAuthorized` or
+        `DeadlineExceeded`; then nothing of it is kept.
         """
         if self._draining:
             raise Draining("the worker is draining: it takes no new requests")
@@ -121,6 +121,7 @@ class Batch:
         stops = frozenset(insert.stop_token_ids)
         request = LiveRequest(
             insert,
+            session.id,
             ticket,
             seed=secrets.randbits(63) if insert.seed is None else insert.seed,
             stop_token_ids=stops if insert.ignore_eos else stops | self._context.model.eos_token_ids,

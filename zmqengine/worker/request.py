@@ -73,10 +73,17 @@ class LiveRequest:
     )
 
     def __init__(
-        self, insert: Insert, ticket: Ticket, *, seed: int, stop_token_ids: frozenset[int], tokens_max: int
+        self,
+        insert: Insert,
+        session_id: str,
+        ticket: Ticket,
+        *,
+        seed: int,
+        stop_token_ids: frozenset[int],
+        tokens_max: int,
     ) -> None:
         self.id = insert.request
-        self.session_id = ticket.flow
+        self.session_id = session_id
         self.ticket = ticket
         self.insert: Insert | None = insert
         self.prompt: array[int] | list[int] = insert.prompt
