@@ -1,0 +1,70 @@
+"""Client programs that others wrote, against a front-end whose model is scripted.
+
+They are not among our dependencies: `ZMQENGINE_TEST_PROGRAMS` names a directory with `node_modules` (openai, zod, ai,
+@ai-sdk/openai, @ai-sdk/openai-compatible) and `litellm/bin/python`; docs/http-clients.md has the results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.http.scripted import ScriptedClient
+from tests.http.serving import Front, serving
+from zmqengine_http import HttpConfig
+
+HERE = Path(__file__).parent / "programs"
+DIRECTORY = os.environ.get("ZMQENGINE_TEST_PROGRAMS", "")
+
+
+def say(prompt: str) -> str:
+    """A model that adds when it has a tool, and otherwise says what it was asked."""
+    if "without end" in prompt:
+        return "word " * 400
+    if "tool: 3" in prompt:
+        return "It is 3."
+    if "tools:" in prompt:
+        return '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    return "You said: " + prompt.rpartition("user: ")[2].split("\n")[0]
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    client = ScriptedClient(say, facts={"tool_parser": "json_tools"})
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
+        yield front
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DIRECTORY, reason="ZMQENGINE_TEST_PROGRAMS is not set")
+@pytest.mark.parametrize("program", ["openai_node.mjs", "ai_sdk.mjs", "litellm_checks.py"])
+def test_a_program_of_others_works(front: Front, program: str, tmp_path: Path) -> None:
+    """Every check but those of what is known to be missing; all results are printed."""
+    if program.endswith(".py"):
+        command = [f"{DIRECTORY}/litellm/bin/python", str(HERE / program)]
+    else:
+        # Node looks for packages beside the script.
+        script = shutil.copy(HERE / program, tmp_path)
+        (tmp_path / "node_modules").symlink_to(Path(DIRECTORY) / "node_modules")
+        command = ["node", str(script)]
+    ran = subprocess.run(
+        [*command, front.url],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    results = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    print(*(f"{result['error'] or 'ok':60.160} {result['name']}" for result in results), sep="\n")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert len(results) > 10
+    failed = {result["name"]: result["error"] for result in results if result["error"]}
+    missing = "no constrained output yet", "there is no endpoint /v1/embeddings"
+    assert not {name: error for name, error in failed.items() if not any(text in error for text in missing)}
