@@ -70,6 +70,16 @@ def test_keys_of_other_servers_in_messages_and_tools_end_no_conversation(asked: 
     assert asked.chat(messages=messages, tools=tools).status == 200
 
 
+def test_arguments_of_a_call_may_be_an_object() -> None:
+    """mlx-lm's own tests send them so; the template gets the same as from text."""
+    with Asked("{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}") as asked:
+        for arguments in ({"a": 1}, '{"a": 1}'):
+            calls = [{"id": "c", "function": {"name": "f", "arguments": arguments}}]
+            assert asked.chat(messages=[{"role": "assistant", "tool_calls": calls}]).status == 200
+        assert asked.client.prompts[0] == asked.client.prompts[1]
+        assert '{"a": 1}' in asked.client.prompts[0]
+
+
 def test_a_reasoning_by_either_name_reaches_the_template() -> None:
     """reasoning_content is DeepSeek's name, reasoning vLLM's."""
     template = "{% for m in messages %}{{ m.reasoning_content }}{{ m.reasoning }}|{{ m.content }}{% endfor %}"

@@ -52,7 +52,9 @@ def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-def _arguments(text: str) -> object:
+def _arguments(text: str | dict[str, object]) -> object:
+    if isinstance(text, dict):
+        return text
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -31,10 +31,10 @@ Content = str | Annotated[list[TextPart], Meta(min_length=1)]
 
 
 class CalledFunction(Struct, frozen=True):
-    """Name and JSON arguments of a call."""
+    """Name and JSON arguments of a call; an object stands for its JSON, as some clients keep it."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, object]
 
 
 class ToolCall(Struct, frozen=True):
