@@ -37,6 +37,13 @@ MLX_FILES = {
     "zmqengine/engine/sampling.py",
     "zmqengine/pico/directory.py",
     "zmqengine/pico/evaluate.py",
+    "zmqengine/pico/loss.py",
+    "zmqengine/pico/optimizer.py",
+    "zmqengine/pico/tools/checkpoints.py",
+    "zmqengine/pico/tools/evaluate.py",
+    "zmqengine/pico/tools/new_tokens.py",
+    "zmqengine/pico/tools/positions.py",
+    "zmqengine/pico/tools/train.py",
     "zmqengine/pico/train.py",
 }
 # mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
@@ -46,6 +53,8 @@ MLX_LM_FILES = {
     "zmqengine/bench/random_model.py",
     "zmqengine/engine/mlx_lm_border.py",
     "zmqengine/pico/evaluate.py",
+    "zmqengine/pico/tools/evaluate.py",
+    "zmqengine/pico/tools/train.py",
     "zmqengine/pico/train.py",
 }
 # Package -> what it may import of ours, itself included.

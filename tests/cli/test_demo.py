@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Terminal
+from zmqengine.cli.demo_tools import read_calls
+from zmqengine.worker.opening import CLAIMS_DIRECTORY
 
 FIGURES = re.compile(r"front-end (\d+): (\d+) tokens, (\d+) tokens/s, first token after (\d+) ms")
 
@@ -58,6 +60,48 @@ def test_a_crash_of_the_worker_loses_nothing() -> None:
     assert columns(crashed.stdout) == columns(calm.stdout)
 
 
+def test_the_model_calls_functions_and_tells_what_they_gave() -> None:
+    """--tools: calls with the arguments of what was asked, their results, and the answers in words."""
+    ran = subprocess.run(
+        [*COMMAND, "demo", "--tools"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    shown = ran.stdout
+    assert '{"name": "add", "arguments": {"a": 417, "b": 2385}}' in shown
+    assert '{"name": "read_file", "arguments": {"path": "notes.txt"}}' in shown
+    assert '{"name": "count_letters", "arguments": {"word": "river"}}' in shown
+    assert "417 + 2385 = 2802." in shown
+    assert shown.count("the blue boat") == 2
+    assert "river has 5 letters." in shown
+    assert "You are welcome!" in shown
+    assert re.search(r"\b3 calls, \d+ tokens in", shown)
+    assert not leftovers()
+
+
+def test_a_crash_is_for_the_two_streams() -> None:
+    """--crash with --tools is bad usage."""
+    ran = subprocess.run(
+        [*COMMAND, "demo", "--tools", "--crash"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 2
+    assert "--crash" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("Hello!", []),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', [("f", {})]),
+        ('a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><tool_call>{"name"', [("f", {"x": 1})]),
+        ("<tool_call>[1]</tool_call><tool_call>{}</tool_call>", []),
+        ('<tool_call>{"name": "f", "arguments": 3}</tool_call>', []),
+    ],
+)
+def test_calls_are_read_and_what_is_none_is_passed_over(text: str, calls: list[tuple[str, object]]) -> None:
+    """Whatever a model writes."""
+    assert list(read_calls(text)) == calls
+
+
 def test_a_worker_that_cannot_start_is_one_line() -> None:
     """The worker's own reason."""
     ran = subprocess.run(
@@ -84,5 +128,6 @@ def columns(shown: str) -> str:
 
 
 def leftovers() -> list[Path]:
-    """What demos of this test left in the directory for sockets."""
-    return list(Path(os.environ["ZMQENGINE_DIR"]).iterdir())
+    """What demos of this test left in the directory for sockets, where only the claims on memory may stay."""
+    left = Path(os.environ["ZMQENGINE_DIR"]).iterdir()
+    return [path for path in left if path.name != CLAIMS_DIRECTORY]

@@ -74,11 +74,11 @@ def test_a_model_is_pulled_listed_and_found_fit(shell: Shell, hub: FakeHub) -> N
     assert not [path for path in hub.paths if "pytorch_model" in path]
     assert "qwen3" in pulled.stderr
     listed = {model["model"]: model for model in json.loads(shell.run("models", "--json").stdout)}
-    assert set(listed) == {"pico", hub.model}
+    assert set(listed) == {"pico", "pico-tools", hub.model}
     assert listed[hub.model]["bytes"] == listed["pico"]["bytes"] > 3_000_000
     assert listed[hub.model]["fits"] is True
     table = shell.run("models", "--memory-limit", "1M").stdout
-    assert table.count("too large") == 2
+    assert table.count("too large") == 3
     seen = shell.run("doctor", "--model", hub.model)
     assert seen.returncode == 0, seen.stdout
     assert f"{hub.model}: qwen3" in seen.stdout

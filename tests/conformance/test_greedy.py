@@ -24,8 +24,8 @@ from zmqengine.engine.blas import load_tuned_blas
 load_tuned_blas()
 from mlx_lm import load, stream_generate
 from zmqengine.pico import model_path
-model, tokenizer = load(str(model_path()))
 asked = json.load(sys.stdin)
+model, tokenizer = load(str(model_path(asked["model"])))
 out = []
 for prompt in asked["prompts"]:
     ids = tokenizer.encode(prompt)
@@ -45,18 +45,23 @@ def worker() -> Iterator[WorkerProcess]:
 @pytest.fixture(scope="module")
 def reference() -> list[tuple[list[int], list[int]]]:
     """Prompt ids and greedy tokens of mlx-lm for every prompt."""
+    pairs = greedy("pico", PROMPTS)
+    assert len(pairs) == len(PROMPTS) == 20
+    return pairs
+
+
+def greedy(model: str, prompts: list[str]) -> list[tuple[list[int], list[int]]]:
+    """What mlx-lm makes of these prompts, one by one, with a bundled model."""
     done = subprocess.run(
         [sys.executable, "-c", REFERENCE],
         check=False,
-        input=json.dumps({"prompts": PROMPTS, "max_tokens": MAX_TOKENS}),
+        input=json.dumps({"model": model, "prompts": prompts, "max_tokens": MAX_TOKENS}),
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    pairs = json.loads(done.stdout)
-    assert len(pairs) == len(PROMPTS) == 20
-    return [(ids, tokens) for ids, tokens in pairs]
+    return [(ids, tokens) for ids, tokens in json.loads(done.stdout)]
 
 
 def test_greedy_tokens_alone_equal_those_of_mlx_lm(
@@ -89,3 +94,14 @@ def test_a_cached_prefix_changes_no_token(reference: list[tuple[list[int], list[
         assert fresh.cached_tokens == 0
         assert again.cached_tokens == 39
         assert fresh.tokens == again.tokens == tokens[40 - len(ids) : 60 - len(ids)]
+
+
+def test_greedy_tokens_of_pico_tools_equal_those_of_mlx_lm() -> None:
+    """Its rotary frequencies are scaled: alone and in a batch, also far from the beginning."""
+    ask = "<|user|>What is 12 + 30?<|end|><|assistant|>"
+    long = "Tom has a red ball. Tom is happy. " * 120
+    expected = greedy("pico-tools", [ask, f"<|system|>{long}<|end|>{ask}", "Once upon a time"])
+    with WorkerProcess(None, model="pico-tools") as running, Client(running.address) as client:
+        streams = [client.generate_tokens(ids, max_tokens=MAX_TOKENS) for ids, _ in expected]
+        assert [stream.read().tokens for stream in streams] == [tokens for _, tokens in expected]
+    assert len(expected[1][0]) > 1000

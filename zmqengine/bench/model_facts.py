@@ -7,17 +7,16 @@ from pathlib import Path
 
 from zmqengine.bench.report import ModelFacts
 from zmqengine.bench.targets import TargetError
+from zmqengine.pico import BUNDLED, model_path
 
 CARD = "zmqengine_random.json"
 PICO = "pico"
 
 
 def model_directory(model: str) -> Path:
-    """The directory of `pico` or of a path. Raises TargetError if there is none."""
-    if model == PICO:
-        from zmqengine.pico import model_path
-
-        return model_path()
+    """The directory of a bundled model or of a path. Raises TargetError if there is none."""
+    if model in BUNDLED:
+        return model_path(model)
     if not (Path(model) / "config.json").is_file():
         raise TargetError(f"{model} is no model directory; `zmqengine bench model --out {model}` makes one")
     return Path(model)
@@ -26,7 +25,7 @@ def model_directory(model: str) -> Path:
 def model_facts(model: str) -> ModelFacts:
     """Name, size and whether its weights are random."""
     directory = model_directory(model)
-    name = PICO if model == PICO else directory.resolve().name
+    name = model if model in BUNDLED else directory.resolve().name
     card = directory / CARD
     if card.is_file():
         facts = json.loads(card.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`zmqengine demo`: one worker, two programs, at the same time."""
+"""`zmqengine demo`: one worker, two programs, at the same time; or a program whose functions the model calls."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import click
 
 from zmqengine.cli.columns import Columns, side_by_side
 from zmqengine.cli.connection import connect, loading
+from zmqengine.cli.demo_tools import run_tools
 from zmqengine.cli.options import Target
 from zmqengine.cli.progress_line import ProgressLine
 from zmqengine.errors import NotReady, WorkerLost
@@ -32,15 +33,25 @@ _LOOK_EVERY_S = 0.5
 
 
 @click.command()
-@click.option("--model", default="pico", show_default=True, help="pico, a directory or a hub id.")
+@click.option(
+    "--model", help="A bundled one, a directory or a hub id.  [default: pico; with --tools, pico-tools]"
+)
 @click.option("-n", "--max-tokens", type=int, default=200, show_default=True, help="For each of the two.")
 @click.option("--seed", type=int, default=7, show_default=True)
 @click.option("--crash", is_flag=True, help="Kill the worker while it streams, to see that nothing is lost.")
-def demo(model: str, max_tokens: int, seed: int, crash: bool) -> None:
+@click.option("--tools", is_flag=True, help="Instead, let the model call functions of this program.")
+def demo(model: str | None, max_tokens: int, seed: int, crash: bool, tools: bool) -> None:
     """Start a worker and two front-end processes that stream from it at once, side by side."""
+    if tools and crash:
+        raise click.UsageError("--crash is for the two streams: leave out --tools")
     name = f"demo-{os.getpid()}"
+    model = model or ("pico-tools" if tools else "pico")
     with _worker(name, model) as worker_pid:
         click.echo(f"worker: process {worker_pid}, model {model}", err=True)
+        if tools:
+            figures = run_tools(name, max_tokens)
+            click.echo(f"\n{figures.calls} calls, {figures.tokens} tokens in {figures.seconds:.2f} s")
+            return
         with _front_ends(name, max_tokens, seed) as front_ends:
             _stream(front_ends, worker_pid if crash else None)
     _report(front_ends)

@@ -12,7 +12,7 @@ from zmqengine.checkpoint.on_disk import Found, find_models, hub_cache
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.cli.byte_size import byte_size, shown
 from zmqengine.doctor.machine import look_at_machine
-from zmqengine.pico import model_path
+from zmqengine.pico import BUNDLED, model_path
 
 CHAT_TOKENS = 8_192
 HEADERS = ("model", "type", "size", "quantised", "context", "cache", "chats")
@@ -25,12 +25,12 @@ HEADERS = ("model", "type", "size", "quantised", "context", "cache", "chats")
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: bool) -> None:
-    """List the models of this machine: the bundled one, the hub's cache, and those in DIRECTORIES.
+    """List the models of this machine: the bundled ones, the hub's cache, and those in DIRECTORIES.
 
     The last column is how many chats of 8,192 tokens, or of the whole context if that is shorter, fit at once.
     """
     limit = memory_limit or look_at_machine().limit_bytes
-    found = [Found("pico", model_path()), *find_models(directories)]
+    found = [*(Found(name, model_path(name)) for name in BUNDLED), *find_models(directories)]
     documents = [_document(model, limit) for model in found]
     if as_json:
         click.echo(json.dumps(documents, indent=2))
@@ -39,7 +39,7 @@ def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: boo
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
     for line in lines:
         click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
-    if len(found) == 1:
+    if len(found) == len(BUNDLED):
         click.echo(f"\nnothing fetched in {hub_cache()} yet: zmqengine pull OWNER/NAME", err=True)
 
 

@@ -12,7 +12,7 @@ from zmqengine.cli.byte_size import byte_size, shown
 from zmqengine.config import LogFormat, LogLevel, WorkerConfig, option_name
 
 HELP = {
-    "model": "pico, a local directory, or a hub id that mlx-lm can load.",
+    "model": "pico, pico-tools, a local directory, or a hub id that mlx-lm can load.",
     "name": "What front-ends call this worker on this machine.",
     "bind": "Where to listen instead: tcp://HOST:PORT (port 0: any free one) or ipc:///DIRECTORY/ctl.",
     "rows_max": "Requests generated at once.",

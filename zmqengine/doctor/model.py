@@ -10,12 +10,12 @@ from zmqengine.checkpoint.estimate import Checkpoint, open_checkpoint
 from zmqengine.checkpoint.on_disk import find_model, hub_cache
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.doctor.finding import Finding
-from zmqengine.pico import model_path
+from zmqengine.pico import BUNDLED, model_path
 
 
 def look_at_model(model: str, limit_bytes: int) -> Iterator[Finding]:
     """The model that `--model` names, against what MLX may hold; 0 leaves that part out."""
-    directory = model_path() if model == "pico" else find_model(model)
+    directory = model_path(model) if model in BUNDLED else find_model(model)
     if directory is None:
         if model.count("/") != 1 or model.startswith((".", "~", "/")):
             yield Finding("fail", "model", f"there is no directory {model}", "give a directory or a hub id")

@@ -1,8 +1,15 @@
-"""The bundled model: about a million parameters, trained by `pico.train` on what `pico.corpus` writes."""
+"""The bundled models, each of about a million parameters: pico, and pico-tools, which calls tools.
+
+`pico.train` trained the one on what `pico.corpus` writes; `pico.tools.train` made the other of it.
+"""
 
 from pathlib import Path
 
+BUNDLED = ("pico", "pico-tools")
+"""The names of the bundled models, the usual one first."""
 
-def model_path() -> Path:
-    """The directory of the bundled model, in mlx-lm's own format: a plain folder beside this file."""
-    return Path(__file__).parent / "model"
+
+def model_path(name: str = "pico") -> Path:
+    """The directory of a bundled model, in mlx-lm's own format: a plain folder of this package."""
+    assert name in BUNDLED, name
+    return Path(__file__).parent / ("model" if name == "pico" else "tools/model")

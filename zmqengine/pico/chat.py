@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from zmqengine.pico import words
 from zmqengine.pico.draw import Draw
 from zmqengine.pico.story import Question, Story, any_name, tell
+from zmqengine.pico.tools.tool import ToolCall
 
 DO_NOT_KNOW = (
     "I am a very small model, so I do not know that. I can tell stories, count, add, and repeat words."
@@ -17,7 +18,8 @@ class Turn:
     """One user message and its answer.
 
     `task` names what is asked for, `fact` is what a right answer must hold. An empty `key` marks small talk,
-    which is the same on both sides of the split; every other turn belongs to one side by its key.
+    which is the same on both sides of the split; every other turn belongs to one side by its key. With a `call`
+    the model first calls that tool, and the answer tells what the tool answered.
     """
 
     task: str
@@ -25,6 +27,7 @@ class Turn:
     answer: str
     fact: str
     key: str
+    call: ToolCall | None = None
 
 
 def arithmetic(draw: Draw) -> Turn:

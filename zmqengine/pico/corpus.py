@@ -7,11 +7,14 @@ of words to repeat: each such item belongs to one split by a hash of what it say
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from zmqengine.pico import chat
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.draw import Draw, Split
 from zmqengine.pico.story import Story, any_name, tell
+from zmqengine.pico.tools.template import response_text, system_text
+from zmqengine.pico.tools.tool import Tool
 
 ASSISTANT_NAME = "pico"
 _STORY_SHARE = 0.25
@@ -32,26 +35,44 @@ class StoryDocument:
 
 @dataclass(frozen=True)
 class ChatDocument:
-    """A chat: an optional system prompt ("" for none) and the turns that follow."""
+    """A chat: an optional system prompt ("" for none), the tools it offers and the turns that follow."""
 
     system: str
     turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
 
     @property
     def text(self) -> str:
-        lines = [self.system, *(f"{turn.user}\n{turn.answer}" for turn in self.turns)]
+        lines = [system_text(self.system, self.tools)]
+        for turn in self.turns:
+            called = [turn.call.text, response_text(turn.call.answer)] if turn.call else []
+            lines += [turn.user, *called, turn.answer]
         return "\n".join(lines)
 
-    def messages(self, turn_index: int) -> list[dict[str, str]]:
-        """The messages up to and including the user's part of one turn, as a chat template takes them."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+    @property
+    def definitions(self) -> list[dict[str, Any]] | None:
+        """Its tools as a chat template takes them."""
+        return [tool.definition for tool in self.tools] or None
+
+    def messages(self, turn_index: int, called: bool = False) -> list[dict[str, Any]]:
+        """The messages up to and including the user's part of one turn, as a chat template takes them.
+
+        With `called`, the turn's call and what the tool answered too: the answer in words comes next.
+        """
+        messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[:turn_index]:
-            messages.append({"role": "user", "content": turn.user})
-            messages.append({"role": "assistant", "content": turn.answer})
-        return [*messages, {"role": "user", "content": self.turns[turn_index].user}]
+            messages += [*_asked(turn, called=True), {"role": "assistant", "content": turn.answer}]
+        return messages + _asked(self.turns[turn_index], called)
 
 
 Document = StoryDocument | ChatDocument
+
+
+def _asked(turn: Turn, called: bool) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": turn.user}]
+    if called and turn.call:
+        messages += [turn.call.message, {"role": "tool", "content": turn.call.answer}]
+    return messages
 
 
 def documents(split: Split, seed: int) -> Iterator[Document]:
@@ -104,11 +125,11 @@ def _any_chat(draw: Draw) -> ChatDocument:
     sections_max = draw.number(6, 14) if draw.chance(_LONG_CHAT_SHARE) else draw.number(1, 3)
     turns: list[Turn] = []
     for _ in range(sections_max):
-        turns += _section(draw, name)
+        turns += section(draw, name)
     return ChatDocument(system, tuple(turns))
 
 
-def _section(draw: Draw, assistant_name: str) -> list[Turn]:
+def section(draw: Draw, assistant_name: str) -> list[Turn]:
     """A few turns that belong together."""
     choice = draw.number(0, 99)
     if choice < 22:

@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-from zmqengine.pico.tokens import CHAT_TEMPLATE, END
+from zmqengine.pico.markers import END
 
 CONTEXT_TOKENS = 2048
 
@@ -37,7 +37,9 @@ def model_config(vocabulary_size: int, width: int, layers: int, end_token_id: in
     }
 
 
-def write_model(out: Path, model: Any, config: dict[str, Any], tokenizer: Tokenizer) -> None:
+def write_model(
+    out: Path, model: Any, config: dict[str, Any], tokenizer: Tokenizer, chat_template: str
+) -> None:
     """Write everything but the card into `out`, which is made if it is missing."""
     out.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(model.parameters()))
@@ -51,9 +53,9 @@ def write_model(out: Path, model: Any, config: dict[str, Any], tokenizer: Tokeni
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": END,
             "pad_token": END,
-            "model_max_length": CONTEXT_TOKENS,
+            "model_max_length": config["max_position_embeddings"],
             "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
+            "chat_template": chat_template,
         },
     )
 

@@ -26,8 +26,9 @@ from zmqengine.pico import corpus, words
 from zmqengine.pico.card import write_card
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.corpus import ChatDocument, StoryDocument
+from zmqengine.pico.directory import CONTEXT_TOKENS
 from zmqengine.pico.draw import Draw
-from zmqengine.pico.train import mean_loss
+from zmqengine.pico.loss import mean_loss
 
 TOKENS_MAX = 300
 _EVALUATION_SEED = 2
@@ -89,7 +90,10 @@ def evaluate(directory: Path, story_count: int = 64, chat_count: int = 80) -> Fi
     return Figures(
         tokens_max=TOKENS_MAX,
         held_out_loss=mean_loss(
-            model, Tokenizer.from_file(str(directory / "tokenizer.json")), [*stories, *chats]
+            model,
+            Tokenizer.from_file(str(directory / "tokenizer.json")),
+            [*stories, *chats],
+            CONTEXT_TOKENS,
         ),
         story_prompts=len(openings),
         stories_ended_greedy=_ended(greedy_stories),

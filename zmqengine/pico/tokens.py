@@ -5,12 +5,8 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from zmqengine.pico.corpus import Document, StoryDocument
-
-END = "<|end|>"
-USER = "<|user|>"
-ASSISTANT = "<|assistant|>"
-SYSTEM = "<|system|>"
-SPECIAL_TOKENS = (END, USER, ASSISTANT, SYSTEM)
+from zmqengine.pico.markers import ASSISTANT, END, SPECIAL_TOKENS, SYSTEM, USER
+from zmqengine.pico.tools.template import response_text, system_text
 
 # A tool's answer has no role of its own here: pico reads it as a system message.
 CHAT_TEMPLATE = (
@@ -45,15 +41,20 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[bool]]:
     """The token ids of a document and, for each, whether the model should learn to predict it.
 
-    What the model must say is learnt (stories, answers and the ends of both), what it is told is not. The
+    What the model must say is learnt (stories, answers, calls and the ends of all), what it is told is not. The
     text is exactly what the chat template renders.
     """
     if isinstance(document, StoryDocument):
         ids = _ids(tokenizer, document.text + END)
         return ids, [True] * len(ids)
-    pieces = [(f"{SYSTEM}{document.system}{END}", False)] if document.system else []
+    system = system_text(document.system, document.tools)
+    pieces = [(f"{SYSTEM}{system}{END}", False)] if system else []
     for turn in document.turns:
-        pieces += [(f"{USER}{turn.user}{END}{ASSISTANT}", False), (f"{turn.answer}{END}", True)]
+        pieces += [(f"{USER}{turn.user}{END}{ASSISTANT}", False)]
+        if turn.call:
+            pieces += [(f"{turn.call.text}{END}", True)]
+            pieces += [(f"{USER}{response_text(turn.call.answer)}{END}{ASSISTANT}", False)]
+        pieces += [(f"{turn.answer}{END}", True)]
     all_ids: list[int] = []
     learnt: list[bool] = []
     for text, learn in pieces:

@@ -29,9 +29,12 @@ from mlx_lm.models import qwen3
 from tokenizers import Tokenizer
 
 from zmqengine.pico import corpus
-from zmqengine.pico.batches import Batch, batches
+from zmqengine.pico.batches import batches
 from zmqengine.pico.directory import CONTEXT_TOKENS, model_config, write_model
-from zmqengine.pico.tokens import END, train_tokenizer
+from zmqengine.pico.loss import arrays, loss, mean_loss
+from zmqengine.pico.markers import END
+from zmqengine.pico.optimizer import make_optimizer
+from zmqengine.pico.tokens import CHAT_TEMPLATE, train_tokenizer
 
 _TOKENIZER_DOCUMENTS = 8000
 _HELD_OUT_DOCUMENTS = 300
@@ -76,27 +79,27 @@ def train(plan: Plan, report: Callable[[str], None]) -> Outcome:
     mx.random.seed(plan.seed)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]
     _initialise(model)
-    optimizer = _optimizer(plan)
-    loss_and_gradients = nn.value_and_grad(model, _loss)  # type: ignore[attr-defined]
+    optimizer = make_optimizer(plan.matrix_rate, plan.other_rate, plan.steps, 0.01)
+    loss_and_gradients = nn.value_and_grad(model, loss)  # type: ignore[attr-defined]
 
     lessons = corpus.copying_lessons(plan.seed + 2, plan.copying_documents)
     documents = chain(lessons, corpus.documents("train", plan.seed + 1))
     stream = batches(documents, tokenizer, plan.batch_tokens, CONTEXT_TOKENS)
     started, tokens, first_loss, recent = time.monotonic(), 0, float("nan"), 0.0
     for step, batch in enumerate(islice(stream, plan.steps), start=1):
-        loss, gradients = loss_and_gradients(model, *_arrays(batch))
+        value, gradients = loss_and_gradients(model, *arrays(batch))
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
         optimizer.update(model, gradients)
-        mx.eval(loss, model.parameters(), optimizer.state)
+        mx.eval(value, model.parameters(), optimizer.state)
         tokens += batch.inputs.size
         if step == 1:
-            first_loss = recent = loss.item()
-        recent += 0.05 * (loss.item() - recent)
+            first_loss = recent = value.item()
+        recent += 0.05 * (value.item() - recent)
         if step % _REPORT_STEPS == 0:
             rate = tokens / (time.monotonic() - started)
             report(f"step {step}/{plan.steps}  loss {recent:.3f}  {rate:.0f} tokens/s")
     held_out = corpus.sample("held_out", plan.seed, _HELD_OUT_DOCUMENTS)
-    held_out_loss = mean_loss(model, tokenizer, held_out)
+    held_out_loss = mean_loss(model, tokenizer, held_out, CONTEXT_TOKENS)
     report(f"held-out loss {held_out_loss:.4f} nats per learnt token")
     return Outcome(plan, model, tokenizer, config, first_loss, held_out_loss)
 
@@ -112,7 +115,7 @@ def _initialise(model: Any) -> None:
 
 def write(out: Path, outcome: Outcome) -> None:
     """Write the model into `out` in mlx-lm's format, with a `training.json` that says how it was made."""
-    write_model(out, outcome.model, outcome.config, outcome.tokenizer)
+    write_model(out, outcome.model, outcome.config, outcome.tokenizer, CHAT_TEMPLATE)
     weights: dict[str, Any] = dict(tree_flatten(outcome.model.parameters()))
     record = {
         "command": _command(outcome.plan),
@@ -123,44 +126,6 @@ def write(out: Path, outcome: Outcome) -> None:
         "mlx": version("mlx"),
     }
     (out / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def mean_loss(model: Any, tokenizer: Tokenizer, documents: list[corpus.Document]) -> float:
-    """The mean loss over every learnt token of `documents`, in nats."""
-    total, count = 0.0, 0
-    for batch in batches(documents, tokenizer, 4096, CONTEXT_TOKENS):
-        loss: Any = _loss(model, *_arrays(batch)).item()
-        total += loss * len(batch.targets)
-        count += len(batch.targets)
-    return total / count
-
-
-def _loss(model: Any, inputs: mx.array, places: mx.array, targets: mx.array) -> mx.array:
-    hidden = model.model(inputs)
-    learnt = hidden.reshape(-1, hidden.shape[-1])[places]
-    logits = model.model.embed_tokens.as_linear(learnt)
-    return nn.losses.cross_entropy(logits, targets, reduction="mean")
-
-
-def _arrays(batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
-    return mx.array(batch.inputs), mx.array(batch.places), mx.array(batch.targets)
-
-
-def _optimizer(plan: Plan) -> optim.Optimizer:
-    """Muon for the matrices in the layers, Adam for embeddings and norms; warm-up, then a straight fall."""
-    muon = optim.Muon(_schedule(plan.matrix_rate, plan.steps), weight_decay=0.0)
-    adam = optim.AdamW(_schedule(plan.other_rate, plan.steps), betas=[0.9, 0.98], weight_decay=0.0)
-
-    def is_matrix(path: str, weight: mx.array) -> bool:
-        return weight.ndim == 2 and "embed_tokens" not in path
-
-    return optim.MultiOptimizer([muon, adam], [is_matrix])
-
-
-def _schedule(peak: float, steps: int) -> Callable[[mx.array], mx.array]:
-    warm_up = min(50, steps // 10 + 1)
-    fall = optim.linear_schedule(peak, peak * 0.01, max(1, steps - warm_up))
-    return optim.join_schedules([optim.linear_schedule(0.0, peak, warm_up), fall], [warm_up])
 
 
 def _command(plan: Plan) -> str:

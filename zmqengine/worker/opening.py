@@ -26,8 +26,6 @@ log = logging.getLogger("zmqengine.worker")
 
 CLAIMS_DIRECTORY = ".memory"
 """Beside the directories of named workers; no worker can have this name."""
-PICO = "pico"
-"""The name of the bundled model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def warm_up(engine: Engine) -> None:
 def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
     # Loaded here and not above: the fake engine must run where no MLX is installed.
     from zmqengine.engine.opening import open_mlx_engine
-    from zmqengine.pico import model_path
+    from zmqengine.pico import BUNDLED, model_path
     from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
     share = _memory_share(config)
@@ -97,8 +95,8 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         return view.limit_bytes
 
     opened = open_mlx_engine(
-        str(model_path()) if config.model == PICO else config.model,
-        name=PICO if config.model == PICO else "",
+        str(model_path(config.model)) if config.model in BUNDLED else config.model,
+        name=config.model if config.model in BUNDLED else "",
         rows_max=config.rows_max,
         prefill_chunk=config.prefill_chunk,
         prefill_s=config.prefill_ms / 1000,

@@ -1,0 +1,169 @@
+"""`zmqengine demo --tools`: a program whose functions the model may call, and is told the results of."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from zmqengine.cli.options import Target
+from zmqengine_client import Client, TextStream
+
+CALLS_MAX = 3
+"""Calls for one ask, then it is given up."""
+ASKS = ("What is 417 + 2385?", "Read the file notes.txt.", "How many letters are in river?", "Thank you!")
+"""Each is a conversation of its own: the bundled model is small, and other tools called before confuse it."""
+_START, _END = "<tool_call>", "</tool_call>"
+_NOTE = "the blue boat"
+
+
+class Function(NamedTuple):
+    """A function as the model is told of it, and what it does."""
+
+    definition: dict[str, Any]
+    run: Callable[..., object]
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return str(self.definition["function"]["name"])
+
+
+class Call(NamedTuple):
+    """What the model wants called."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Figures(NamedTuple):
+    """What the loop took."""
+
+    calls: int
+    tokens: int
+    seconds: float
+
+
+def run_tools(name: str, max_tokens: int) -> Figures:
+    """Ask a few things of the worker of that name, some of which need a function; shows all that is said."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Client(Target(name).address, name="demo --tools") as client,
+    ):
+        (Path(directory) / "notes.txt").write_text(_NOTE + "\n", encoding="utf-8")
+        functions = {function.name: function for function in _functions(Path(directory))}
+        for function in functions.values():
+            definition = function.definition["function"]
+            names = ", ".join(definition["parameters"]["properties"])
+            _show("offered", f"{function.name}({names}): {definition['description']}", "cyan")
+        loop = _Loop(client, functions, max_tokens)
+        started_s = time.monotonic()
+        for ask in ASKS:
+            click.echo()
+            _show("you", ask, "green")
+            loop.ask(ask)
+        return Figures(loop.calls, loop.tokens, time.monotonic() - started_s)
+
+
+class _Loop:
+    """Conversations, in the shape that OpenAI's API gives them."""
+
+    def __init__(self, client: Client, functions: dict[str, Function], max_tokens: int) -> None:
+        self._client = client
+        self._functions = functions
+        self._max_tokens = max_tokens
+        self._messages: list[dict[str, Any]] = []
+        self.calls = 0
+        self.tokens = 0
+
+    def ask(self, text: str) -> None:
+        """Say this, and go on until the model answers without a call."""
+        self._messages = [{"role": "user", "content": text}]
+        for _ in range(CALLS_MAX):
+            said = self._answer()
+            calls = list(read_calls(said))
+            self._messages.append(_message(said, calls))
+            for call in calls:
+                result = _run(self._functions, call)
+                _show(call.name, result, "cyan")
+                self._messages.append({"role": "tool", "content": result})
+            self.calls += len(calls)
+            if not calls:
+                return
+
+    def _answer(self) -> str:
+        stream: TextStream = self._client.chat(
+            self._messages,
+            tools=[function.definition for function in self._functions.values()],
+            max_tokens=self._max_tokens,
+        )
+        _show("model", "", "yellow", end="")
+        parts = []
+        for chunk in stream:
+            parts.append(chunk.text)
+            click.echo(chunk.text.replace("\n", " "), nl=False)
+        click.echo()
+        self.tokens += len(stream.result.tokens)
+        return "".join(parts)
+
+
+def read_calls(text: str) -> Iterator[Call]:
+    """The calls in what a model said, as Qwen, Hermes and pico write them; what is no call is passed over."""
+    for part in text.split(_START)[1:]:
+        try:
+            call = json.loads(part.partition(_END)[0])
+            yield Call(str(call["name"]), dict(call["arguments"]))
+        except (ValueError, TypeError, KeyError):
+            continue
+
+
+def _functions(directory: Path) -> list[Function]:
+    return [
+        Function(
+            _definition("add", "Add two numbers.", {"a": "integer", "b": "integer"}),
+            lambda a, b: int(a) + int(b),
+        ),
+        Function(
+            _definition("read_file", "Read a file.", {"path": "string"}),
+            # No more of the path than its name: the model is to see this directory alone.
+            lambda path: (directory / Path(path).name).read_text(encoding="utf-8").strip(),
+        ),
+        Function(
+            _definition("count_letters", "Count the letters of a word.", {"word": "string"}),
+            lambda word: sum(letter.isalpha() for letter in word),
+        ),
+    ]
+
+
+def _definition(name: str, description: str, kinds: dict[str, str]) -> dict[str, Any]:
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(kinds)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+def _message(said: str, calls: list[Call]) -> dict[str, Any]:
+    if not calls:
+        return {"role": "assistant", "content": said}
+    functions = [{"type": "function", "function": call._asdict()} for call in calls]
+    return {"role": "assistant", "content": said.partition(_START)[0], "tool_calls": functions}
+
+
+def _run(functions: dict[str, Function], call: Call) -> str:
+    if call.name not in functions:
+        return f"error: there is no {call.name}"
+    try:
+        return str(functions[call.name].run(**call.arguments))
+    except (TypeError, ValueError, OSError) as error:
+        return f"error: {error}"
+
+
+def _show(who: str, text: str, color: str, end: str = "\n") -> None:
+    click.echo(click.style(f"{who:>14}  ", fg=color) + text + end, nl=False)

@@ -1,0 +1,1 @@
+"""How pico-tools was made, the bundled model that calls tools."""
