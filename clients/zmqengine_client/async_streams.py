@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zmqengine_client.async_mailbox import AsyncInbox
 from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.constrained import to_object
 from zmqengine_client.stream_state import Owner, Reader, StreamState
 
 ChunkT = TypeVar("ChunkT")
@@ -57,6 +58,14 @@ class AsyncTextStream(AsyncStream[TextChunk]):
     async def text(self) -> str:
         """Read to the end and return the whole text."""
         return (await self.read()).text
+
+    async def read_object(self) -> Any:
+        """Read to the end and return what the output says, as what was given as `schema`.
+
+        Of a plain JSON schema that is dicts and lists. Raises `GenerationFailed` if the output was cut, by `max_tokens`
+        for one, and the type's own error if it wants more than its schema says.
+        """
+        return to_object(await self.read(), self._reader.request.options.shape)
 
 
 class _LeavingAborts(Generic[ChunkT]):

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint, Insert, SamplingFields, TokenId
+from zmqengine_client.constrained import take_constraint
 
 MAX_TOKENS = 256
 
@@ -23,6 +24,10 @@ class Options(TypedDict, total=False):
 
     `max_tokens` is 256 if left out, and with None as many as the context and the worker's memory allow. Without a
     `seed` the client draws one; `Completion.seed` tells it.
+
+    One of these says what the output must be: `schema`, a JSON schema or a type that has one (a pydantic model, a
+    dataclass, a `msgspec.Struct`), which `read_object()` then gives back; `regex`; `choice`, a list of texts;
+    `grammar`, in llguidance's form of Lark; or a `constraint`.
     """
 
     max_tokens: int | None
@@ -41,6 +46,10 @@ class Options(TypedDict, total=False):
     priority: int
     deadline_ms: int | None
     constraint: Constraint | None
+    schema: object
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
     request_id: str | None
 
 
@@ -57,16 +66,22 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int | None = None
     constraint: Constraint | None = None
+    shape: object = None
+    """What was given as `schema`."""
 
 
 def make_options(options: Options) -> RequestOptions:
-    """`options` with their defaults filled in, not yet checked. Raises TypeError for a name that is no option."""
+    """`options` with their defaults filled in, not yet checked. Raises TypeError for a name that is no option,
+    for more than one constraint, and for a `schema` that is none.
+    """
     given = cast("dict[str, object]", dict(options))
     unknown = given.keys() - Options.__annotations__.keys()
     if unknown:
         raise TypeError(
             f"unexpected option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}"
         )
+    shape = given.get("schema")
+    constraint = take_constraint(given)
     sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
     # The client draws the seed: a resumed stream then never depends on a reply that was lost with the worker.
     seed, request_id = given.pop("seed", None), given.pop("request_id", None)
@@ -76,6 +91,8 @@ def make_options(options: Options) -> RequestOptions:
         "sampling": SamplingFields(**sampling),  # type: ignore[arg-type]
         "seed": secrets.randbits(63) if seed is None else seed,
         "request_id": secrets.token_hex(8) if request_id is None else request_id,
+        "constraint": constraint,
+        "shape": shape,
         **given,
     }
     return RequestOptions(**fields)  # type: ignore[arg-type]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.constrained import to_object
 from zmqengine_client.mailbox import Inbox
 from zmqengine_client.stream_state import Owner, Reader, StreamState
 
@@ -62,6 +63,14 @@ class TextStream(Stream[TextChunk]):
     def text(self) -> str:
         """Read to the end and return the whole text."""
         return self.read().text
+
+    def read_object(self) -> Any:
+        """Read to the end and return what the output says, as what was given as `schema`.
+
+        Of a plain JSON schema that is dicts and lists. Raises `GenerationFailed` if the output was cut, by `max_tokens`
+        for one, and the type's own error if it wants more than its schema says.
+        """
+        return to_object(self.read(), self._reader.request.options.shape)
 
 
 class _LeavingAborts(Generic[ChunkT]):

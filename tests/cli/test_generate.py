@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.cli.terminal import Terminal
@@ -129,3 +130,28 @@ def test_a_crash_of_the_worker_is_told_and_costs_no_token(run: Run) -> None:
     assert (first + rest).decode() == calm.stdout
     assert told.decode().strip().startswith("zmqengine: ")
     assert b"Traceback" not in told
+
+
+def test_the_text_can_be_held_to_a_schema_or_a_choice(run: Run, tmp_path: Path) -> None:
+    """On the bundled model; what cannot be meant is one line."""
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"mood": {"enum": ["glad", "sad"]}}, "required": ["mood"], "additionalProperties": false}'
+    )
+    with WorkerProcess(None, model="pico") as worker:
+        options = ("-w", worker.address, "Tell me about Tom.")
+        held = run(
+            "generate", "--schema", str(schema), "-n", "300", "--temperature", "0.7", "--seed", "1", *options
+        )
+        assert held.returncode == 0, held.stderr
+        assert json.loads(held.stdout)["mood"] in ("glad", "sad")
+        assert run("generate", "--choice", "yes", "--choice", "no", *options).stdout in ("yes", "no")
+        assert run("generate", "--regex", "[0-9]{3}", *options).stdout.isdigit()
+        assert run("generate", "--any-json", "-n", "3", *options).stdout.startswith("{")
+    for wrong, said in (
+        (("--regex", "a", "--any-json"), "give one of --schema"),
+        (("--schema", "/dev/null"), "not a JSON schema"),
+    ):
+        refused = run("generate", *wrong, "x")
+        assert refused.returncode == 2
+        assert said in refused.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import msgspec
@@ -20,10 +20,26 @@ from zmqengine.cli.options import Target, generation_options, given, worker_opti
 @click.option("-n", "--max-tokens", type=int, default=256, show_default=True, help="Stop after so many.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @generation_options
+@click.option("--schema", type=click.File("rb"), metavar="FILE", help="The text is JSON of this JSON schema.")
+@click.option("--regex", metavar="REGEX", help="The text matches this expression.")
+@click.option("--choice", multiple=True, metavar="TEXT", help="The text is one of these; repeat it.")
+@click.option("--any-json", is_flag=True, help="The text is a JSON object.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
 @click.option("--stats/--no-stats", default=None, help="Figures on standard error.  [default: on a terminal]")
-def generate(prompt: str | None, target: Target, as_json: bool, stats: bool | None, **options: Any) -> int:
+def generate(
+    prompt: str | None,
+    target: Target,
+    as_json: bool,
+    stats: bool | None,
+    schema: BinaryIO | None,
+    any_json: bool,
+    **options: Any,
+) -> int:
     """Continue PROMPT; without one, or with -, what comes on standard input."""
+    if sum(map(bool, (schema, options["regex"], options["choice"], any_json))) > 1:
+        raise click.UsageError("give one of --schema, --regex, --choice and --any-json")
+    if schema or any_json:
+        options["schema"] = _schema(schema) if schema else {"type": "object"}
     text = _prompt(prompt)
     with ready_client(target, name="generate") as client:
         stream = client.generate(text, **given(options))
@@ -40,6 +56,13 @@ def _prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT given", click.get_current_context())
     return sys.stdin.read() if prompt in (None, "-") else str(prompt)
+
+
+def _schema(file: BinaryIO) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"--schema {file.name}: not a JSON schema: {error}") from None
 
 
 def _end_line(answer: Answer, stats: bool) -> None:

@@ -1,0 +1,98 @@
+"""`schema`, `regex`, `choice` and `grammar`: what the output must be, and the object that comes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from zmqengine.errors import GenerationFailed
+from zmqengine.protocol.messages import Constraint
+from zmqengine_client.chunks import Completion
+
+WAYS = ("schema", "regex", "choice", "grammar", "constraint")
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_VALUES = ("const", "default", "enum", "examples")
+
+
+def take_constraint(given: dict[str, object]) -> Constraint | None:
+    """Take the options that ask for a constraint out of `given`. Raises TypeError for more than one."""
+    asked = {way: value for way in WAYS if (value := given.pop(way, None)) is not None}
+    if len(asked) > 1:
+        raise TypeError(f"{' and '.join(asked)} are given together: an output can follow one of them")
+    for way, value in asked.items():
+        return _constraint(way, value)
+    return None
+
+
+def json_schema(shape: object) -> dict[str, Any]:
+    """The JSON schema of a type; a schema is its own. Raises TypeError for what has none.
+
+    A type is a pydantic model or adapter, a dataclass, a `msgspec.Struct`, or any other that msgspec can decode.
+    Objects that say nothing of further members have none: a model would go on making them up.
+    """
+    if isinstance(shape, dict):
+        return shape
+    for maker in ("model_json_schema", "json_schema"):
+        make = getattr(shape, maker, None)
+        if callable(make):
+            return dict(_closed(make()))
+    try:
+        return dict(_closed(msgspec.json.schema(shape)))
+    except TypeError as error:
+        raise TypeError(f"schema: a JSON schema, or a type that has one: {error}") from None
+
+
+def to_object(completion: Completion, shape: object) -> Any:
+    """What a whole output says, as `shape` or, of a plain schema, as dicts and lists.
+
+    Raises `GenerationFailed` for an output that was cut, and the shape's own error if it wants more than its schema.
+    """
+    if completion.finish != "stop" or completion.stop_string is not None:
+        why = "max_tokens: raise it" if completion.finish == "length" else "its end"
+        error = GenerationFailed(f"the output is no whole object: it was cut before {why}")
+        error.completion = completion
+        raise error
+    for reader in ("model_validate_json", "validate_json"):
+        read = getattr(shape, reader, None)
+        if callable(read):
+            return read(completion.text)
+    kind: Any = Any if shape is None or isinstance(shape, dict) else shape
+    return msgspec.json.decode(completion.text, type=kind)
+
+
+def _constraint(way: str, value: object) -> Constraint:
+    match way, value:
+        case "schema", _:
+            return Constraint("json_schema", json.dumps(json_schema(value), ensure_ascii=False))
+        case "regex", str():
+            return Constraint("regex", value)
+        case "grammar", str():
+            return Constraint("lark", value)
+        case "choice", Sequence() if not isinstance(value, str | bytes):
+            return Constraint("choice", choices=list(value))
+        case "constraint", Constraint():
+            return value
+    wanted = {"choice": "a list of texts", "constraint": "a Constraint"}.get(way, "a text")
+    raise TypeError(f"{way} is {wanted}, not {type(value).__name__}")
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed_member(key, value) for key, value in schema.items()}
+    if "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _closed_member(key: str, value: Any) -> Any:
+    if key in _VALUES:
+        return value
+    if key in _MAPS_OF_SCHEMAS:
+        return {name: _closed(schema) for name, schema in value.items()}
+    return _closed(value)
