@@ -136,7 +136,8 @@ def test_the_text_can_be_held_to_a_schema_or_a_choice(run: Run, tmp_path: Path) 
     """On the bundled model; what cannot be meant is one line."""
     schema = tmp_path / "schema.json"
     schema.write_text(
-        '{"type": "object", "properties": {"mood": {"enum": ["glad", "sad"]}}, "required": ["mood"], "additionalProperties": false}'
+        '{"type": "object", "properties": {"mood": {"enum": ["glad", "sad"]}}, "required": ["mood"],'
+        ' "additionalProperties": false}'
     )
     with WorkerProcess(None, model="pico") as worker:
         options = ("-w", worker.address, "Tell me about Tom.")
