@@ -129,8 +129,10 @@ def hellos(peer: Peer) -> None:
     """A new session on a new connection each time."""
     held: list[Any] = []
     while peer.goes_on:
-        held.append(peer.cmd())
-        peer.send(held[-1], peer.hello())
+        # A socket that was closed is not gone at once: then there is none to be had for a moment.
+        with contextlib.suppress(zmq.ZMQError):
+            held.append(peer.cmd())
+            peer.send(held[-1], peer.hello())
         if len(held) > 200:
             held.pop(0).close(0)
 
