@@ -10,6 +10,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from zmqengine.engine.constraints.matcher import RowMatcher
+from zmqengine.engine.constraints.schema import enforceable
 from zmqengine.errors import BadRequest
 
 Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
@@ -92,15 +93,22 @@ def _parsed(text: str) -> object:
         raise BadRequest(f"constraint: the schema is not valid JSON: {error}") from None
 
 
-def _from_schema(schema: object) -> str:
+def _from_schema(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise BadRequest("constraint: a JSON schema is an object, true or false")
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     try:
+        if not _is_lenient(schema):
+            schema = enforceable(schema)
         return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"constraint: {error}") from None
+
+
+def _is_lenient(schema: dict[str, Any]) -> bool:
+    options = schema.get("x-guidance")
+    return isinstance(options, dict) and bool(options.get("lenient"))
 
 
 def _reason(kind: Kind, error: str) -> str:

@@ -1,0 +1,126 @@
+"""JSON schemas as llguidance enforces them to the letter: what it takes too lightly is put in other words, or refused.
+
+Each case here was found with outputs that its grammars allow and the JSON Schema Test Suite forbids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from zmqengine.errors import BadRequest
+
+Schema = dict[str, Any]
+
+NOT_ENFORCED = ("contentEncoding", "contentMediaType", "contentSchema")
+"""Keywords that llguidance accepts and does not enforce."""
+
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
+
+# Years from 0001 on, and 29 February in leap years alone; no second 60, which depends on the day.
+_YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_MONTH_AND_DAY = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = rf"(?:{_YEAR}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
+_HOUR_AND_MINUTE = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR_AND_MINUTE}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR_AND_MINUTE})"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+
+
+def enforceable(schema: Schema) -> Schema:
+    """A schema that allows what `schema` does, less what could be a mistake. Raises `BadRequest` naming a keyword."""
+    schema = {key: _member(key, value) for key, value in schema.items()}
+    for keyword in NOT_ENFORCED:
+        if keyword in schema:
+            raise _refused(f'"{keyword}"')
+    if "$ref" in schema and "$id" in schema:
+        raise _refused('"$id" beside "$ref", which drafts read differently')
+    required = schema.get("required")
+    # A name that comes twice counts for two.
+    if _is_number(schema.get("minProperties")) and schema["minProperties"] > 1 + len(required or ()):
+        raise _refused('"minProperties" above the number of required members and one')
+    _put_patterns(schema)
+    _close(schema)
+    return schema
+
+
+def other_than(names: Iterable[str]) -> str:
+    """A regular expression for every text but these."""
+    root: dict[str, Any] = {}
+    for name in names:
+        node = root
+        for character in name:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return f"^{_other_than(root)}$"
+
+
+def _member(key: str, value: Any) -> Any:
+    if key in _VALUES:
+        return value
+    if isinstance(value, list):
+        return [_member("", item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if key in _MAPS_OF_SCHEMAS:
+        return {name: _member("", schema) for name, schema in value.items()}
+    return enforceable(value)
+
+
+def _put_patterns(schema: Schema) -> None:
+    pattern = _FORMATS.get(str(schema.get("format")))
+    if isinstance(schema.get("pattern"), str):
+        # No white space includes no byte order mark.
+        schema["pattern"] = re.sub(
+            r"\\(.)", lambda found: r"[^\s\x{FEFF}]" if found[1] == "S" else found[0], schema["pattern"]
+        ).replace(r"[^\s", r"[^\x{FEFF}\s")
+    if pattern is not None:
+        del schema["format"]
+        if "pattern" in schema:
+            schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+        else:
+            schema["pattern"] = pattern
+
+
+def _close(schema: Schema) -> None:
+    """A further member may not be a named one whose name is spelled with escapes: `"\\u0061"` is `"a"`."""
+    named, further = schema.get("properties"), schema.get("additionalProperties", True)
+    if further is False:
+        return
+    if schema.get("patternProperties"):
+        raise _refused('"patternProperties" without "additionalProperties": false')
+    if isinstance(named, dict) and named:
+        if any(character in '"\\' or character < " " for name in named for character in name):
+            raise _refused(
+                'names with quotes, backslashes or control characters without "additionalProperties": false'
+            )
+        schema["patternProperties"] = {other_than(named): further}
+        schema["additionalProperties"] = False
+
+
+def _other_than(node: dict[str, Any]) -> str:
+    following = [character for character in node if character]
+    if not following:
+        return "(?s:.)+"
+    others = f"[^{''.join(map(_escaped, following))}](?s:.)*"
+    longer = "|".join(
+        [others, *(_escaped(character) + _other_than(node[character]) for character in following)]
+    )
+    return f"(?:{longer})" if "" in node else f"(?:{longer})?"
+
+
+def _escaped(character: str) -> str:
+    return f"\\x{{{ord(character):x}}}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refused(what: str) -> BadRequest:
+    return BadRequest(f"constraint: the schema has keywords that cannot be enforced: {what}")
