@@ -80,6 +80,7 @@ def test_what_is_easily_let_through_is_not(
         ({"contentEncoding": "base64"}, "contentEncoding"),
         ({"items": {"contentMediaType": "application/json"}}, "contentMediaType"),
         ({"minProperties": 2}, "minProperties"),
+        ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, "allOf"),
         ({"patternProperties": {"^a": {}}}, "patternProperties"),
         ({"properties": {'a"b': {}}}, "quotes"),
         ({"$ref": "#/$defs/x", "$id": "y", "$defs": {"x": {}}}, "beside"),

@@ -116,4 +116,9 @@ def _reason(kind: Kind, error: str) -> str:
     if "Unimplemented keys" in line:
         keys = line.partition("[")[2].partition("]")[0]
         return f"the schema has keywords that cannot be enforced: {keys}"
+    if "are not disjoint" in line:
+        return (
+            'the schema has keywords that cannot be enforced: "allOf" of objects that each allow further members '
+            '(say "additionalProperties": false in one), or patternProperties of which two match one name'
+        )
     return f"the {kind} cannot be compiled: {line}"
