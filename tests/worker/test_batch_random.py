@@ -12,7 +12,7 @@ from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngin
 from zmqengine.engine.interface import StepResult
 from zmqengine.protocol.messages import Ack, Insert
 
-OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_OPERATIONS", "10000"))
+OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_OPERATIONS", "2000"))
 SEED = int(os.environ.get("ZMQENGINE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 POISON = 999
 ENGINE = FakeEngineConfig(

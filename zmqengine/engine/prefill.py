@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.interface import RowPrefill, RowToken, StepResult
+from zmqengine.engine.interface import RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.engine.padding import padding_bytes, split_by_padding
 from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.prefix_index import shared_tokens
@@ -167,7 +167,12 @@ class Prefill:
 
     def _report(self, row: Row, made: MadeToken, result: StepResult) -> None:
         row.sampled += 1
-        finish = row.take(made.token)
+        try:
+            finish = row.take(made.token)
+        except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
+            row.gone = True
+            result.failures.append(RowFailure(row.id, f"the constraint failed: {error}"))
+            return
         result.tokens.append(RowToken(row.id, made.token, made.logprobs, finish))
         if finish is not None:
             row.gone = True
