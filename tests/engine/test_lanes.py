@@ -76,7 +76,8 @@ class Lane:
 
     caches: ClassVar[list[object]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, constrained: bool) -> None:
+        self.constrained = constrained
         self.rows: list[object] = []
 
     def join(self, rows, caches):
@@ -87,7 +88,7 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     """Two groups that come at once: one of them may use up the allowance only where the other needs none of it."""
 
     def rows(*lengths):
-        return [SimpleNamespace(held=length, read_tokens=length + 1) for length in lengths]
+        return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
 
     lanes = Lanes(Lane, lambda tokens: tokens, padding_bytes_max=100)
     lanes.join([(rows(500), [])])

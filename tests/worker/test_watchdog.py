@@ -53,7 +53,7 @@ HANGS = {
             return level and deep(level - 1)
         def churn():
             while True:
-                deep(200)
+                deep(40)
         for _ in range(4):
             threading.Thread(target=churn, daemon=True).start()
         start()
