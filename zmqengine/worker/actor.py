@@ -17,6 +17,7 @@ from zmqengine.worker.clockwork import Clockwork
 from zmqengine.worker.commands import CommandHandler
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
+from zmqengine.worker.heap import Heap
 from zmqengine.worker.inbox import Inbox
 from zmqengine.worker.listing import list_requests, list_sessions
 from zmqengine.worker.outgoing import Outgoing
@@ -57,6 +58,7 @@ class Actor:
         self._inbox = Inbox(
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch)
         )
+        self._heap = Heap()
         self._board_s = 0.0
         self._poller = zmq.Poller()
         for source in (sockets.cmd, sockets.out, self._board.wakeup):
@@ -92,6 +94,7 @@ class Actor:
         if now_s >= self._board_s or not self.batch.has_work:
             self._board_s = now_s + BOARD_S
             self._write_board()
+            self._heap.keep(now_s)
         self._measure(report, started_ns, received_ns, stepped_ns, step_ns)
         return report
 
