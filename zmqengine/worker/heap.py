@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWN_BYTES = 32 << 20
-"""Resident memory must have grown by this much since the last time before it is worth the look."""
-INTERVAL_S = 5.0
+"""Above the least that was ever held, it is worth asking."""
+FREED_BYTES = 1 << 20
+INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
+"""Between two times; longer and longer while nothing comes of it."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -21,17 +23,24 @@ class Heap:
 
     def __init__(self) -> None:
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._floor_bytes = resident_bytes()
+        self._least_bytes = self._last_bytes = resident_bytes()
+        self._interval_s = INTERVAL_S
         self._next_s = 0.0
 
     def keep(self, now_s: float) -> None:
-        """Every few seconds, give back what can be given if much has been taken."""
+        """About once a second, and less often while it is in vain, give back what can be given."""
         if self._trim is None or now_s < self._next_s:
             return
-        self._next_s = now_s + INTERVAL_S
-        if resident_bytes() > self._floor_bytes + GROWN_BYTES:
+        before = resident_bytes()
+        if before > self._last_bytes + GROWN_BYTES:
+            self._interval_s = INTERVAL_S
+        if before > self._least_bytes + GROWN_BYTES:
             self._trim(0)
-            self._floor_bytes = resident_bytes()
+        self._last_bytes = resident_bytes()
+        in_vain = before - self._last_bytes < FREED_BYTES
+        self._interval_s = min(INTERVAL_S_MAX, 2 * self._interval_s) if in_vain else INTERVAL_S
+        self._next_s = now_s + self._interval_s
+        self._least_bytes = min(self._least_bytes, self._last_bytes)
 
 
 def resident_bytes() -> int:
