@@ -59,6 +59,7 @@ class Actor:
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch)
         )
         self._heap = Heap()
+        self._sessions_seen = 0
         self._board_s = 0.0
         self._poller = zmq.Poller()
         for source in (sockets.cmd, sockets.out, self._board.wakeup):
@@ -94,6 +95,9 @@ class Actor:
         if now_s >= self._board_s or not self.batch.has_work:
             self._board_s = now_s + BOARD_S
             self._write_board()
+            if len(self.sessions) < self._sessions_seen:
+                self._heap.expect()
+            self._sessions_seen = len(self.sessions)
             self._heap.keep(now_s)
         self._measure(report, started_ns, received_ns, stepped_ns, step_ns)
         return report

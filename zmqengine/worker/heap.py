@@ -25,12 +25,18 @@ class Heap:
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._least_bytes = self._last_bytes = resident_bytes()
         self._interval_s = INTERVAL_S
-        self._next_s = 0.0
+        self._next_s = self._checked_s = 0.0
+
+    def expect(self) -> None:
+        """Much may just have been freed: do not wait longer than usual."""
+        self._interval_s = INTERVAL_S
+        self._next_s = min(self._next_s, self._checked_s + INTERVAL_S)
 
     def keep(self, now_s: float) -> None:
         """About once a second, and less often while it is in vain, give back what can be given."""
         if self._trim is None or now_s < self._next_s:
             return
+        self._checked_s = now_s
         before = resident_bytes()
         if before > self._last_bytes + GROWN_BYTES:
             self._interval_s = INTERVAL_S
