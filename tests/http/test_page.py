@@ -122,6 +122,12 @@ def test_it_chats_and_shows_what_each_token_could_have_been(browser: Browser) ->
     browser.find_element("id", "talk").send_keys(Keys.ARROW_RIGHT)
     until(browser, "return !document.getElementById('tip').hidden", "probabilities")
     tip = browser.execute_script("return document.getElementById('tip').textContent")
+    for _ in range(8):
+        # A token that is part of a character has fewer alternatives: go on to one that is whole.
+        if len(tip.splitlines()) >= 5:
+            break
+        browser.find_element("id", "talk").send_keys(Keys.ARROW_RIGHT)
+        tip = browser.execute_script("return document.getElementById('tip').textContent")
     assert len(tip.splitlines()) >= 5
     assert all(re.search(r"\d %  \"", line) for line in tip.splitlines())
     picture(browser, "chat")
