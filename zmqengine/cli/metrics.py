@@ -7,22 +7,11 @@ import contextlib
 import click
 
 from zmqengine.cli.connection import connect
-from zmqengine.cli.options import Target
+from zmqengine.cli.options import Target, several_workers_options
 
 
 @click.command()
-@click.option(
-    "-w",
-    "--worker",
-    "addresses",
-    multiple=True,
-    metavar="ADDRESS",
-    help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
-)
-@click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
-@click.option(
-    "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
-)
+@several_workers_options
 @click.option(
     "--listen", default="127.0.0.1:9464", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
 )

@@ -58,6 +58,28 @@ def worker_options(command: Callable[..., Result]) -> Callable[..., Result]:
     return with_target
 
 
+def several_workers_options(command: Command) -> Command:
+    """`--worker`, repeatable, and the keys for all of them: `addresses`, `client_key`, `server_key`."""
+    for option in (
+        click.option(
+            "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
+        ),
+        click.option(
+            "--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]"
+        ),
+        click.option(
+            "-w",
+            "--worker",
+            "addresses",
+            multiple=True,
+            metavar="ADDRESS",
+            help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def generation_options(command: Command) -> Command:
     """The options of one generation, passed on as keywords; None for what was not given."""
     command = click.option("--stop", multiple=True, help="End before this text; may be repeated.")(command)

@@ -8,22 +8,11 @@ import sys
 import click
 
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import Target
+from zmqengine.cli.options import Target, several_workers_options
 
 
 @click.command()
-@click.option(
-    "-w",
-    "--worker",
-    "addresses",
-    multiple=True,
-    metavar="ADDRESS",
-    help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
-)
-@click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
-@click.option(
-    "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
-)
+@several_workers_options
 @click.option(
     "--every", "every_s", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, metavar="SECONDS"
 )
