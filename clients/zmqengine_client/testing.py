@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zmqengine.engine.fake_engine import FakeEngineConfig
     from zmqengine.worker.board import Board
 
-START_S = 30.0
+START_S = 60.0
 STOP_S = 15.0
 
 

@@ -21,7 +21,7 @@ from zmqengine.bench.server_usage import listening_pid
 from zmqengine.cli.bench import SCENARIO_NAMES, SHAPE_NAMES, bench
 from zmqengine.errors import ConfigError, ZmqEngineError
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 
 @pytest.fixture

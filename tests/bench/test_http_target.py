@@ -16,7 +16,7 @@ from zmqengine.bench.records import RequestRecord, RequestSpec
 from zmqengine.bench.targets import TargetError, TargetSpec
 
 REQUEST = RequestSpec(text="once upon a", max_tokens=4)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def session_of(server: SseServer, script: str, **options: Any) -> HttpSession:

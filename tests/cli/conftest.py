@@ -45,7 +45,7 @@ class RunningWorker:
     def end(self) -> int:
         """Drain it; its exit code."""
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 @pytest.fixture

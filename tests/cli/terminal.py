@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Terminal:

@@ -96,7 +96,7 @@ def test_ctrl_c_aborts_the_request_and_keeps_what_is_there(start_worker: StartWo
     first = os.read(process.stdout.fileno(), 1)
     assert first
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr) == (130, b"")
     status = json.loads(run("status", "-w", worker.name, "--json").stdout)
     assert status["status"]["state"] == "ready"

@@ -74,7 +74,7 @@ def test_drain_ends_the_worker_with_code_0(start_worker: StartWorker, run: Run) 
     wait_until_ready(worker, run)
     drained = run("drain", "-w", worker.name)
     assert drained.returncode == 0, drained.stderr
-    assert worker.process.wait(30) == 0
+    assert worker.process.wait(60) == 0
     assert not worker.socket.exists()
 
 

@@ -35,7 +35,7 @@ def test_streams_join_while_others_are_read(worker: FakeWorker) -> None:
             ended: list[int] = []
             most, late = 0, False
             while len(ended) < 9:
-                news = await asyncio.wait_for(group.wait(), 30)
+                news = await asyncio.wait_for(group.wait(), 60)
                 most = max(most, len(news))
                 for one in news:
                     number = numbers[one.stream]
@@ -66,7 +66,7 @@ def test_a_failure_is_an_end_and_is_raised_by_the_result(worker: FakeWorker) -> 
             group.add(left)
             group.discard(left)
             group.add(bad)
-            (news,) = await asyncio.wait_for(group.wait(), 30)
+            (news,) = await asyncio.wait_for(group.wait(), 60)
             assert (news.stream, news.chunk, news.ended) == (bad, None, True)
             with pytest.raises(BadRequest):
                 _ = bad.result

@@ -24,7 +24,7 @@ from zmqengine_client.testing import FakeWorker
 from zmqengine_client.tokenizer import Tokenizer
 
 Connect = Callable[..., Any]
-HANG_S = 30.0
+HANG_S = 60.0
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.workers import wait_in_loop, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client import (
     AsyncClient,
@@ -237,8 +238,10 @@ with Client(sys.argv[1]) as client:
             assert child.stdout is not None
             assert child.stdout.readline() == "streaming\n"
             child.send_signal(signal.SIGSTOP)
-            while other.status().numbers["generated_tokens"] < 2000:
-                time.sleep(0.01)
+            wait_until(
+                lambda: other.status().numbers["generated_tokens"] >= 2000,
+                "the worker waits for the front-end",
+            )
             # The others go on undelayed meanwhile.
             assert len(other.generate_tokens([2], max_tokens=50).read().tokens) == 50
             child.send_signal(signal.SIGCONT)
@@ -284,8 +287,7 @@ def test_an_async_client_leaves_the_loop_free(worker: FakeWorker) -> None:
                 patch.setattr(type(tokenizer), "encode", slow)
                 stream = client.generate("long", max_tokens=3)
                 reading = asyncio.ensure_future(stream.read())
-                while not entered.is_set():
-                    await asyncio.sleep(0.01)
+                await wait_in_loop(entered.is_set, "nothing is tokenised")
                 other = await client.generate_tokens([1], max_tokens=20).read()
                 assert len(other.tokens) == 20
                 assert not reading.done()

@@ -20,7 +20,7 @@ from zmqengine.worker.keys import KeyPair, load_key_pair, write_key_pair
 from zmqengine_client import Client, CurveKeys
 from zmqengine_client.keys import load_keys
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 
 
 class Team:
@@ -175,7 +175,7 @@ def test_draining_needs_an_operators_key(team: Team) -> None:
         assert alice.describe().state == "ready"
         with team.client("operator", "operators") as operator:
             operator.drain()
-    assert team.worker.process.wait(30) == 0
+    assert team.worker.process.wait(60) == 0
 
 
 def test_a_key_given_while_the_worker_runs_is_enough(team: Team) -> None:

@@ -74,7 +74,7 @@ def test_an_engine_that_never_works_ends_the_process(make_worker: Callable[..., 
     worker = make_worker(
         FakeEngineConfig(faults=(FakeFault(place="reset", action="raise", times=None), fault)), restarts_max=0
     )
-    assert worker.process.wait(30) != 0
+    assert worker.process.wait(60) != 0
 
 
 def test_an_abort_whose_removal_fails_is_logged_and_harms_nobody(

@@ -32,7 +32,7 @@ class Peer:
         self._calls = itertools.count(1)
         ctl = self.socket(zmq.DEALER, address)
         ctl.send_multipart([b"ZE1D", msgpack.packb({"call": 1})])
-        assert ctl.poll(20_000), "the worker does not say where its sockets are"
+        assert ctl.poll(60_000), "the worker does not say where its sockets are"
         described = msgpack.unpackb(ctl.recv_multipart()[1])
         self.cmd_address, self.out_address = described["cmd"], described["out"]
         self.epoch = described["epoch"]
@@ -67,11 +67,11 @@ class Peer:
         """A cmd and an out socket with a session that may insert."""
         cmd = self.cmd()
         cmd.send_multipart(self.hello())
-        assert cmd.poll(20_000), "hello is not answered"
+        assert cmd.poll(60_000), "hello is not answered"
         welcome = msgpack.unpackb(cmd.recv_multipart()[1])
         out = self.socket(zmq.SUB, self.out_address)
         out.setsockopt_string(zmq.SUBSCRIBE, welcome["topic"])
-        assert out.poll(20_000), "no grant"
+        assert out.poll(60_000), "no grant"
         return cmd, out
 
     def send(self, to: Any, frames: list[bytes]) -> None:
@@ -237,7 +237,7 @@ def never_reading(peer: Peer) -> None:
     """Streams with all log-probabilities, and nothing on out is read."""
     cmd = peer.cmd()
     cmd.send_multipart(peer.hello())
-    assert cmd.poll(20_000)
+    assert cmd.poll(60_000)
     welcome = msgpack.unpackb(cmd.recv_multipart()[1])
     out = peer.socket(zmq.SUB, peer.out_address, RCVHWM=1)
     out.setsockopt_string(zmq.SUBSCRIBE, welcome["topic"])

@@ -20,7 +20,7 @@ from zmqengine_http.server import uvicorn_config
 from zmqengine_http.service import Service
 from zmqengine_http.worker import Connect
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Front(NamedTuple):

@@ -38,7 +38,7 @@ def others(front: Front) -> Iterator[None]:
     thread.start()
     yield
     done.set()
-    thread.join(30)
+    thread.join(60)
     assert len(answers) > 10
     assert all(answer == answers[0] for answer in answers)
 
@@ -226,7 +226,7 @@ def test_a_body_over_the_bound_is_a_413(front: Front) -> None:
     """Declared or chunked, it is refused before it is read to the end."""
     reply = call(front, "POST", CHAT, b"x" * 100_001)
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
-    with socket.create_connection(("127.0.0.1", front.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", front.port), timeout=60) as connection:
         connection.sendall(
             f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
@@ -245,7 +245,7 @@ def test_a_body_over_the_bound_is_a_413(front: Front) -> None:
 )
 def test_what_is_no_http_ends_that_connection_alone(front: Front, raw: bytes) -> None:
     """The server says so, or hangs up, and serves on."""
-    with socket.create_connection(("127.0.0.1", front.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", front.port), timeout=60) as connection:
         connection.sendall(raw)
         assert connection.recv(100)[:12] in (b"", b"HTTP/1.1 400")
     assert get(front, "/health").status == 200

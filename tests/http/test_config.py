@@ -126,10 +126,10 @@ def process(worker: FakeWorker) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_the_command_serves_and_ends_at_sigterm(process: tuple[subprocess.Popen[str], str]) -> None:
     """Two commands, a worker and this one, and any tool can ask; SIGTERM ends it with 0."""
     running, url = process
-    with urllib.request.urlopen(url + "/ready", timeout=30) as reply:
+    with urllib.request.urlopen(url + "/ready", timeout=60) as reply:
         assert reply.status == 200
     running.send_signal(signal.SIGTERM)
-    assert running.wait(30) == 0
+    assert running.wait(60) == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -160,9 +160,9 @@ def test_curl_sees_chunks_one_by_one() -> None:
             assert all(line.startswith(b"data: {") for line in lines[::2])
             assert curl.poll() is None
             curl.kill()
-            curl.wait(30)
+            curl.wait(60)
             running.terminate()
-            assert running.wait(30) == 0
+            assert running.wait(60) == 0
 
 
 def test_a_network_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +181,6 @@ def test_a_network_without_a_key_is_served_if_told_so(worker: FakeWorker) -> Non
         # The third says that the worker is ready: by then signals are heard.
         lines = [json.loads(running.stderr.readline()) for _ in range(3)]
         running.terminate()
-        assert running.wait(30) == 0
+        assert running.wait(60) == 0
     assert [line["level"] for line in lines[:2]] == ["warning", "info"]
     assert lines[1]["url"].startswith("http://0.0.0.0:")

@@ -35,7 +35,7 @@ def front(slow_worker: FakeWorker) -> Iterator[Front]:
 def send(front: Front, body: dict[str, object], path: str = "/v1/chat/completions") -> socket.socket:
     """A connection on which the request has been sent."""
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", front.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", front.port), timeout=60)
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
     )

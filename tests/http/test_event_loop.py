@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +17,6 @@ from zmqengine_client.testing import FakeWorker
 from zmqengine_http import HttpConfig, logs, prompts
 
 TOKENS = 40_000
-SLOWER_S = 1.2
 
 
 @pytest.fixture(scope="module")
@@ -40,44 +38,28 @@ def records() -> Iterator[list[logging.LogRecord]]:
     logs.logger.removeHandler(handler)
 
 
-class Gaps:
-    """How long the event loop of a front-end goes without a turn."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self.done = False
-
-    async def watch(self) -> None:
-        """Run on the loop until `done`."""
-        before = time.monotonic()
-        while not self.done:
-            await asyncio.sleep(0.005)
-            now = time.monotonic()
-            self.longest_s = max(self.longest_s, now - before)
-            before = now
-
-
 def test_a_chat_of_40_000_tokens_does_not_stop_the_loop(
     front: Front, records: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vllm-mlx #479 review: 30 s of tokenising a 40,000-token chat stopped everyone. Here it takes a second longer."""
+    """vllm-mlx #479 review: 30 s of tokenising a 40,000-token chat stopped everyone. Here the loop has its turns."""
     real = prompts.encode_chat
 
-    def slow(*arguments: Any) -> prompts.ChatPrompt:
-        time.sleep(SLOWER_S)
-        return real(*arguments)
+    async def turn() -> None:
+        """One turn of the front-end's event loop."""
 
-    monkeypatch.setattr("zmqengine_http.chat.encode_chat", slow)
-    gaps = Gaps()
-    watching = asyncio.run_coroutine_threadsafe(gaps.watch(), front.loop)
+    def meanwhile(*arguments: Any) -> prompts.ChatPrompt:
+        asyncio.run_coroutine_threadsafe(turn(), front.loop).result(60)
+        encoded = real(*arguments)
+        asyncio.run_coroutine_threadsafe(turn(), front.loop).result(60)
+        return encoded
+
+    monkeypatch.setattr("zmqengine_http.chat.encode_chat", meanwhile)
+    monkeypatch.setattr(prompts, "SLOW_S", 0.0)
     text = "secret " * (TOKENS // 7 + 1)
     usage = post(front, "/v1/chat/completions", chat(text, max_tokens=1)).json["usage"]
-    gaps.done = True
-    watching.result(30)
     assert usage["prompt_tokens"] > TOKENS
-    assert 0 < gaps.longest_s < SLOWER_S / 2
     (line,) = [record.__dict__["fields"] for record in records if record.getMessage() == "slow tokenizing"]
-    assert line["seconds"] >= SLOWER_S
+    assert line["tokens"] == usage["prompt_tokens"]
     assert not any("secret" in str(record.__dict__) for record in records)
 
 
@@ -93,7 +75,7 @@ def test_others_are_served_while_a_tokenizer_takes_its_time(
 
     def slow(*arguments: Any) -> prompts.ChatPrompt:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return real(*arguments)
 
     monkeypatch.setattr("zmqengine_http.chat.encode_chat", slow)
@@ -106,11 +88,11 @@ def test_others_are_served_while_a_tokenizer_takes_its_time(
             chat("long " * 1000, max_tokens=1),
             **{"x-request-id": "long-one"},
         )
-        assert inside.wait(30)
+        assert inside.wait(60)
         assert get(front, "/health").status == 200
         assert post(front, "/v1/completions", {"prompt": [1], "max_tokens": 5}).status == 200
         go_on.set()
-        tokens = long.result(30).json["usage"]["prompt_tokens"]
+        tokens = long.result(60).json["usage"]["prompt_tokens"]
     (line,) = [record.__dict__["fields"] for record in records if record.getMessage() == "slow tokenizing"]
     assert (line["id"], line["tokens"]) == ("long-one", tokens)
     assert line["seconds"] > 0

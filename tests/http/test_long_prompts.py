@@ -48,14 +48,15 @@ def test_other_threads_run_while_a_megabyte_is_tokenised(pico: Tokenizer) -> Non
 
     counting = threading.Thread(target=count)
     counting.start()
-    assert waiting.wait(30)
+    assert waiting.wait(60)
     before = turns
     tokens = pico.encode(text)
     during = turns - before
     done.set()
-    counting.join(30)
+    counting.join(60)
     assert len(tokens) > 100_000
-    assert during >= 20
+    # One turn at most, were the interpreter held all the time.
+    assert during >= 4
 
 
 @pytest.mark.parametrize("special", [True, False])

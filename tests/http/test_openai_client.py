@@ -41,7 +41,7 @@ def front(worker: FakeWorker) -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def client(front: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=front.url + "/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=front.url + "/v1", api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -168,7 +168,7 @@ def test_many_at_once_with_the_async_client(front: Front) -> None:
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async def all_() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=front.url + "/v1", api_key=KEY, timeout=30) as client:
+        async with openai.AsyncOpenAI(base_url=front.url + "/v1", api_key=KEY, timeout=60) as client:
             return await asyncio.gather(*[one(client, seed % 10) for seed in range(20)])
 
     texts = asyncio.run(all_())
@@ -188,7 +188,7 @@ def test_a_tool_round_trip(stream: bool) -> None:
     scripted = ScriptedClient(say, facts={"tool_parser": "json_tools"})
     with (
         serving(HttpConfig(), lambda *_: scripted) as front,  # type: ignore[arg-type]
-        openai.OpenAI(base_url=front.url + "/v1", api_key="none", timeout=30) as client,
+        openai.OpenAI(base_url=front.url + "/v1", api_key="none", timeout=60) as client,
     ):
         messages: Any = [{"role": "user", "content": "1 + 2?"}]
         if stream:

@@ -37,7 +37,7 @@ def front() -> Iterator[Front]:
 @pytest.fixture
 def langchain(front: Front) -> ChatOpenAI:
     return ChatOpenAI(
-        base_url=front.url + "/v1", api_key=SecretStr("none"), model="scripted", timeout=30, max_retries=0
+        base_url=front.url + "/v1", api_key=SecretStr("none"), model="scripted", timeout=60, max_retries=0
     )
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tests.smg.serving import free_port
 from tests.smg.zmq_gateway import engine_path
+from tests.support.ports import free_port
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 
@@ -109,7 +109,7 @@ class RealGateway:
     def kill(self) -> None:
         """End it without a word."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(60)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
@@ -172,7 +172,7 @@ def fleet(wire: Wire, engine: FakeEngineConfig | None) -> Iterator[Fleet]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        code = process.wait(30)
+        code = process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

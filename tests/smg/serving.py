@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +12,11 @@ import grpc
 from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from smg_grpc_proto.generated import mlx_engine_pb2_grpc
 
+from tests.support.ports import free_port
 from tests.support.workers import wait_until
 from zmqengine_smg import SmgConfig, run
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Adapter:
@@ -74,13 +74,6 @@ def adapter(**options: Any) -> Iterator[Adapter]:
             running.stop()
         running.join()
     assert running.error is None, running.error
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Gateway:

@@ -25,7 +25,7 @@ def test_a_run_starts_a_gateway_over_each_wire() -> None:
             assert [target.label for target in targets] == ["smg grpc", "smg zmq"]
             for target in targets:
                 assert len(set(target.pids)) == 3
-                session = HttpSession(target, timeout_s=30.0)
+                session = HttpSession(target, timeout_s=60.0)
                 record = (await session.send(prompts_for(None, "1").request(8, 5)).outcome()).record()
                 await session.close()
                 assert record.error == ""

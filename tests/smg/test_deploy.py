@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("smg", reason="the gateway is not installed")
 
 from tests.smg.real_gateway import FULL
-from tests.smg.serving import free_port
+from tests.support.ports import free_port
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.worker.keys import write_key_pair
@@ -48,7 +48,7 @@ def commands(directory: Path) -> str:
 
 def completion(port: int) -> int:
     """The status of one short completion; 0 if nobody listens yet."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/v1/models")
         models = json.loads(connection.getresponse().read()).get("data")
@@ -103,7 +103,7 @@ def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(direc
         finally:
             script.terminate()
             try:
-                code = script.wait(30)
+                code = script.wait(60)
             finally:
                 if script.poll() is None:
                     os.killpg(script.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_the_script_says_what_it_lacks() -> None:
     """One line, and nothing is started."""
     environment = {"PATH": os.environ["PATH"]}
     ran = subprocess.run(
-        ["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=30, check=False
+        ["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode != 0
     assert "give the address of the first worker" in ran.stderr

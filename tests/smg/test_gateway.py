@@ -130,12 +130,12 @@ def test_sixty_four_users_and_a_worker_that_is_killed(site: Fleet) -> None:
     begun = threading.Barrier(65)
 
     def ask(user: int) -> Reply:
-        begun.wait(30)
+        begun.wait(60)
         return site.gateway.complete(name(user), max_tokens=60, seed=user, stream=True)
 
     with ThreadPoolExecutor(64) as pool:
         asked = [pool.submit(ask, user) for user in range(64)]
-        begun.wait(30)
+        begun.wait(60)
         for worker in site.workers:
             with worker.client() as client:
                 wait_until(lambda c=client: c.status().numbers["running"] >= 4, "nothing runs on this worker")

@@ -15,7 +15,7 @@ pytest.importorskip("smg", reason="the gateway is not installed")
 
 from tests.http.scripted import ScriptedClient, ScriptedStream
 from tests.smg.real_gateway import RealGateway
-from tests.smg.serving import free_port
+from tests.support.ports import free_port
 from zmqengine.protocol.messages import Status
 from zmqengine_smg import SmgConfig
 from zmqengine_smg.grpc_server import serve_grpc
@@ -78,7 +78,7 @@ def gateway(tmp_path: Path) -> Iterator[tuple[RealGateway, _Client]]:
         gateway.kill()
         loop, event = stopping[0]
         loop.call_soon_threadsafe(event.set)
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
 
 

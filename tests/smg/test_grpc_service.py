@@ -17,7 +17,8 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from tokenizers import Tokenizer
 
-from tests.smg.serving import WAIT_S, Adapter, Gateway, free_port, serving
+from tests.smg.serving import WAIT_S, Adapter, Gateway, serving
+from tests.support.ports import free_port
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine_client import Client

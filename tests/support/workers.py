@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -129,6 +130,14 @@ class WorkerProcess:
             stderr=self._log,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         )
+
+
+async def wait_in_loop(done: Callable[[], object], otherwise: str, *, seconds: float = START_S) -> None:
+    """`wait_until` that leaves the event loop free."""
+    deadline_s = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline_s, otherwise
+        await asyncio.sleep(0.005)
 
 
 def wait_until(done: Callable[[], object], otherwise: str, *, seconds: float = START_S) -> None:

@@ -14,7 +14,7 @@ from zmqengine.errors import ConfigError
 from zmqengine.worker.auth import ZAP_ADDRESS, ZapHandler, apply_server
 from zmqengine.worker.keys import KeyPair, load_key_pair, write_key_pair
 
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 SETTLED = (
     zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_AUTH

@@ -233,7 +233,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def preparation_of(insert: Any, compiler: object) -> Any:
         def prepare() -> Callable[[LiveRequest], None]:
-            assert opened.wait(30)
+            assert opened.wait(60)
             if 13 in insert.prompt:
                 raise BadRequest("token 13 brings bad luck")
             if 14 in insert.prompt:

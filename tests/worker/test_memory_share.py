@@ -56,7 +56,7 @@ class Child:
 
     def end(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(60)
 
     def _read(self) -> int:
         assert self.process.stdout is not None
@@ -69,7 +69,7 @@ def children() -> Iterator[list[Child]]:
     yield made
     for child in made:
         child.process.kill()
-        child.process.wait(30)
+        child.process.wait(60)
         for pipe in (child.process.stdin, child.process.stdout):
             assert pipe is not None
             pipe.close()

@@ -125,7 +125,7 @@ def main(model: str, users: int, tokens: int, rounds: int) -> None:
             asyncio.run(compare(psutil.Process(front.pid), users, tokens, rounds))
         finally:
             front.terminate()
-            front.wait(30)
+            front.wait(60)
 
 
 if __name__ == "__main__":
