@@ -141,7 +141,7 @@ class Harness:
                 return count
             in_time = time.monotonic() < until_s
             assert count < passes_max or in_time, "what was waited for did not come about"
-            if count > passes_max // 10:
+            if count > passes_max // 2:
                 time.sleep(0.0005)
             self.pass_(0 if self.actor.batch.rows else wait_ms)
         raise AssertionError

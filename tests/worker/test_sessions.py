@@ -277,7 +277,7 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(ma
     """Slow reader: EAGAIN marks it lagging, the others go on, and it gets everything in the end."""
     harness = make_harness(FakeEngineConfig(context_tokens=100_000), lease_ms=10_000_000)
     slow, other = harness.front_end(receive_frames_max=10), harness.front_end()
-    insert = slow.insert_message("r", max_tokens=20_000)
+    insert = slow.insert_message("r", max_tokens=5_000, logprobs=20)
     slow.call(insert)
     (session,) = [s for s in harness.actor.sessions if "r" in s.requests]
     harness.run_until(lambda: harness.actor.outgoing.backlog_tokens(session), passes_max=60_000)
