@@ -317,7 +317,7 @@ def test_a_reader_past_its_budget_gets_slow_consumer(make_harness: Make) -> None
         slow.read()
         return "r" in slow.ends
 
-    harness.run_until(read_all, passes_max=10_000)
+    harness.run_until(read_all, passes_max=10_000, wait_ms=1)
     assert slow.ends["r"][0].finish == "slow_consumer"
     assert len(slow.tokens["r"]) > 3000
 
