@@ -50,3 +50,19 @@ def test_a_higher_limit_lets_more_in(make_harness) -> None:
     harness.actor.batch.resize(limit(1000))
     front_end.accepted("late", [3] * 10, max_tokens=400)
     front_end.wait_for_end("late")
+
+
+def test_a_lower_limit_does_not_wait_for_requests_that_named_none(make_harness) -> None:
+    """They end with `length` where memory ends now, with the same tokens until there."""
+    harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(1000), growth_tokens=16)
+    front_end = harness.front_end()
+    front_end.accepted("open", [1] * 10, max_tokens=None, seed=1)
+    harness.passes(20)
+    harness.actor.batch.resize(limit(300))
+    harness.pass_()
+    assert abs(harness.actor.batch.ledger.limit_bytes - limit(300)) <= 2
+    (end,) = front_end.wait_for_end("open")
+    made = front_end.tokens["open"]
+    assert end.finish == "length"
+    assert 285 <= len(made) + 10 <= 302
+    assert made == expected_tokens(RowRequest(0, [1] * 10, len(made), seed=1), ENGINE)

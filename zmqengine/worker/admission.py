@@ -41,10 +41,20 @@ class Admission:
         self._arrivals = count()
 
     def resize(self, limit_bytes: int, live: Iterable[LiveRequest]) -> None:
-        """Take another limit of memory. Whoever of the `live` requests was let in still ends."""
-        largest = max((request.tokens_max for request in live), default=0)
+        """Take another limit of memory. Whoever of the `live` requests was let in still ends.
+
+        Those that named no limit of their own may come to hold less from now on, but what they hold or were promised.
+        """
+        live = list(live)
+        least = {request: max(request.reserved_tokens, request.tokens_held + 1) for request in live}
+        largest = max(
+            (least[request] if request.is_open else request.tokens_max for request in live), default=0
+        )
         self.ledger.resize(limit_bytes, self._engine.project_bytes(largest))
         self._tokens_max = self.ledger.largest_tokens(self._context_tokens)
+        for request in live:
+            if request.is_open:
+                request.tokens_max = min(request.tokens_max, max(self._tokens_max, least[request]))
 
     def ticket(self, insert: Insert, session: Session, rows: int, now_s: float) -> tuple[Ticket, int]:
         """The place of a new request in the order of service, and the tokens of prompt and output it may come to hold.
@@ -101,9 +111,7 @@ class Admission:
         self.ledger.change(bytes_ - request.reserved_bytes)
         request.reserved_tokens, request.reserved_bytes = tokens, bytes_
         is_all = tokens >= request.tokens_max
-        request.grows_at = (
-            request.tokens_max if is_all else tokens - request.prompt_tokens - STEP_AHEAD_TOKENS
-        )
+        request.grows_at = tokens - request.prompt_tokens - (0 if is_all else STEP_AHEAD_TOKENS)
         return True
 
     def release(self, request: LiveRequest) -> None:

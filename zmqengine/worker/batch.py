@@ -183,9 +183,9 @@ class Batch:
     def step(self, report: PassReport, now_s: float) -> int:
         """Drop rows that ended, admit, make one `next()`, settle; returns the nanoseconds spent in `next()`."""
         try:
-            self._drop_leaving()
             self._take_prepared(now_s)
             self._grow(now_s)
+            self._drop_leaving()
             report.admitted = self._admit(now_s)
             self.ledger.settle()
             if not self.rows:
@@ -281,6 +281,9 @@ class Batch:
         """Extend the reservations of rows that come to their end, parking others, or themselves, where it must be."""
         growing, self._growing = self._growing, []
         for request in growing:
+            if request.phase == "running" and request.tokens_held >= request.tokens_max:
+                # Its limit has fallen since it joined: the engine knows the one of then.
+                self.end(request, "length", "")
             while request.phase == "running" and not self._admission.reserve(request):
                 ticket = self._order.victim([row.ticket for row in self.rows.values()], now_s)
                 assert ticket is not None, "a row that is alone fits"

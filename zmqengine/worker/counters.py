@@ -26,21 +26,19 @@ class Counters:
     slow_passes: int = 0
     admission_wait_passes_max: int = 0
     """Most passes from a request's arrival to its first prefill, those it waited for a row or memory included."""
+    ends: int = 0
+    """Terminal answers."""
     ended: dict[str, int] = field(default_factory=dict)
     latencies: Latencies = field(default_factory=Latencies)
 
     def count_end(self, finish: str) -> None:
         """One more request that ended this way."""
+        self.ends += 1
         self.ended[finish] = self.ended.get(finish, 0) + 1
-
-    @property
-    def ends(self) -> int:
-        """How many terminal answers there were."""
-        return sum(self.ended.values())
 
     def numbers(self) -> dict[str, int]:
         """By name, as `status` shows them."""
-        flat = {name: getattr(self, name) for name in self.__slots__ if name not in ("ended", "latencies")}
+        flat = {name: getattr(self, name) for name in self.__slots__ if name not in ("ends", "ended", "latencies")}
         return flat | {f"ended_{finish}": count for finish, count in self.ended.items()}
 
 

@@ -29,7 +29,8 @@ _encoder = msgspec.msgpack.Encoder()
 class LiveRequest:
     """From acceptance to acknowledgement.
 
-    `tokens_max` bounds prompt and output together. In the engine it has memory for `reserved_tokens`, of which
+    `tokens_max` bounds prompt and output together; of a request that *is open*, which named no limit, it is what memory
+    allows, and may fall with that. In the engine it has memory for `reserved_tokens`, of which
     `prefilled_tokens` have been read; when its output is `grows_at` long it needs more. `read_tokens` were read in
     earlier stays in the engine. `grammar` is what the output must follow; `is_whole` says that what the request
     brought along is a whole output of it.
@@ -49,6 +50,7 @@ class LiveRequest:
         "grows_at",
         "id",
         "insert",
+        "is_open",
         "is_whole",
         "joined_at",
         "last_token_s",
@@ -94,6 +96,7 @@ class LiveRequest:
         self.seed = seed
         self.stop_token_ids = stop_token_ids
         self.tokens_max = tokens_max
+        self.is_open = insert.max_tokens is None
         self.log = TokenLog(insert.emitted, with_logprobs=insert.logprobs is not None)
         self.phase: Phase = "preparing"
         self.row = self.parked_row = -1
