@@ -9,6 +9,7 @@ import pytest
 from tests.worker.harness import Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.protocol.messages import Accepted, Done, Rejected, Watermark
+from zmqengine.worker.clockwork import REST_S
 
 Make = Callable[..., Harness]
 
@@ -177,6 +178,25 @@ def test_a_watermark_comes_about_once_a_second(harness: Harness) -> None:
     last = front_end.watermarks()[-1]
     assert isinstance(last, Watermark)
     assert [(row.request, row.next_index, row.ended) for row in last.rows] == [("r", 3, True)]
+
+
+def test_an_idle_worker_gives_back_what_it_keeps_for_speed(harness: Harness) -> None:
+    """Once, when it has had no work for a while; and again after it has worked."""
+    front_end = harness.front_end()
+
+    def released() -> int:
+        return sum(call.method == "release_buffers" for call in harness.engine.calls)
+
+    for times in (1, 2):
+        front_end.accepted(f"r{times}", max_tokens=3)
+        front_end.wait_for_end(f"r{times}")
+        harness.pass_()
+        assert released() == times - 1
+        assert harness.actor._clockwork.idle_wait_ms() <= 1000 * REST_S
+        for _ in range(3):
+            harness.clock.advance(REST_S)
+            harness.pass_()
+        assert released() == times
 
 
 def test_drain_finishes_what_runs_and_answers_the_rest(make_harness: Make) -> None:

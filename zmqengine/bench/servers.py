@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from zmqengine.bench.model_facts import model_directory
 from zmqengine.bench.smg import WIRES, Wire, smg_commands
 from zmqengine.bench.targets import TargetError, TargetSpec
 from zmqengine.config import WorkerConfig
@@ -145,7 +146,8 @@ class _Servers:
 
     async def _start_mlx_lm(self, plan: StartPlan, suffix: str) -> TargetSpec:
         port, label = _free_port(), "mlx_lm.server" + suffix
-        arguments = ["--model", plan.model, "--port", str(port), "--log-level", "WARNING"]
+        model = str(model_directory(plan.model))
+        arguments = ["--model", model, "--port", str(port), "--log-level", "WARNING"]
         if plan.slots:
             arguments += ["--decode-concurrency", str(plan.slots), "--prompt-concurrency", str(plan.slots)]
         process = self._spawn(label, ["-m", "zmqengine.bench.mlx_lm_server", *arguments])

@@ -227,6 +227,10 @@ class FakeEngine:
         self._strike("trim")
         return self._prompt_cache.limit(min(bytes_max, self.config.prompt_cache_bytes))
 
+    def release_buffers(self) -> None:
+        """There are none."""
+        self._record("release_buffers", ())
+
     def stats(self) -> EngineStats:
         """Real counters."""
         self._record("stats", ())

@@ -226,6 +226,10 @@ class Engine(Protocol):
         """
         ...
 
+    def release_buffers(self) -> None:
+        """Give back what the platform keeps for reuse. The next step is a little slower; nothing is forgotten."""
+        ...
+
     def stats(self) -> EngineStats:
         """Rows and counters. Cheap, and it does not wait for the device."""
         ...

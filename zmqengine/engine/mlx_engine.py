@@ -191,6 +191,10 @@ class MlxEngine:
             mx.clear_cache()
         return freed
 
+    def release_buffers(self) -> None:
+        """Give back the buffers of arrays that are gone."""
+        mx.clear_cache()
+
     def stats(self) -> EngineStats:
         """Rows and counters."""
         return EngineStats(

@@ -1,4 +1,4 @@
-"""What is due: deadlines, leases, grace periods, watermarks, the drain."""
+"""What is due: deadlines, leases, grace periods, watermarks, the drain, and a rest when there is no work."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ MEMORY_S = 1.0
 IDLE_WAIT_MS_MAX = 10_000
 ACK_WAIT_S = 2.0
 """After the last request of a drain, for front-ends to read and acknowledge."""
+REST_S = 5.0
+"""Without work, until memory that is kept for speed alone is given back."""
 
 
 class Clockwork:
@@ -34,10 +36,16 @@ class Clockwork:
         self._housekeeping_s = self._memory_s = 0.0
         self._drain_deadline_s: float | None = None
         self._ack_deadline_s: float | None = None
+        self._rest_s: float | None = None
 
     def keep(self, now_s: float) -> None:
         """Do what is due by now."""
         self._batch.expire(now_s)
+        if self._batch.has_work:
+            self._rest_s = now_s + REST_S
+        elif self._rest_s is not None and now_s >= self._rest_s:
+            self._rest_s = None
+            self._batch.rest()
         while self._context.board.to_end:
             self._end_for_operator(*self._context.board.to_end.popleft())
         if self._context.board.drain_requests:
@@ -60,6 +68,7 @@ class Clockwork:
             self._ack_deadline_s,
             self._outgoing.next_retry_s(),
             self._batch.next_deadline_s(),
+            self._rest_s,
         )
         due += [when for when in others if when is not None]
         for session in self._sessions:
