@@ -38,7 +38,9 @@ class Counters:
 
     def numbers(self) -> dict[str, int]:
         """By name, as `status` shows them."""
-        flat = {name: getattr(self, name) for name in self.__slots__ if name not in ("ends", "ended", "latencies")}
+        flat = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("ends", "ended", "latencies")
+        }
         return flat | {f"ended_{finish}": count for finish, count in self.ended.items()}
 
 
