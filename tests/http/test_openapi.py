@@ -37,10 +37,10 @@ def front() -> Iterator[Front]:
         yield front
 
 
-def test_the_table_in_the_readme_is_that_of_the_code() -> None:
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
     """`python -m zmqengine_http.fields_table` prints it."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    table = readme.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
+    page = (Path(__file__).parents[2] / "docs/http-clients.md").read_text()
+    table = page.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
     assert table == markdown_table(GENERATING)
 
 

@@ -1,6 +1,7 @@
-"""The README's performance section, from kept reports: `python -m zmqengine.bench.readme`.
+"""The performance sections of README.md and benchmarks/README.md, from kept reports: `python -m zmqengine.bench.readme`.
 
-What stands between the two markers is replaced; running it again changes nothing.
+What stands between the two markers is replaced; running it again changes nothing. README.md gets one table and one
+picture, the page beside the reports all of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Chapter(NamedTuple):
     tables: tuple[str, ...]
 
 
+SUMMARY = Chapter("users-25m", "Users who wait for their answer", ("users: tokens/s",))
+"""What README.md shows."""
 CHAPTERS = (
     Chapter(
         "users-25m",
@@ -56,8 +59,27 @@ CHAPTERS = (
 )
 
 
-def section(results: Path, readme: Path) -> str:
-    """The text between the markers. Raises TargetError if there is no report."""
+def summary(results: Path) -> str:
+    """The text between the markers of README.md, which stands in the directory above. Raises TargetError."""
+    path = results / f"{SUMMARY.name}.json"
+    if not path.is_file():
+        raise TargetError(f"{path} is missing: `zmqengine bench suite --out {results}` makes it")
+    report = load(path)
+    lines = [BEGIN, "", *_tables(SUMMARY, report)]
+    lines += [
+        f"{_sentence(model_line(report))} {_sentence(_short(machine_line(report)))} Ratios are to {report.base}."
+    ]
+    lines += [
+        f"How it was measured, and everything else: [{results.name}/README.md]({results.name}/README.md).",
+        "",
+    ]
+    if (results / f"{SUMMARY.name}.svg").is_file():
+        lines += [f"![{SUMMARY.heading}]({results.name}/{SUMMARY.name}.svg)", ""]
+    return "\n".join([*lines, END])
+
+
+def section(results: Path) -> str:
+    """The text between the markers of the page beside the reports. Raises TargetError if there is no report."""
     found = [
         (chapter, load(path)) for chapter in CHAPTERS if (path := results / f"{chapter.name}.json").is_file()
     ]
@@ -65,9 +87,9 @@ def section(results: Path, readme: Path) -> str:
         raise TargetError(f"{results} has no reports: `zmqengine bench suite --out {results}` makes them")
     lines = [BEGIN, "", *_head([report for _, report in found], results)]
     for chapter, report in found:
-        picture = results / f"{chapter.name}.svg"
-        link = picture.resolve().relative_to(readme.resolve().parent).as_posix() if picture.is_file() else ""
-        lines += _chapter(chapter, report, link)
+        lines += _chapter(
+            chapter, report, f"{chapter.name}.svg" if (results / f"{chapter.name}.svg").is_file() else ""
+        )
     return "\n".join([*lines, END])
 
 
@@ -86,10 +108,7 @@ def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
     yield ""
     yield f"{_sentence(model_line(report))} Ratios are to {report.base}, round by round."
     yield ""
-    for table in tables_of(report):
-        if table.title.startswith(chapter.tables):
-            yield markdown(table)
-            yield ""
+    yield from _tables(chapter, report)
     remarks = [*report.notes, *(f"not measured: {line}" for line in errors_of(report.cells))]
     remarks += [f"failed: {line}" for line in failures_of(report.cells)]
     yield from (f"- {remark}" for remark in remarks)
@@ -98,6 +117,18 @@ def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
     if picture:
         yield f"![{chapter.heading}]({picture})"
         yield ""
+
+
+def _tables(chapter: Chapter, report: Report) -> Iterator[str]:
+    for table in tables_of(report):
+        if table.title.startswith(chapter.tables):
+            yield markdown(table)
+            yield ""
+
+
+def _short(machine: str) -> str:
+    """The machine without its versions."""
+    return machine.partition(";")[0]
 
 
 def _sentence(text: str) -> str:
@@ -109,7 +140,7 @@ def rewrite(text: str, new_section: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in after:
-        raise TargetError(f"the README needs these two lines, once: {BEGIN} and {END}")
+        raise TargetError(f"the page needs these two lines, once: {BEGIN} and {END}")
     return before + new_section + after
 
 
@@ -119,9 +150,9 @@ def rewrite(text: str, new_section: str) -> str:
     "--readme", type=click.Path(path_type=Path, dir_okay=False, exists=True), default=Path("README.md")
 )
 def main(results: Path, readme: Path) -> None:
-    """Rewrite the performance section of the README from kept reports."""
-    text = readme.read_text(encoding="utf-8")
-    readme.write_text(rewrite(text, section(results, readme)), encoding="utf-8")
+    """Rewrite the performance sections of the README and of the page beside the kept reports."""
+    for page, text in ((readme, summary(results)), (results / "README.md", section(results))):
+        page.write_text(rewrite(page.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
 if __name__ == "__main__":
