@@ -74,12 +74,14 @@ ALLOWED = {
         "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
     },
     "zmqengine.checkpoint": {"zmqengine.checkpoint"},
+    "zmqengine.conformance": {"zmqengine.conformance"},
     "zmqengine.doctor": {
         "zmqengine", "zmqengine.checkpoint", "zmqengine.doctor", "zmqengine.errors", "zmqengine.pico",
         "zmqengine.protocol", "zmqengine_client",
     },
     "zmqengine.cli": {
-        "zmqengine", "zmqengine.bench", "zmqengine.checkpoint", "zmqengine.cli", "zmqengine.config", "zmqengine.doctor",
+        "zmqengine", "zmqengine.bench", "zmqengine.checkpoint", "zmqengine.cli", "zmqengine.config",
+        "zmqengine.conformance", "zmqengine.doctor",
         "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
         "zmqengine_http", "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
     },

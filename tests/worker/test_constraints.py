@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from tests.conformance.test_plain_msgpack import PlainFrontEnd
-from tests.support.workers import WorkerProcess
+from tests.support.workers import START_S, WorkerProcess
+from zmqengine.conformance.front_end import FrontEnd
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
 from zmqengine_client import Client
@@ -63,24 +63,18 @@ def test_an_output_that_was_whole_is_ended_and_not_continued(pico: WorkerProcess
     with pico.client() as client:
         whole = client.generate("x", constraint=YES, max_tokens=20).read()
         assert (whole.text, whole.finish) == ("yes", "stop")
-    plain = PlainFrontEnd(pico.address)
+    plain = FrontEnd(pico.address, answer_s=START_S)
     try:
-        epoch = plain.open_session()["epoch"]
-        body = {
-            "prompt": [5],
-            "emitted": whole.tokens,
-            "max_tokens": 20,
-            "constraint": {"kind": "choice", "choices": ["yes"]},
-        }
-        kind, accepted = plain.command(b"I", request="r", epoch=epoch, **body)
-        assert (kind, accepted["next_index"]) == (b"i", len(whole.tokens))
-        kind, frame = plain.output()
-        while kind != b"t":
-            kind, frame = plain.output()
-        ((request, first_index, tokens, _, end),) = frame["rows"]
-        assert (request, first_index, tokens, end["finish"]) == ("r", len(whole.tokens), [], "stop")
+        plain.open_session()
+        constraint = {"kind": "choice", "choices": ["yes"]}
+        accepted = plain.accepted(
+            "r", [5], emitted=whole.tokens, max_tokens=20, ignore_eos=False, constraint=constraint
+        )
+        assert accepted["next_index"] == len(whole.tokens)
+        tokens, end = plain.read("r", start=len(whole.tokens))
+        assert (tokens, end["finish"]) == ([], "stop")
     finally:
-        plain.context.destroy(linger=0)
+        plain.close()
 
 
 def test_a_worker_that_cannot_follow_a_constraint_says_so() -> None:

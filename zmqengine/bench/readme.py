@@ -1,7 +1,7 @@
-"""The performance sections of README.md and benchmarks/README.md, from kept reports: `python -m zmqengine.bench.readme`.
+"""The performance sections of two README.md, from kept reports: `python -m zmqengine.bench.readme`.
 
-What stands between the two markers is replaced; running it again changes nothing. README.md gets one table and one
-picture, the page beside the reports all of them.
+What stands between the two markers is replaced; running it again changes nothing. The one of the
+project gets one table and one picture, the one beside the reports all of them.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ COMMANDS = {
     "smg": "Be an engine of the SMG gateway.",
     "launch": "Point an agent at a front-end: Claude Code, Codex and others.",
     "bench": "Measure workers and other servers.",
+    "conformance": "Try every rule of the protocol on a worker.",
     "keygen": "Make the keys for workers on a network.",
 }
 

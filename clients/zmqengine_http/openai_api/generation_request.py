@@ -1,4 +1,4 @@
-"""The fields that both of OpenAI's ways to generate have: one source for validation, OpenAPI document and the table in docs.
+"""The fields that both of OpenAI's ways to generate have: one source for validation, OpenAPI and the table in docs.
 
 Bounds here are OpenAI's where it states one and the worker's elsewhere.
 """

@@ -1,0 +1,91 @@
+"""`zmqengine conformance`: a front-end of sockets and maps alone tries every rule of SPEC.md on a worker."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from tests.support.workers import START_S, WorkerProcess
+from zmqengine.cli.conformance import conformance
+from zmqengine.conformance import check
+from zmqengine.protocol.messages import Done, Replay, TokenRow
+from zmqengine.worker import commands, outgoing
+from zmqengine.worker.commands import CommandHandler
+from zmqengine_client.testing import FakeWorker
+
+
+def test_our_worker_keeps_every_rule() -> None:
+    """With a real model: what an author in another language would write from the page works as written."""
+    with WorkerProcess(None, supervise=False) as worker:
+        outcomes = list(check(worker.address, answer_s=START_S))
+    assert len(outcomes) >= 30
+    assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(conformance, ["--answer-timeout", str(START_S), *words])
+
+
+def test_the_command_prints_a_line_for_each_rule() -> None:
+    """Over tcp as well as over ipc; exit code 0."""
+    with FakeWorker(process=True, bind="tcp://127.0.0.1:0") as worker:
+        result = typed("--address", worker.address)
+        assert result.exit_code == 0, result.output
+        assert len(re.findall("^kept    [A-Z]", result.stdout, re.MULTILINE)) >= 20
+        assert re.search(r"^(\d+) of \1 rules kept", result.stderr, re.MULTILINE)
+        assert typed("--address", worker.address, "--only", "no such words").exit_code == 2
+
+
+def test_where_no_worker_is_every_rule_is_broken() -> None:
+    """And each says why."""
+    result = typed(
+        "--address", "ipc:///tmp/zmqengine-nobody/x/ctl", "--only", "ping", "--answer-timeout", "0.2"
+    )
+    assert result.exit_code == 1
+    assert "no answer to 'D' within 0.2 s" in result.stdout
+
+
+def no_tail(handler: CommandHandler, *resume: Any, real: Any = CommandHandler._resume) -> Replay:
+    """A replay that begins a token late."""
+    replay: Replay = real(handler, *resume)
+    return replace(replay, row=replace(replay.row, tokens=replay.row.tokens[1:]))
+
+
+DEFECTS: dict[str, tuple[object, str, object, str, str]] = {
+    "a gap at the start": (
+        outgoing,
+        "TokenRow",
+        lambda request, index, *rest: TokenRow(request, index + 1, *rest),
+        "accepted, then",
+        "expected index 0 of r, got 1",
+    ),
+    "another call": (
+        commands, "Done", lambda call, epoch: Done(call + 1, epoch), "K ack", "the answer to 'K' has another call"
+    ),
+    "no end after an abort": (CommandHandler, "_abort", lambda *_: None, "with abort, once", "it has 0 ends"),
+    "a replay that lacks a token": (CommandHandler, "_resume", no_tail, "resume", "from 0 on comes something else"),
+    "acknowledged and kept": (
+        CommandHandler, "_ack", lambda *_: None, "K ack", "expected 'e' unknown_request, got 'u'"
+    ),
+    "any token id": (
+        CommandHandler, "_check_ids", lambda *_: None, "out of range",
+        "a token outside the vocabulary is answered with 'i'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_worker_with_a_defect_breaks_the_rule_it_is_about(
+    defect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours, with a line of it broken on purpose."""
+    owner, name, broken, only, problem = DEFECTS[defect]
+    monkeypatch.setattr(owner, name, broken)
+    with FakeWorker() as worker:
+        result = typed("--address", worker.address, "--only", only)
+    assert result.exit_code == 1, result.output
+    assert problem in result.stdout

@@ -1,0 +1,55 @@
+"""Tries the rules on a running worker, each with a front-end of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import zmq
+
+# Imported for the rules that they add to the list.
+import zmqengine.conformance.control
+import zmqengine.conformance.requests
+import zmqengine.conformance.sessions  # noqa: F401
+from zmqengine.conformance.front_end import FrontEnd, NotConforming
+from zmqengine.conformance.rules import RULES, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of trying a rule. `problem` is empty if the worker keeps it."""
+
+    rule: Rule
+    problem: str = ""
+
+
+def check(
+    address: str,
+    *,
+    answer_s: float = 10.0,
+    prepare: Callable[[zmq.Socket[bytes]], None] | None = None,
+    only: str = "",
+) -> Iterator[Outcome]:
+    """Try the rules on the worker whose ctl is at `address`, one after the other: all, or those with `only` in them.
+
+    `answer_s` is how long an answer may take; `prepare` is given every socket before it connects, for keys.
+    """
+    for tried in RULES:
+        if only.lower() not in f"{tried.chapter} {tried.says}".lower():
+            continue
+        made: list[FrontEnd] = []
+
+        def make(made: list[FrontEnd] = made) -> FrontEnd:
+            made.append(FrontEnd(address, answer_s=answer_s, prepare=prepare))
+            return made[-1]
+
+        try:
+            tried.attempt(make)
+            yield Outcome(tried)
+        except NotConforming as problem:
+            yield Outcome(tried, str(problem))
+        except (KeyError, IndexError, TypeError, ValueError) as malformed:
+            yield Outcome(tried, f"an answer is not of its form: {type(malformed).__name__} {malformed}")
+        finally:
+            for front_end in made:
+                front_end.close()
