@@ -73,6 +73,7 @@ ALLOWED = {
         "zmqengine.bench", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.pico",
         "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
     },
+    "zmqengine.testing": {"zmqengine.config", "zmqengine.engine", "zmqengine.worker", "zmqengine_client"},
     "zmqengine.checkpoint": {"zmqengine.checkpoint"},
     "zmqengine.conformance": {"zmqengine.conformance"},
     "zmqengine.doctor": {
@@ -95,8 +96,6 @@ ALLOWED = {
     },
     "zmqengine_smg": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_smg"},
 }  # fmt: skip
-# A whole worker inside a test of a front-end: the one place where a client package needs one.
-CLIENT_EXCEPTIONS = {"zmqengine_client/testing.py"}
 
 
 def sources() -> list[tuple[str, Path]]:
@@ -138,7 +137,7 @@ def test_a_package_imports_only_what_it_stands_on(name: str, path: Path) -> None
     """No client knows the worker, no engine knows the wire, and the protocol knows nobody."""
     module = name.removesuffix(".py").replace("/", ".")
     package = top(module)
-    if package not in ALLOWED or name in CLIENT_EXCEPTIONS:
+    if package not in ALLOWED:
         return
     ours = {top(imported) for imported in imports(path) if imported.split(".")[0].startswith("zmqengine")}
     assert ours <= ALLOWED[package]

@@ -9,17 +9,17 @@ It never imports MLX.
 
 from zmqengine.protocol.messages import Description, Status, TokenLogprob
 from zmqengine_client import errors
-from zmqengine_client.async_client import AsyncClient
-from zmqengine_client.async_group import AsyncGroup, News
-from zmqengine_client.async_streams import AsyncTextStream, AsyncTokenStream
-from zmqengine_client.chunks import Completion, PromptProgress, TextChunk, TokenChunk
-from zmqengine_client.client import Client
-from zmqengine_client.detokenizer import Detokenizer
-from zmqengine_client.events import ClientEvent, Counters
+from zmqengine_client.aio.client import AsyncClient
+from zmqengine_client.aio.group import AsyncGroup, News
+from zmqengine_client.aio.streams import AsyncTextStream, AsyncTokenStream
+from zmqengine_client.core.chunks import Completion, PromptProgress, TextChunk, TokenChunk
+from zmqengine_client.core.events import ClientEvent, Counters
+from zmqengine_client.core.options import Options
 from zmqengine_client.keys import CurveKeys, load_keys
-from zmqengine_client.options import Options
-from zmqengine_client.streams import TextStream, TokenStream
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.sync.client import Client
+from zmqengine_client.sync.streams import TextStream, TokenStream
+from zmqengine_client.text.detokenizer import Detokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 
 __all__ = [
     "AsyncClient",

@@ -9,9 +9,9 @@ from typing import Any
 
 import zmq
 
-from zmqengine_client.actions import Action, Channel, CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.core.actions import Action, Channel, CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.core.session import Session
 from zmqengine_client.keys import CurveKeys
-from zmqengine_client.session import Session
 
 log = logging.getLogger("zmqengine.client")
 

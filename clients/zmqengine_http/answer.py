@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Literal, NamedTuple
 
 from zmqengine.protocol.messages import TokenLogprob
-from zmqengine_client.async_streams import AsyncTokenStream
-from zmqengine_client.chunks import TokenChunk
+from zmqengine_client.aio.streams import AsyncTokenStream
+from zmqengine_client.core.chunks import TokenChunk
 from zmqengine_http.answer_events import (
     AnswerEvent,
     CallArguments,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqengine_client.stop_strings import StopStrings
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.stop_strings import StopStrings
+from zmqengine_client.text.tokenizer import Tokenizer
 
 
 class AnswerText:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from zmqengine.protocol.messages import Constraint
-from zmqengine_client.options import Options
+from zmqengine_client.core.options import Options
 from zmqengine_http.errors import ContextTooLong, bad_field
 from zmqengine_http.worker import Model
 

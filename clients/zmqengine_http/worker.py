@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from zmqengine.protocol.messages import Description, Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import BadRequest, ZmqEngineError
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http import logs
 from zmqengine_http.sampling_defaults import sampling_defaults
 from zmqengine_http.tool_calls import Markers, find_markers

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from zmqengine_client import AsyncGroup, AsyncTokenStream, TokenChunk
-from zmqengine_client.async_streams import AsyncStream
+from zmqengine_client.aio.streams import AsyncStream
 from zmqengine_client.errors import BadRequest
 from zmqengine_smg.engine_link import EngineLink
 from zmqengine_smg.engine_messages import (

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from zmqengine_client import Completion, TokenChunk, TokenLogprob
-from zmqengine_client.async_streams import AsyncStream
+from zmqengine_client.aio.streams import AsyncStream
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_smg.engine_messages import (
     ABORTED,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from zmqengine.protocol.messages import Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent, CurveKeys
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 
 log = logging.getLogger("zmqengine.smg")
 

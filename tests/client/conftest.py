@@ -10,8 +10,8 @@ import pytest
 
 from tests.client.flavours import FLAVOURS
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client import tokenizer_shelf
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
+from zmqengine_client.text import tokenizer_shelf
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
-from zmqengine_client.options import make_options
-from zmqengine_client.request import Request
-from zmqengine_client.session import Session, SessionConfig
+from zmqengine_client.core.options import make_options
+from zmqengine_client.core.request import Request
+from zmqengine_client.core.session import Session, SessionConfig
 
 
 def session(**options: Any) -> Session:

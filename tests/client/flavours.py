@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from zmqengine_client import AsyncClient, Client
-from zmqengine_client.streams import Stream
+from zmqengine_client.sync.streams import Stream
 
 AWAITED = {"describe", "status", "metrics", "drain", "ping", "tokenizer", "wait_ready", "close"}
 _END = object()

@@ -41,8 +41,8 @@ from zmqengine.protocol.messages import (
     Welcome,
     WorkerState,
 )
-from zmqengine_client.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Send
-from zmqengine_client.session import Session
+from zmqengine_client.core.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.core.session import Session
 from zmqengine_client.transport import CONTROL_QUEUE_MAX
 
 VOCAB = 500

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, AsyncGroup, TokenChunk
 from zmqengine_client.errors import BadRequest
-from zmqengine_client.testing import FakeWorker
 
 
 @pytest.fixture(scope="module")

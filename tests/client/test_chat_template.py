@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zmqengine.errors import BadRequest
-from zmqengine_client.chat_template import ChatTemplate
+from zmqengine_client.text.chat_template import ChatTemplate
 
 transformers_templates = pytest.importorskip("transformers.utils.chat_template_utils")
 

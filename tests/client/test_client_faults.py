@@ -11,8 +11,8 @@ import pytest
 from tests.support.workers import wait_in_loop
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import WorkerLost
-from zmqengine_client.session import Session
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
+from zmqengine_client.core.session import Session
 
 Connect = Callable[..., Any]
 

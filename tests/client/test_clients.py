@@ -19,9 +19,10 @@ from zmqengine.errors import (
     WorkerLost,
 )
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client import Completion, tokenizer_shelf
-from zmqengine_client.testing import FakeWorker
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine.testing import FakeWorker
+from zmqengine_client import Completion
+from zmqengine_client.text import tokenizer_shelf
+from zmqengine_client.text.tokenizer import Tokenizer
 
 Connect = Callable[..., Any]
 HANG_S = 60.0

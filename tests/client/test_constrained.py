@@ -16,8 +16,8 @@ from tests.support.workers import WorkerProcess
 from zmqengine.errors import GenerationFailed
 from zmqengine.protocol.messages import Constraint
 from zmqengine_client import AsyncClient
-from zmqengine_client.constrained import json_schema
-from zmqengine_client.options import make_options
+from zmqengine_client.core.constrained import json_schema
+from zmqengine_client.core.options import make_options
 
 Mood = Literal["glad", "sad"]
 

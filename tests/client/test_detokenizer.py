@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from zmqengine_client.detokenizer import Detokenizer
+from zmqengine_client.text.detokenizer import Detokenizer
 
 TEXTS = [
     "naïve café",

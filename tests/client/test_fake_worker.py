@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
-from zmqengine_client.testing import FakeWorker
 
 
 @pytest.mark.parametrize("process", [False, True])

@@ -12,9 +12,9 @@ import zmq
 import zmq.auth
 
 from zmqengine.errors import ConfigError, NotAuthorized, WorkerLost
+from zmqengine.testing import FakeWorker
 from zmqengine_client import Client, CurveKeys, load_keys
 from zmqengine_client.keys import keys_from_environment
-from zmqengine_client.testing import FakeWorker
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq has no CURVE here")
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.workers import wait_in_loop, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import (
     AsyncClient,
     AsyncTextStream,
@@ -25,7 +26,6 @@ from zmqengine_client import (
     TextStream,
     TokenStream,
 )
-from zmqengine_client.testing import FakeWorker
 
 HANG_S = 60.0
 
@@ -51,7 +51,7 @@ class Refuse:
         if name.startswith(refused):
             raise AssertionError("imported " + name)
 sys.meta_path.insert(0, Refuse())
-import zmqengine_client, zmqengine_client.testing
+import zmqengine_client, zmqengine.testing
 with zmqengine_client.Client(sys.argv[1]) as client:
     print(len(client.chat([{"role": "user", "content": "hi"}], max_tokens=5, stop="zz").read().tokens))
 """
@@ -301,9 +301,9 @@ def test_slow_tokenising_is_logged_with_the_request(
     worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vllm-mlx #479 review: id, tokens and seconds when it takes over a second."""
-    from zmqengine_client import preparing
+    from zmqengine_client.text import new_request
 
-    monkeypatch.setattr(preparing, "SLOW_S", 0.0)
+    monkeypatch.setattr(new_request, "SLOW_S", 0.0)
     with Client(worker.address) as client:
         client.generate("hello", max_tokens=1, request_id="slow-one").read()
     assert "request slow-one: tokenising 5 tokens took" in caplog.text

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from zmqengine_client.segment_cache import PART_CHARS_MIN, SegmentCache
+from zmqengine_client.text.segment_cache import PART_CHARS_MIN, SegmentCache
 
 SPECIAL = ["<|a|>", "<|b|>", "<|a|>x"]
 LONG = "some words that repeat and repeat, " * 20

@@ -38,9 +38,9 @@ from zmqengine.protocol.messages import (
     TokenFrame,
     TokenRow,
 )
-from zmqengine_client.connection import Phase
-from zmqengine_client.control import ControlCall
-from zmqengine_client.request import Request
+from zmqengine_client.core.connection import Phase
+from zmqengine_client.core.control import ControlCall
+from zmqengine_client.core.request import Request
 
 
 def sent(network: Network, kind: type) -> list:  # type: ignore[type-arg]

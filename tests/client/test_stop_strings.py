@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqengine.errors import BadRequest
-from zmqengine_client.stop_strings import StopStrings, stop_list
+from zmqengine_client.text.stop_strings import StopStrings, stop_list
 
 letters = st.text("ab\n", max_size=30)
 stops_lists = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)

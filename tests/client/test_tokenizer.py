@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client import tokenizer_cache
-from zmqengine_client.tokenizer import Tokenizer
-from zmqengine_client.tokenizer_cache import TokenizerCache, default_directory
+from zmqengine_client.text import tokenizer_cache
+from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer_cache import TokenizerCache, default_directory
 
 
 def bundle(name: str = "h1", **fields: object) -> TokenizerBundle:

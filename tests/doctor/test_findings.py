@@ -17,7 +17,7 @@ from zmqengine.doctor.model import look_at_model
 from zmqengine.doctor.sockets import look_at_sockets
 from zmqengine.doctor.workers import look_at_worker
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 
 GIB = 1 << 30
 

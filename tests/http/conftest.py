@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.serving import Front, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, logs
 
 

@@ -21,8 +21,8 @@ from zmqengine.protocol.messages import (
     TokenLogprob,
     WorkerState,
 )
-from zmqengine_client.chunks import Completion, PromptProgress, TokenChunk
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
+from zmqengine_client.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 300
 CONTEXT_TOKENS = 4096

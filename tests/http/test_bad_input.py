@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.http.serving import Front, Reply, call, chat, get, post, serving
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

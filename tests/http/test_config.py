@@ -18,7 +18,7 @@ from zmqengine.cli.http import http
 from zmqengine.cli.main import main
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.errors import ConfigError
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.config import load
 

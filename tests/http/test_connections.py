@@ -12,7 +12,7 @@ import pytest
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, chat, get, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, http_protocol
 
 CHAT = "/v1/chat/completions"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.http.serving import Front, chat, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
-from zmqengine_client.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
 ROWS = 2

@@ -13,7 +13,7 @@ import pytest
 
 from tests.http.serving import Front, chat, get, post, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, logs, prompts
 
 TOKENS = 40_000

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, Reply, chat, post, serving
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

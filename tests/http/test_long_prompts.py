@@ -14,7 +14,7 @@ import zmqengine.pico
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, chat, post, serving
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http import HttpConfig
 
 PICO = Path(zmqengine.pico.__file__).parent / "model" / "tokenizer.json"

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving, wait_until
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
 KEY = "a-key-for-tests"

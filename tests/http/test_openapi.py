@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.http.serving import Front, Reply, call, chat, get, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.body import Field
 from zmqengine_http.chat_completions.request import CHAT_BODY

@@ -16,7 +16,7 @@ import pytest
 
 from tests.http.serving import Front, get, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.page import page
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.http.serving import Front, call, chat, get, post, serving
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, logs
 
 KEYS = ("first-key-0", "second-key-1")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.http.serving import chat, get, post, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.tracing import NoTraces, open_traces
 

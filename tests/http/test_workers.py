@@ -12,8 +12,8 @@ import pytest
 from tests.http.scripted import ScriptedClient, failing
 from tests.http.serving import call, chat, get, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import errors
-from zmqengine_client.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.pool import PREFIX_TOKENS, SLACK, Pool
 from zmqengine_http.worker import Worker

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
 from zmqengine_client.errors import ConfigError
-from zmqengine_client.testing import FakeWorker
 from zmqengine_metrics.exporter import Exporter, WorkersCollector
 
 WAIT_S = 60.0

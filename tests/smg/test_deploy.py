@@ -21,9 +21,9 @@ from tests.smg.real_gateway import FULL
 from tests.support.ports import free_port
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine.worker.keys import write_key_pair
 from zmqengine_client import load_keys
-from zmqengine_client.testing import FakeWorker
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "smg" / "gateway.sh"
 

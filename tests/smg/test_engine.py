@@ -15,8 +15,8 @@ from tests.smg.serving import adapter
 from tests.smg.zmq_gateway import ZmqGateway, engine_path, tokens_of
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
-from zmqengine_client.testing import FakeWorker
 from zmqengine_smg.engine_link import handshake_address
 
 STOP, LENGTH, ERROR = 0, 1, 3

@@ -11,8 +11,8 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, Client
-from zmqengine_client.testing import FakeWorker
 from zmqengine_top.app import Top
 
 WAIT_S = 60.0

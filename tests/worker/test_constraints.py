@@ -12,8 +12,8 @@ from tests.support.workers import START_S, WorkerProcess
 from zmqengine.conformance.front_end import FrontEnd
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
+from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
-from zmqengine_client.testing import FakeWorker
 
 KILLS = int(os.environ.get("ZMQENGINE_TEST_KILLS", "2"))
 POINT = Constraint(

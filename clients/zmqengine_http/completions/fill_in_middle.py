@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.errors import bad_field
 from zmqengine_http.prompts import encode_text
 from zmqengine_http.worker import Model

@@ -21,7 +21,7 @@ from tests.http.agents.scripted_agent import FACTS, TEMPLATE
 from tests.http.scripted import ScriptedClient, ScriptedStream
 from zmqengine.bench.random_tokenizer import train_tokenizer
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http import HttpApp, HttpConfig
 
 ROUNDS = 15

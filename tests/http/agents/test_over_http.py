@@ -13,7 +13,7 @@ from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
 from tests.http.serving import Front, Reply, post, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.errors import Overloaded, WorkerLost
-from zmqengine_client.testing import FakeWorker
+from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
 CALL = '<tool_call>{"name": "add", "arguments": {"b": 1, "a": 2}}</tool_call>'

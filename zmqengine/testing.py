@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zmqengine.config import WorkerConfig
-from zmqengine_client.client import Client
 from zmqengine_client.keys import CurveKeys
+from zmqengine_client.sync.client import Client
 
 if TYPE_CHECKING:
     from zmqengine.engine.fake_engine import FakeEngineConfig

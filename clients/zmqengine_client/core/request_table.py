@@ -26,14 +26,14 @@ from zmqengine.protocol.messages import (
     TokenRow,
     Watermark,
 )
-from zmqengine_client.acknowledgements import Acknowledgements
-from zmqengine_client.actions import Outbox
-from zmqengine_client.calls import Call, CallTable
-from zmqengine_client.chunks import PromptProgress
-from zmqengine_client.connection import Connection, Opening, Phase
-from zmqengine_client.events import ClientEvent
-from zmqengine_client.inserts import insert_message, refusal, size_refusal
-from zmqengine_client.request import Request, RequestPhase
+from zmqengine_client.core.acknowledgements import Acknowledgements
+from zmqengine_client.core.actions import Outbox
+from zmqengine_client.core.calls import Call, CallTable
+from zmqengine_client.core.chunks import PromptProgress
+from zmqengine_client.core.connection import Connection, Opening, Phase
+from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.inserts import insert_message, refusal, size_refusal
+from zmqengine_client.core.request import Request, RequestPhase
 
 MISSING_MAX = 5
 RETRY_AFTER_S = 0.25

@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from zmqengine.protocol.messages import Ping
-from zmqengine_client.calls import Call, CallTable
+from zmqengine_client.core.calls import Call, CallTable
 
 DOUBT_S = 2.0
 """A command without a reply for this long makes the client ask ctl which worker is there."""

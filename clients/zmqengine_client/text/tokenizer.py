@@ -10,10 +10,10 @@ import tokenizers
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client.chat_template import ChatTemplate
-from zmqengine_client.detokenizer import Detokenizer
-from zmqengine_client.segment_cache import TEXT_CHARS_MIN, SegmentCache
-from zmqengine_client.token_bytes import piece_bytes
+from zmqengine_client.text.chat_template import ChatTemplate
+from zmqengine_client.text.detokenizer import Detokenizer
+from zmqengine_client.text.segment_cache import TEXT_CHARS_MIN, SegmentCache
+from zmqengine_client.text.token_bytes import piece_bytes
 
 
 class Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from zmqengine.protocol.messages import Ack
-from zmqengine_client.calls import CallTable
+from zmqengine_client.core.calls import CallTable
 
 WAIT_S = 0.005
 BATCH_MAX = 64

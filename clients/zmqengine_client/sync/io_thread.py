@@ -15,10 +15,10 @@ from collections.abc import Callable
 import zmq
 
 from zmqengine.errors import WorkerLost
-from zmqengine_client.events import ClientEvent
+from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.session import Session
+from zmqengine_client.core.telling import tell
 from zmqengine_client.keys import CurveKeys
-from zmqengine_client.session import Session
-from zmqengine_client.telling import tell
 from zmqengine_client.transport import Transport
 
 log = logging.getLogger("zmqengine.client")

@@ -35,14 +35,14 @@ from zmqengine.protocol.messages import (
     Watermark,
     Welcome,
 )
-from zmqengine_client.actions import Channel, Outbox
-from zmqengine_client.calls import Call, CallTable
-from zmqengine_client.connection import Connection, Phase
-from zmqengine_client.control import Control, ControlCall
-from zmqengine_client.events import ClientEvent
-from zmqengine_client.liveness import Liveness
-from zmqengine_client.request import Request, RequestPhase
-from zmqengine_client.request_table import RequestTable
+from zmqengine_client.core.actions import Channel, Outbox
+from zmqengine_client.core.calls import Call, CallTable
+from zmqengine_client.core.connection import Connection, Phase
+from zmqengine_client.core.control import Control, ControlCall
+from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.liveness import Liveness
+from zmqengine_client.core.request import Request, RequestPhase
+from zmqengine_client.core.request_table import RequestTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

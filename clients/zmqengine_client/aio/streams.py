@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar
 
-from zmqengine_client.async_mailbox import AsyncInbox
-from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
-from zmqengine_client.constrained import to_object
-from zmqengine_client.stream_state import Owner, Reader, StreamState
+from zmqengine_client.aio.mailbox import AsyncInbox
+from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.core.constrained import to_object
+from zmqengine_client.core.stream_state import Owner, Reader, StreamState
 
 ChunkT = TypeVar("ChunkT")
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint, Insert, SamplingFields, TokenId
-from zmqengine_client.constrained import take_constraint
+from zmqengine_client.core.constrained import take_constraint
 
 MAX_TOKENS = 256
 

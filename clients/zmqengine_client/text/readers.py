@@ -8,11 +8,11 @@ import msgspec
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import TokenLogprob
-from zmqengine_client.chunks import Completion, TextChunk, TokenChunk
-from zmqengine_client.detokenizer import Detokenizer
-from zmqengine_client.request import Request
-from zmqengine_client.stop_strings import StopStrings
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.core.request import Request
+from zmqengine_client.text.detokenizer import Detokenizer
+from zmqengine_client.text.stop_strings import StopStrings
+from zmqengine_client.text.tokenizer import Tokenizer
 
 
 class TokenReader:

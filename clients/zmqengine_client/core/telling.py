@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from zmqengine_client.actions import Outbox
-from zmqengine_client.events import ClientEvent
+from zmqengine_client.core.actions import Outbox
+from zmqengine_client.core.events import ClientEvent
 
 log = logging.getLogger("zmqengine.client")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from zmqengine_client.events import ClientEvent, Counters
+from zmqengine_client.core.events import ClientEvent, Counters
 
 Channel = Literal["ctl", "cmd", "out"]
 

@@ -28,15 +28,17 @@ from zmqengine.protocol.messages import (
     Status,
     TokenizerBundle,
 )
-from zmqengine_client import tokenizer_shelf
-from zmqengine_client.async_mailbox import AsyncInbox, AsyncMailbox
-from zmqengine_client.async_streams import AsyncStream, AsyncTextStream, AsyncTokenStream
-from zmqengine_client.control import ControlCall
-from zmqengine_client.events import ClientEvent, Counters
+from zmqengine_client.aio.loop_driver import LoopDriver
+from zmqengine_client.aio.mailbox import AsyncInbox, AsyncMailbox
+from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
+from zmqengine_client.core.control import ControlCall
+from zmqengine_client.core.events import ClientEvent, Counters
+from zmqengine_client.core.options import Options
+from zmqengine_client.core.request import Request
+from zmqengine_client.core.session import Session, SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
-from zmqengine_client.loop_driver import LoopDriver
-from zmqengine_client.options import Options
-from zmqengine_client.preparing import (
+from zmqengine_client.text import tokenizer_shelf
+from zmqengine_client.text.new_request import (
     Encode,
     chat_encoder,
     new_request,
@@ -46,10 +48,8 @@ from zmqengine_client.preparing import (
     set_text_prompt,
     set_token_prompt,
 )
-from zmqengine_client.readers import TextReader, TokenReader
-from zmqengine_client.request import Request
-from zmqengine_client.session import Session, SessionConfig
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.readers import TextReader, TokenReader
+from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

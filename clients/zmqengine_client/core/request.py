@@ -7,9 +7,9 @@ from math import inf
 
 from zmqengine.errors import BY_CODE, GenerationFailed, ZmqEngineError
 from zmqengine.protocol.messages import End, TokenLogprob, TokenRow
-from zmqengine_client.actions import Listener
-from zmqengine_client.chunks import Completion, PromptProgress
-from zmqengine_client.options import RequestOptions
+from zmqengine_client.core.actions import Listener
+from zmqengine_client.core.chunks import Completion, PromptProgress
+from zmqengine_client.core.options import RequestOptions
 
 AHEAD_ROWS_MAX = 1024
 ENDED_NORMALLY = ("stop", "length", "abort")

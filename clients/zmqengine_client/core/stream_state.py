@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from zmqengine.errors import ZmqEngineError
-from zmqengine_client.chunks import Completion, PromptProgress
-from zmqengine_client.request import Request
+from zmqengine_client.core.chunks import Completion, PromptProgress
+from zmqengine_client.core.request import Request
 
 ChunkT_co = TypeVar("ChunkT_co", covariant=True)
 ChunkT = TypeVar("ChunkT")

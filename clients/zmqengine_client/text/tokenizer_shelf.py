@@ -6,8 +6,8 @@ import threading
 from collections import OrderedDict
 
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client.tokenizer import Tokenizer
-from zmqengine_client.tokenizer_cache import TokenizerCache
+from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer_cache import TokenizerCache
 
 TOKENIZERS_MAX = 4
 

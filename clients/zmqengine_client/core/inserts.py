@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zmqengine.errors import BadRequest, ContextExceeded, TooLarge, ZmqEngineError
 from zmqengine.protocol.messages import Insert, Limits, ModelCard
-from zmqengine_client.request import Request
+from zmqengine_client.core.request import Request
 
 
 def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEngineError | None:

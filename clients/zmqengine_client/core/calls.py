@@ -8,8 +8,8 @@ from math import inf
 
 from zmqengine.protocol.codec import encode
 from zmqengine.protocol.messages import Command
-from zmqengine_client.actions import Outbox, Send
-from zmqengine_client.request import Request
+from zmqengine_client.core.actions import Outbox, Send
+from zmqengine_client.core.request import Request
 
 RETRY_S = 1.0
 RETRY_MAX_S = 4.0

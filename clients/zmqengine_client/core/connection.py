@@ -26,9 +26,9 @@ from zmqengine.protocol.messages import (
     WatermarkRow,
     Welcome,
 )
-from zmqengine_client.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Outbox
-from zmqengine_client.calls import CallTable
-from zmqengine_client.events import ClientEvent
+from zmqengine_client.core.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Outbox
+from zmqengine_client.core.calls import CallTable
+from zmqengine_client.core.events import ClientEvent
 
 STEP_S = 2.0
 """Welcome or granted has to come within this time, or the connection is made anew."""

@@ -17,7 +17,7 @@ from zmqengine.errors import (
 )
 from zmqengine.protocol.codec import encode
 from zmqengine.protocol.messages import ControlReply, ControlRequest, Describe, Description, Rejected
-from zmqengine_client.actions import Listener, Outbox, Send
+from zmqengine_client.core.actions import Listener, Outbox, Send
 
 DESCRIBE_FIRST_S = 0.02
 DESCRIBE_MAX_S = 0.2

@@ -10,7 +10,7 @@ import msgspec
 
 from zmqengine.errors import GenerationFailed
 from zmqengine.protocol.messages import Constraint
-from zmqengine_client.chunks import Completion
+from zmqengine_client.core.chunks import Completion
 
 WAYS = ("schema", "regex", "choice", "grammar", "constraint")
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zmqengine.errors import BadRequest, ZmqEngineError
-from zmqengine_client.options import Options, check_options, make_options, token_ids
-from zmqengine_client.readers import TextReader
-from zmqengine_client.request import Request, RequestPhase
-from zmqengine_client.stop_strings import stop_list
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.core.options import Options, check_options, make_options, token_ids
+from zmqengine_client.core.request import Request, RequestPhase
+from zmqengine_client.text.readers import TextReader
+from zmqengine_client.text.stop_strings import stop_list
+from zmqengine_client.text.tokenizer import Tokenizer
 
 log = logging.getLogger("zmqengine.client")
 

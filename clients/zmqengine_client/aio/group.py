@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from zmqengine_client.async_mailbox import AsyncInbox, AsyncMailbox
-from zmqengine_client.async_streams import AsyncStream
+from zmqengine_client.aio.mailbox import AsyncInbox, AsyncMailbox
+from zmqengine_client.aio.streams import AsyncStream
 
 ChunkT = TypeVar("ChunkT")
 

@@ -1,0 +1,13 @@
+"""From text to token ids and back, with the tokenizer that the worker hands out.
+
+new_request.py        from what a caller gives to a request
+readers.py            from a request to chunks of tokens or text
+tokenizer.py          text to token ids and back
+chat_template.py      conversations to text
+segment_cache.py      token ids of the parts of long prompts, kept
+detokenizer.py        token ids to text, piece by piece
+stop_strings.py       finds them in text that arrives in pieces
+token_bytes.py        the bytes that one token stands for
+tokenizer_cache.py    what workers sent, on disk
+tokenizer_shelf.py    tokenizers of this process
+"""
