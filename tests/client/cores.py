@@ -7,7 +7,8 @@ from typing import Any
 from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session import Session, SessionConfig
+from zmqengine_client.core.session import Session
+from zmqengine_client.core.session_config import SessionConfig
 
 
 def session(**options: Any) -> Session:

@@ -38,8 +38,8 @@ from zmqengine.protocol.messages import (
     TokenFrame,
     TokenRow,
 )
-from zmqengine_client.core.connection import Phase
 from zmqengine_client.core.control import ControlCall
+from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.request import Request
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.client.cores import expected, request, session
 from tests.client.scripted_worker import Network, ScriptedWorker
 from zmqengine.errors import WorkerLost
-from zmqengine_client.core.connection import Phase
+from zmqengine_client.core.phases import Phase
 
 STEPS_MAX = 20_000
 

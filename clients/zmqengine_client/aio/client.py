@@ -35,7 +35,8 @@ from zmqengine_client.core.control import ControlCall
 from zmqengine_client.core.events import ClientEvent, Counters
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session import Session, SessionConfig
+from zmqengine_client.core.session import Session
+from zmqengine_client.core.session_config import SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text import tokenizer_shelf
 from zmqengine_client.text.new_request import (

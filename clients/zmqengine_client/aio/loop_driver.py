@@ -14,7 +14,6 @@ import zmq
 from zmqengine.errors import WorkerLost
 from zmqengine_client.core.events import ClientEvent
 from zmqengine_client.core.session import Session
-from zmqengine_client.core.telling import tell
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.sync.io_thread import Command
 from zmqengine_client.transport import Transport
@@ -99,7 +98,7 @@ class LoopDriver:
             )
         finally:
             self._pumping = False
-        tell(self.session.outbox, self._on_event)
+        self.session.outbox.tell(self._on_event)
         if self.session.closed:
             self._end()
         else:

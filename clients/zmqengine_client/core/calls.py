@@ -8,7 +8,8 @@ from math import inf
 
 from zmqengine.protocol.codec import encode
 from zmqengine.protocol.messages import Command
-from zmqengine_client.core.actions import Outbox, Send
+from zmqengine_client.core.actions import Send
+from zmqengine_client.core.outbox import Outbox
 from zmqengine_client.core.request import Request
 
 RETRY_S = 1.0
@@ -35,10 +36,10 @@ class Call:
 
 
 class CallTable:
-    """The commands of one connection to cmd."""
+    """The commands of one connection to cmd. They go out by `outbox`."""
 
     def __init__(self, outbox: Outbox, *, give_up_s: float) -> None:
-        self._outbox = outbox
+        self.outbox = outbox
         self._give_up_s = give_up_s
         self._ids = count(1)
         self._calls: dict[int, Call] = {}
@@ -85,7 +86,7 @@ class CallTable:
                 call.retries += 1
                 call.wait_s = min(RETRY_MAX_S, call.wait_s * 2)
                 call.retry_at = now + call.wait_s
-                self._outbox.counters.command_retries += 1
+                self.outbox.counters.command_retries += 1
                 self._put(call, now)
             self._due_at = min(self._due_at, call.retry_at, call.give_up_at)
         return given_up
@@ -101,4 +102,4 @@ class CallTable:
 
     def _put(self, call: Call, now: float) -> None:
         self.last_sent_at = now
-        self._outbox.actions.append(Send("cmd", call.frames))
+        self.outbox.actions.append(Send("cmd", call.frames))

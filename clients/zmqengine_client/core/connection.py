@@ -1,18 +1,8 @@
-"""The way to a session: describing -> hello -> subscribing -> live, and back to describing when it is lost.
-
-IDLE         nobody needs a session yet
-DESCRIBING   asking ctl until the worker is ready
-HELLO        waiting for welcome
-SUBSCRIBING  waiting for granted
-LIVE         commands and output flow
-FENCED       another client took the session over: final
-CLOSED       final
-"""
+"""The way to a session: describing -> hello -> subscribing -> live, and back to describing when it is lost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from math import inf
 
 from zmqengine.protocol.addresses import as_seen_from
@@ -26,24 +16,14 @@ from zmqengine.protocol.messages import (
     WatermarkRow,
     Welcome,
 )
-from zmqengine_client.core.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Outbox
+from zmqengine_client.core.actions import CloseWorkerSockets, OpenCommands, OpenOutput
 from zmqengine_client.core.calls import CallTable
-from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.events import ClientEvent, EventKind
+from zmqengine_client.core.phases import CONNECTION, ConnectionEvent, Phase, follow
+from zmqengine_client.core.session_config import SessionConfig
 
 STEP_S = 2.0
 """Welcome or granted has to come within this time, or the connection is made anew."""
-
-
-class Phase(Enum):
-    """Where the connection is."""
-
-    IDLE = "idle"
-    DESCRIBING = "describing"
-    HELLO = "hello"
-    SUBSCRIBING = "subscribing"
-    LIVE = "live"
-    FENCED = "fenced"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +38,9 @@ class Opening:
 class Connection:
     """State of the session with the worker. It sends only hello; requests are another file's matter."""
 
-    def __init__(self, ctl: str, name: str, secret: bytes, outbox: Outbox, calls: CallTable) -> None:
-        self._ctl = ctl
-        self._name = name
-        self._secret = secret
-        self._outbox = outbox
+    def __init__(self, config: SessionConfig, calls: CallTable) -> None:
+        self._config = config
+        self._outbox = calls.outbox
         self._calls = calls
         self.phase = Phase.IDLE
         self.phase_since = 0.0
@@ -87,27 +65,28 @@ class Connection:
 
     def begin(self, now: float) -> None:
         """Somebody needs a session."""
-        if self.phase is Phase.IDLE:
-            self._enter(Phase.DESCRIBING, now)
+        if self._may(ConnectionEvent.NEEDED):
+            self._follow(ConnectionEvent.NEEDED, now)
 
     def described(self, description: Description, now: float) -> bool:
         """Go on if the worker can take a session; says whether it can."""
-        if self.phase is not Phase.DESCRIBING or description.state not in ("ready", "draining"):
+        if not self._may(ConnectionEvent.READY) or description.state not in ("ready", "draining"):
             return False
         before, self._description = self._description, description
         # A new worker process has its own time to open a session.
         if self.opening_since is None or (before is not None and before.epoch != description.epoch):
             self.opening_since = now
-        self._enter(Phase.HELLO, now)
-        self._outbox.actions.append(OpenCommands(as_seen_from(self._ctl, description.cmd)))
+        self._follow(ConnectionEvent.READY, now)
+        config = self._config
+        self._outbox.actions.append(OpenCommands(as_seen_from(config.address, description.cmd)))
         versions = (PROTOCOL_VERSION, PROTOCOL_VERSION)
-        self._calls.send(lambda call: Hello(call, versions, self._name, self._secret), now)
+        self._calls.send(lambda call: Hello(call, versions, config.name, config.session_secret), now)
         return True
 
     def welcomed(self, welcome: Welcome, now: float) -> bool:
         """Subscribe to the session's topic. False if the worker is no longer the one that was described."""
         description = self._description
-        if self.phase is not Phase.HELLO or description is None:
+        if not self._may(ConnectionEvent.WELCOME) or description is None:
             return True
         if welcome.epoch != description.epoch:
             return False
@@ -117,14 +96,15 @@ class Connection:
         self.limits = welcome.limits
         self.model = description.model
         self.lease_s = welcome.lease_ms / 1000
-        self._enter(Phase.SUBSCRIBING, now)
-        self._outbox.actions.append(OpenOutput(as_seen_from(self._ctl, description.out), self.topic))
+        self._follow(ConnectionEvent.WELCOME, now)
+        address = as_seen_from(self._config.address, description.out)
+        self._outbox.actions.append(OpenOutput(address, self.topic))
         return True
 
     def granted(self, granted: Granted, now: float) -> Opening | None:
         """The session is open. None if that is no news."""
         welcome = self._welcome
-        if self.phase is not Phase.SUBSCRIBING or welcome is None or granted.session != welcome.session:
+        if not self._may(ConnectionEvent.GRANTED) or welcome is None or granted.session != welcome.session:
             return None
         restarted = self.was_live and self.epoch != self._epoch_before
         opening = Opening(restarted, self._is_same_model(), {row.request: row for row in welcome.requests})
@@ -137,7 +117,7 @@ class Connection:
         self.was_live = True
         self.opening_since = None
         self._told_lost = False
-        self._enter(Phase.LIVE, now)
+        self._follow(ConnectionEvent.GRANTED, now)
         self._tell("connected", f"session {welcome.session} with worker {welcome.epoch.hex()}")
         return opening
 
@@ -147,7 +127,7 @@ class Connection:
             self.lost_at = now
             self._told_lost = True
             self._tell("lost", reason)
-        self._drop(Phase.DESCRIBING, now)
+        self._drop(ConnectionEvent.LOST, now)
 
     def worker_came(self) -> None:
         """A worker is there: when it goes, that is news."""
@@ -165,23 +145,24 @@ class Connection:
 
     def rest(self, now: float) -> None:
         """Nobody needs the session that is being opened."""
-        if self.phase in (Phase.DESCRIBING, Phase.HELLO, Phase.SUBSCRIBING):
+        if self._may(ConnectionEvent.NOT_NEEDED):
             self.opening_since = None
-            self._drop(Phase.IDLE, now)
+            self._drop(ConnectionEvent.NOT_NEEDED, now)
 
     def fence(self, now: float) -> None:
         """Another client took the session over. Final."""
+        self._drop(ConnectionEvent.FENCED, now)
         self._tell("fenced", "another client took this session over")
-        self._drop(Phase.FENCED, now)
 
     def close(self, now: float) -> None:
-        """Final."""
-        self._drop(Phase.CLOSED, now)
+        """Final. Idempotent."""
+        if self._may(ConnectionEvent.CLOSED):
+            self._drop(ConnectionEvent.CLOSED, now)
 
     @property
     def is_open(self) -> bool:
         """Whether there is a connection to cmd that can be lost."""
-        return self.phase in (Phase.HELLO, Phase.SUBSCRIBING, Phase.LIVE)
+        return self._may(ConnectionEvent.LOST)
 
     def attempt_until(self) -> float:
         """When a step of the opening has taken too long and a new attempt is due."""
@@ -197,15 +178,18 @@ class Connection:
             model.tokenizer_hash,
         )
 
-    def _drop(self, phase: Phase, now: float) -> None:
+    def _drop(self, event: ConnectionEvent, now: float) -> None:
+        self._follow(event, now)
         self._calls.clear()
         self._outbox.actions.append(CloseWorkerSockets())
         self._welcome = None
-        self._enter(phase, now)
 
-    def _enter(self, phase: Phase, now: float) -> None:
-        self.phase = phase
+    def _may(self, event: ConnectionEvent) -> bool:
+        return event in CONNECTION[self.phase]
+
+    def _follow(self, event: ConnectionEvent, now: float) -> None:
+        self.phase = follow(CONNECTION, self.phase, event)
         self.phase_since = now
 
-    def _tell(self, kind: str, message: str) -> None:
-        self._outbox.events.append(ClientEvent(kind, message))  # type: ignore[arg-type]
+    def _tell(self, kind: EventKind, message: str) -> None:
+        self._outbox.events.append(ClientEvent(kind, message))

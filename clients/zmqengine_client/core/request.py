@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from math import inf
 
 from zmqengine.errors import BY_CODE, GenerationFailed, ZmqEngineError
 from zmqengine.protocol.messages import End, TokenLogprob, TokenRow
-from zmqengine_client.core.actions import Listener
 from zmqengine_client.core.chunks import Completion, PromptProgress
 from zmqengine_client.core.options import RequestOptions
+from zmqengine_client.core.outbox import Listener
+from zmqengine_client.core.phases import REQUEST, RequestEvent, RequestPhase, follow
 
 AHEAD_ROWS_MAX = 1024
 ENDED_NORMALLY = ("stop", "length", "abort")
-
-
-class RequestPhase(Enum):
-    """Where a request is on its way to the worker."""
-
-    WAITING = "waiting"
-    INSERTING = "inserting"
-    ACCEPTED = "accepted"
-    ENDED = "ended"
 
 
 class Request:
@@ -92,6 +83,19 @@ class Request:
     def ended(self) -> bool:
         """Whether nothing more will come."""
         return self.end is not None or self.error is not None
+
+    def may(self, event: RequestEvent) -> bool:
+        """Whether this can happen to it now."""
+        return event in REQUEST[self.phase]
+
+    def follow(self, event: RequestEvent) -> None:
+        """Go to the phase after `event`."""
+        self.phase = follow(REQUEST, self.phase, event)
+
+    def refuse(self, error: ZmqEngineError) -> None:
+        """End it with this error: it was never sent."""
+        self.error = error
+        self.follow(RequestEvent.ENDED)
 
     def receive(self, row: TokenRow) -> int:
         """Append what is new in `row`; returns how many of its tokens were there already.

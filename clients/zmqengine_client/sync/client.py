@@ -32,7 +32,8 @@ from zmqengine_client.core.control import ControlCall
 from zmqengine_client.core.events import ClientEvent, Counters
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session import Session, SessionConfig
+from zmqengine_client.core.session import Session
+from zmqengine_client.core.session_config import SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.mailbox import Inbox, Mailbox

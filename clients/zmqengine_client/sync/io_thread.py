@@ -17,7 +17,6 @@ import zmq
 from zmqengine.errors import WorkerLost
 from zmqengine_client.core.events import ClientEvent
 from zmqengine_client.core.session import Session
-from zmqengine_client.core.telling import tell
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.transport import Transport
 
@@ -123,13 +122,13 @@ class IoThread:
         self._transport.receive(session, now)
         session.advance(now)
         self._transport.perform(outbox.take_actions())
-        tell(self.session.outbox, self._on_event)
+        self.session.outbox.tell(self._on_event)
 
     def _run_commands(self, now: float) -> None:
         with self._ending:
             while self._commands:
                 self._commands.popleft()(now)
-            tell(self.session.outbox, self._on_event)
+            self.session.outbox.tell(self._on_event)
 
     def _wait_ms(self) -> int | None:
         wait_s = self.session.next_deadline() - time.monotonic()

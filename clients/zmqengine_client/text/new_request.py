@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqengine.errors import BadRequest, ZmqEngineError
 from zmqengine_client.core.options import Options, check_options, make_options, token_ids
-from zmqengine_client.core.request import Request, RequestPhase
+from zmqengine_client.core.request import Request
 from zmqengine_client.text.readers import TextReader
 from zmqengine_client.text.stop_strings import stop_list
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -42,8 +42,7 @@ def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
 
 def refuse(request: Request, error: ZmqEngineError) -> None:
     """End a request that was never sent."""
-    request.error = error
-    request.phase = RequestPhase.ENDED
+    request.refuse(error)
 
 
 def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:

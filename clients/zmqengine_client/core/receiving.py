@@ -1,0 +1,122 @@
+"""Fills requests from what is published, and asks again for what was missed."""
+
+from __future__ import annotations
+
+from zmqengine.protocol.messages import Replay, Resume, TokenFrame, TokenRow, Watermark, WatermarkRow
+from zmqengine_client.core.calls import CallTable
+from zmqengine_client.core.chunks import PromptProgress
+from zmqengine_client.core.connection import Connection
+from zmqengine_client.core.live_requests import LiveRequests
+from zmqengine_client.core.phases import Phase, RequestPhase
+from zmqengine_client.core.request import Request
+
+MISSING_MAX = 5
+
+
+class Receiving:
+    """Tokens in order and without a gap. `resume` asks for what is missing, once at a time."""
+
+    def __init__(self, connection: Connection, calls: CallTable, live: LiveRequests) -> None:
+        self._connection = connection
+        self._calls = calls
+        self._live = live
+        self._outbox = calls.outbox
+        self._frames_seen: int | None = None
+
+    def go_live(self) -> None:
+        """Frames are counted anew."""
+        self._frames_seen = None
+
+    def frame(self, frame: TokenFrame, now: float) -> None:
+        """Give each row to its request."""
+        outbox, requests = self._outbox, self._live.by_id
+        self._count_frame(frame.n)
+        for row in frame.rows:
+            request = requests.get(row.request)
+            if request is None:
+                if row.end is not None:
+                    self._live.acks.add(row.request, now)
+            elif row.end is None and row.logprobs is None and row.first_index == len(request.tokens):
+                # The usual row, on its short way: 20,000 a second pass here.
+                request.tokens.extend(row.tokens)
+                outbox.counters.tokens += len(row.tokens)
+                if not request.changed:
+                    request.changed = True
+                    outbox.changed.append(request)
+            else:
+                self._row(request, row, now)
+        for progress in frame.progress:
+            request = requests.get(progress.request)
+            if request is not None:
+                request.progress = PromptProgress(progress.done, progress.total, progress.cached)
+                outbox.mark(request)
+
+    def watermark(self, watermark: Watermark, now: float) -> None:
+        """Resume what is behind."""
+        seen = set()
+        for row in watermark.rows:
+            seen.add(row.request)
+            request = self._live.by_id.get(row.request)
+            if request is not None:
+                self.catch_up(request, row, now)
+            elif row.ended:
+                self._live.acks.add(row.request, now)
+        self._look_for_missing(seen, now)
+
+    def catch_up(self, request: Request, row: WatermarkRow, now: float) -> None:
+        """Resume the request if the worker is further."""
+        if row.ended or row.next_index > len(request.tokens):
+            self.resume(request, now)
+
+    def replay(self, request: Request, replay: Replay, now: float) -> None:
+        """Fill a gap, then go on with what was kept meanwhile."""
+        request.resuming = False
+        before = len(request.tokens)
+        self._row(request, replay.row, now)
+        if not request.ended and (replay.more or (request.ahead and len(request.tokens) > before)):
+            self.resume(request, now)
+
+    def resume(self, request: Request, now: float) -> None:
+        """Ask for the tokens from the first missing one on."""
+        if request.resuming or request.ended or request.phase is RequestPhase.PUT_OFF:
+            return
+        if self._connection.phase is not Phase.LIVE:
+            return
+        request.resuming = True
+        epoch, have = self._connection.epoch, len(request.tokens)
+        self._calls.send(lambda call: Resume(call, request.id, epoch, have), now, request)
+
+    def _row(self, request: Request, row: TokenRow, now: float) -> None:
+        have = len(request.tokens)
+        known = request.receive(row)
+        if known < 0:
+            self._outbox.counters.gaps += not request.resuming
+            self.resume(request, now)
+            return
+        self._outbox.counters.duplicate_tokens += known
+        if request.ahead:
+            request.receive_kept()
+        self._outbox.counters.tokens += len(request.tokens) - have
+        if request.end is not None:
+            self._live.end(request)
+            self._live.acks.add(request.id, now)
+        else:
+            self._outbox.mark(request)
+
+    def _look_for_missing(self, seen: set[str], now: float) -> None:
+        """A watermark that does not name an accepted request, time and again, means that it is forgotten."""
+        for request in self._live:
+            if request.phase is not RequestPhase.ACCEPTED or request.id in seen:
+                request.missing = 0
+                continue
+            request.missing += 1
+            if request.missing >= MISSING_MAX:
+                request.missing = 0
+                self.resume(request, now)
+
+    def _count_frame(self, n: int) -> None:
+        counters = self._outbox.counters
+        counters.frames += 1
+        if self._frames_seen is not None and n > self._frames_seen + 1:
+            counters.frames_lost += n - self._frames_seen - 1
+        self._frames_seen = n
