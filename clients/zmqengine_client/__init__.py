@@ -17,6 +17,7 @@ from zmqengine_client.core.events import ClientEvent, Counters
 from zmqengine_client.core.options import Options
 from zmqengine_client.keys import CurveKeys, load_keys
 from zmqengine_client.sync.client import Client
+from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.streams import TextStream, TokenStream
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ __all__ = [
     "CurveKeys",
     "Description",
     "Detokenizer",
+    "Group",
     "News",
     "Options",
     "PromptProgress",

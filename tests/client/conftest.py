@@ -11,13 +11,13 @@ import pytest
 from tests.client.flavours import FLAVOURS
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
-from zmqengine_client.text import tokenizer_shelf
+from zmqengine_client.text import tokenizer_cache
 
 
 @pytest.fixture(autouse=True)
 def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQENGINE_CACHE_DIR", str(tmp_path / "cache"))
-    tokenizer_shelf.clear()
+    tokenizer_cache.clear()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from zmqengine.errors import (
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Completion
-from zmqengine_client.text import tokenizer_shelf
+from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
 
 Connect = Callable[..., Any]
@@ -393,13 +393,13 @@ def test_the_tokenizer_is_fetched_once(
 ) -> None:
     """Once for all streams and clients of the process; the next process has it from disk."""
     fetched = []
-    add = tokenizer_shelf.add
+    add = tokenizer_cache.add
 
     def counted(bundle: TokenizerBundle) -> Tokenizer:
         fetched.append(bundle.hash)
         return add(bundle)
 
-    monkeypatch.setattr(tokenizer_shelf, "add", counted)
+    monkeypatch.setattr(tokenizer_cache, "add", counted)
 
     async def scenario() -> None:
         for _ in range(2):
@@ -407,7 +407,7 @@ def test_the_tokenizer_is_fetched_once(
                 await asyncio.gather(*(client.generate("a", max_tokens=1).read() for _ in range(5)))
                 assert (await client.tokenizer()) is (await client.tokenizer())
         assert len(fetched) == 1
-        tokenizer_shelf.clear()
+        tokenizer_cache.clear()
         async with connect(worker.address) as client:
             assert (await client.tokenizer()).hash == fetched[0]
         assert len(fetched) == 1

@@ -14,7 +14,7 @@ from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_client.text.tokenizer_cache import TokenizerCache, default_directory
+from zmqengine_client.text.tokenizer_cache import TokenizerDirectory, default_directory
 
 
 def bundle(name: str = "h1", **fields: object) -> TokenizerBundle:
@@ -86,7 +86,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
 
 def test_the_disk_cache_gives_back_what_was_stored(tmp_path: Path) -> None:
     """By hash, and only that one."""
-    cache = TokenizerCache(tmp_path)
+    cache = TokenizerDirectory(tmp_path)
     assert cache.load("h1") is None
     cache.store(bundle())
     assert cache.load("h1") == bundle()
@@ -96,7 +96,7 @@ def test_the_disk_cache_gives_back_what_was_stored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
 def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path: Path, damage: str) -> None:
     """It is fetched again, and the file is whole again after that."""
-    cache = TokenizerCache(tmp_path)
+    cache = TokenizerDirectory(tmp_path)
     cache.store(bundle())
     (path,) = (tmp_path / "tokenizers").iterdir()
     content = path.read_bytes()
@@ -116,7 +116,7 @@ def test_the_disk_cache_is_bounded_and_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In number and in bytes; no half-written files are left."""
-    cache = TokenizerCache(tmp_path)
+    cache = TokenizerDirectory(tmp_path)
     for number in range(12):
         cache.store(bundle(f"h{number}"))
         for path in (tmp_path / "tokenizers").iterdir():
@@ -133,7 +133,7 @@ def test_the_disk_cache_is_bounded_and_keeps_the_newest(
 
 def test_a_hash_cannot_leave_the_cache_directory(tmp_path: Path) -> None:
     """The hash comes from the worker."""
-    cache = TokenizerCache(tmp_path / "cache")
+    cache = TokenizerDirectory(tmp_path / "cache")
     cache.store(bundle("../../../evil"))
     assert cache.load("../../../evil") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
@@ -142,7 +142,7 @@ def test_a_hash_cannot_leave_the_cache_directory(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     """A read-only home must not stop anybody."""
     (tmp_path / "tokenizers").write_text("a file where the directory should be")
-    cache = TokenizerCache(tmp_path)
+    cache = TokenizerDirectory(tmp_path)
     cache.store(bundle())
     assert cache.load("h1") is None
 

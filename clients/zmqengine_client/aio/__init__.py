@@ -1,8 +1,11 @@
 """The half for asyncio: a session on the running event loop, streams for `async for`.
 
-client.py        `AsyncClient`
-group.py         many streams read by one task
-streams.py       one stream
-mailbox.py       how a task waits
-loop_driver.py   sockets and the session on an event loop
+client.py            `AsyncClient`
+group.py             many streams read by one task
+streams.py           one stream
+questions.py         questions on ctl
+model_tokenizer.py   the tokenizer of the model that is served now
+preparation.py       prompts become token ids, off the loop
+waiting.py           how a task waits
+loop_driver.py       sockets and the session on an event loop
 """

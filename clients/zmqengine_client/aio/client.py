@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -11,66 +9,59 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from zmqengine.errors import WorkerLost, ZmqEngineError
 from zmqengine.protocol.addresses import resolve
 from zmqengine.protocol.messages import (
-    ControlReply,
-    ControlRequest,
     Describe,
     Description,
     Drain,
     EndRequest,
     GetMetrics,
     GetStatus,
-    GetTokenizer,
     Metrics,
     Ping,
     Status,
-    TokenizerBundle,
 )
+from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
-from zmqengine_client.aio.mailbox import AsyncInbox, AsyncMailbox
+from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
+from zmqengine_client.aio.preparation import Preparation
+from zmqengine_client.aio.questions import AsyncQuestions
 from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
-from zmqengine_client.core.control import ControlCall
+from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.events import ClientEvent, Counters
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import Session
 from zmqengine_client.core.session_config import SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
-from zmqengine_client.text import tokenizer_shelf
 from zmqengine_client.text.new_request import (
     Encode,
     chat_encoder,
     new_request,
     new_text_reader,
     prompt_encoder,
-    refuse,
-    set_text_prompt,
     set_token_prompt,
 )
-from zmqengine_client.text.readers import TextReader, TokenReader
+from zmqengine_client.text.readers import TokenReader
 from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-log = logging.getLogger("zmqengine.client")
-
 ChunkT = TypeVar("ChunkT")
-ReplyT = TypeVar("ReplyT", bound=ControlReply)
 
 
 class AsyncClient:
-    """A connection to one worker for the tasks of one event loop: `Client` with `await` and `async for`.
+    """A connection to one worker for the tasks of one event loop.
 
     `address` is a name, an ipc:// or a tcp:// address; None is `$ZMQENGINE_ADDRESS` or `default`. Making a client
     neither waits nor fails when no worker is there: the first call does, after `connect_timeout_s` with
     `WorkerLost`.
 
     Tokens are neither lost nor repeated. When the worker dies, streams wait up to `worker_lost_timeout_s` for the next
-    one and go on there; with `resume=False` they end with `WorkerLost`. `on_event` is called on the event loop.
-    Prompts are tokenised in a thread, off the loop. A client does not survive a fork: make a new one in the child.
+    one and go on there; with `resume=False` they end with `WorkerLost`.
+    `on_event` is called on the event loop. Prompts are tokenised in a thread, off the loop.
+    A client does not survive a fork: make a new one in the child.
     """
 
     def __init__(
@@ -98,14 +89,10 @@ class AsyncClient:
             resume=resume,
         )
         self._session = Session(config)
-        self._keys = keys or keys_from_environment()
-        self._on_event = on_event
-        # Opened by the first call, on the loop that it runs on.
-        self._driver: LoopDriver | None = None
-        self._closed = False
-        self._tokenizer: Tokenizer | None = None
-        self._tokenizer_lock = asyncio.Lock()
-        self._preparing: set[asyncio.Task[None]] = set()
+        self._driver = LoopDriver(self._session, keys or keys_from_environment(), on_event)
+        self._questions = AsyncQuestions(self._driver)
+        self._tokenizer = AsyncModelTokenizer(self._questions, self._session.connection)
+        self._preparation = Preparation(self._tokenizer, self._driver)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -115,40 +102,37 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Abort what runs, say bye, close the sockets. Idempotent; takes at most two seconds."""
-        self._closed = True
-        for task in self._preparing:
-            task.cancel()
-        if self._driver is not None:
-            await self._driver.close()
+        self._preparation.cancel()
+        await self._driver.close()
 
     # --- the worker ----------------------------------------------------------------------------------------
 
     async def describe(self) -> Description:
         """Which worker this is, its model and limits, and whether it is ready."""
-        return await self._ask(Describe, Description)
+        return await self._questions.ask(Describe, Description)
 
     async def status(self) -> Status:
         """Numbers for operators."""
-        return await self._ask(GetStatus, Status)
+        return await self._questions.ask(GetStatus, Status)
 
     async def metrics(self) -> str:
         """The numbers for a Prometheus scraper, as text."""
-        return (await self._ask(GetMetrics, Metrics)).text
+        return (await self._questions.ask(GetMetrics, Metrics)).text
 
     async def drain(self) -> None:
         """Have the worker finish what runs and exit. Raises `NotAuthorized` without an operator's key."""
-        await self._control(Drain)
+        await self._questions.tell(Drain)
 
     async def end_request(self, session: str, request: str) -> None:
         """End a request of any session, as `status` names them, if it has not ended. Raises `NotAuthorized` without an
         operator's key.
         """
-        await self._control(lambda call: EndRequest(call, session, request))
+        await self._questions.tell(lambda call: EndRequest(call, session, request))
 
     async def ping(self) -> float:
         """Seconds to the worker's control thread and back."""
         started = time.perf_counter()
-        await self._control(Ping)
+        await self._questions.tell(Ping)
         return time.perf_counter() - started
 
     async def wait_ready(self, timeout_s: float | None = None) -> Description:
@@ -156,26 +140,11 @@ class AsyncClient:
 
         Raises `WorkerLost`, `NotReady`, `ModelLoadError` or `Draining`.
         """
-        reply = await self._control(None, timeout_s)
-        assert isinstance(reply, Description)
-        return reply
+        return await self._questions.wait_ready(timeout_s)
 
     async def tokenizer(self) -> Tokenizer:
         """The model's tokenizer: from this process, from disk, or fetched from the worker."""
-        async with self._tokenizer_lock:
-            model = self._session.connection.model
-            known = self._tokenizer
-            if known is not None and (model is None or model.tokenizer_hash == known.hash):
-                return known
-            described = (await self.wait_ready()).model
-            found = None
-            if described is not None:
-                found = await asyncio.to_thread(tokenizer_shelf.find, described.tokenizer_hash)
-            if found is None:
-                bundle = await self._ask(GetTokenizer, TokenizerBundle)
-                found = await asyncio.to_thread(tokenizer_shelf.add, bundle)
-            self._tokenizer = found
-            return found
+        return await self._tokenizer.get()
 
     @property
     def counters(self) -> Counters:
@@ -186,17 +155,18 @@ class AsyncClient:
 
     def generate_tokens(self, prompt: Sequence[int], **options: Unpack[Options]) -> AsyncTokenStream:
         """Token ids in, token ids out. Returns at once; a refusal is raised when the stream is read."""
-        self.check()
+        self._driver.check()
         request = new_request(options)
         set_token_prompt(request, prompt)
-        request.listener = inbox = AsyncInbox()
-        self._start(request)
-        return AsyncTokenStream(TokenReader(request), inbox, self)
+        request.listener = notifier = AsyncNotifier()
+        if not request.ended:
+            self._driver.start(request)
+        return AsyncTokenStream(TokenReader(request), notifier, self)
 
     def generate(
         self, prompt: str | Sequence[int], *, stop: str | Sequence[str] = (), **options: Unpack[Options]
     ) -> AsyncTextStream:
-        """Text that continues `prompt`, up to a stop string. Returns at once; the prompt is tokenised in a thread."""
+        """Text that continues `prompt`, up to a stop string. The prompt is tokenised off the loop."""
         return self._generate_text(prompt_encoder(prompt), stop, options)
 
     def chat(
@@ -218,96 +188,39 @@ class AsyncClient:
 
         Raises nothing of the streams: look at `stream.result`. Leaving the loop early aborts none of them.
         """
-        mailbox = AsyncMailbox()
-        running = {stream._inbox: stream for stream in streams}
-        for inbox in running:
-            inbox.mailbox = mailbox
-        ready = list(running)
+        group = AsyncGroup[ChunkT]()
+        reading = list(streams)
+        for stream in reading:
+            group.add(stream)
         try:
-            while running:
-                for inbox in ready:
-                    stream = running.get(inbox)
-                    if stream is None:
-                        continue
-                    chunk = stream._take()
-                    if chunk is not None:
-                        yield stream, chunk
-                    if stream.ended:
-                        del running[inbox]
-                        yield stream, None
-                if running:
-                    self.check()
-                    ready = await mailbox.wait()
+            while len(group):
+                for news in await group.wait():
+                    if news.chunk is not None:
+                        yield news.stream, news.chunk
+                    if news.ended:
+                        yield news.stream, None
         finally:
-            for inbox in running:
-                inbox.mailbox = AsyncMailbox()
+            for stream in reading:
+                group.discard(stream)
+
+    def _generate_text(self, encode: Encode, stop: str | Sequence[str], options: Options) -> AsyncTextStream:
+        self._driver.check()
+        request = new_request(options)
+        reader = new_text_reader(request, stop)
+        request.listener = notifier = AsyncNotifier()
+        if not request.ended:
+            self._preparation.begin(request, reader, encode)
+        return AsyncTextStream(reader, notifier, self)
 
     # --- for streams ---------------------------------------------------------------------------------------
 
     def abort(self, request: Request) -> None:
         """Used by streams; call `stream.abort()`."""
-        if self._driver is not None:
-            self._driver.run(lambda now: self._session.abort_request(request, now))
+        self._driver.abort(request)
 
     def check(self) -> None:
-        """Raise RuntimeError if the client is closed or belongs to another process."""
-        self._open().check()
+        """Raise RuntimeError if waiting is no use.
 
-    def _open(self) -> LoopDriver:
-        if self._driver is None:
-            if self._closed:
-                raise RuntimeError("the client is closed")
-            self._driver = LoopDriver(self._session, self._keys, self._on_event)
-        return self._driver
-
-    def _generate_text(self, encode: Encode, stop: str | Sequence[str], options: Options) -> AsyncTextStream:
-        self.check()
-        request = new_request(options)
-        reader = new_text_reader(request, stop)
-        request.listener = inbox = AsyncInbox()
-        if not request.ended:
-            task = asyncio.ensure_future(self._prepare(request, reader, encode, inbox))
-            # The loop keeps only weak references to tasks.
-            self._preparing.add(task)
-            task.add_done_callback(self._preparing.discard)
-        return AsyncTextStream(reader, inbox, self)
-
-    async def _prepare(self, request: Request, reader: TextReader, encode: Encode, inbox: AsyncInbox) -> None:
-        try:
-            tokenizer = await self.tokenizer()
-            await asyncio.to_thread(set_text_prompt, request, reader, tokenizer, encode)
-            if not request.ended:
-                self._start(request)
-        except ZmqEngineError as error:
-            refuse(request, error)
-        except asyncio.CancelledError:
-            refuse(request, WorkerLost("the client was closed"))
-            raise
-        except Exception as error:
-            log.exception("request %s: the prompt cannot be prepared", request.id)
-            refuse(request, ZmqEngineError(f"the prompt cannot be prepared: {error}"))
-        finally:
-            inbox.notify()
-
-    def _start(self, request: Request) -> None:
-        self._open().run(lambda now: self._session.start_request(request, now))
-
-    async def _ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        reply = await self._control(make)
-        if not isinstance(reply, kind):
-            raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")
-        return reply
-
-    async def _control(
-        self, make: Callable[[int], ControlRequest] | None, timeout_s: float | None = None
-    ) -> ControlReply:
-        self.check()
-        inbox = AsyncInbox()
-        call = ControlCall(make, inbox, timeout_s)
-        self._open().run(lambda now: self._session.start_control(call, now))
-        while not call.done:
-            await inbox.mailbox.wait()
-        if call.error is not None:
-            raise call.error
-        assert call.result is not None
-        return call.result
+        The client is closed, or belongs to another process.
+        """
+        self._driver.check_waiting()

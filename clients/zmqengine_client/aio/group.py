@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from zmqengine_client.aio.mailbox import AsyncInbox, AsyncMailbox
 from zmqengine_client.aio.streams import AsyncStream
+from zmqengine_client.aio.waiting import AsyncMailbox, AsyncNotifier
 
 ChunkT = TypeVar("ChunkT")
 
@@ -21,7 +21,7 @@ class News(Generic[ChunkT]):
 
 
 class AsyncGroup(Generic[ChunkT]):
-    """Streams that are read together: one `wait` gives what all of them got in one turn of the event loop.
+    """Streams that are read together: one `wait` gives what all of them have got.
 
     A stream that is added here is read nowhere else. It leaves the group with its end or with `discard`; dropping the
     group aborts no stream.
@@ -29,21 +29,22 @@ class AsyncGroup(Generic[ChunkT]):
 
     def __init__(self) -> None:
         self._mailbox = AsyncMailbox()
-        self._streams: dict[AsyncInbox, AsyncStream[ChunkT]] = {}
+        self._streams: dict[AsyncNotifier, AsyncStream[ChunkT]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def add(self, stream: AsyncStream[ChunkT]) -> None:
         """Read this one too, from what it has already."""
-        inbox = stream._inbox
-        inbox.mailbox = self._mailbox
-        self._streams[inbox] = stream
-        self._mailbox.put(inbox)
+        notifier = stream._notifier
+        notifier.mailbox = self._mailbox
+        self._streams[notifier] = stream
+        self._mailbox.put(notifier)
 
     def discard(self, stream: AsyncStream[ChunkT]) -> None:
-        """Read it no more."""
-        self._streams.pop(stream._inbox, None)
+        """Read it no more: it can be read by itself again."""
+        if self._streams.pop(stream._notifier, None) is not None:
+            stream._notifier.mailbox = AsyncMailbox()
 
     async def wait(self) -> list[News[ChunkT]]:
         """What is new, at least of one stream; waits for it. For one task at a time.
@@ -51,15 +52,23 @@ class AsyncGroup(Generic[ChunkT]):
         Raises nothing of the streams: look at `stream.result` of those that ended.
         """
         while True:
+            if not self._mailbox.has_news:
+                self._check()
             news = []
-            for inbox in await self._mailbox.wait():
-                stream = self._streams.get(inbox)
+            for notifier in await self._mailbox.wait():
+                stream = self._streams.get(notifier)
                 if stream is None:
                     continue
                 chunk = stream._take()
                 if stream.ended:
-                    del self._streams[inbox]
+                    del self._streams[notifier]
                 if chunk is not None or stream.ended:
                     news.append(News(stream, chunk, stream.ended))
             if news:
                 return news
+
+    def _check(self) -> None:
+        """Raise RuntimeError if waiting is no use."""
+        for stream in self._streams.values():
+            stream._owner.check()
+            return

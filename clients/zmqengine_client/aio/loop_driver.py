@@ -13,9 +13,9 @@ import zmq
 
 from zmqengine.errors import WorkerLost
 from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import Session
 from zmqengine_client.keys import CurveKeys
-from zmqengine_client.sync.io_thread import Command
 from zmqengine_client.transport import Transport
 
 log = logging.getLogger("zmqengine.client")
@@ -24,7 +24,59 @@ ROUNDS_MAX = 8
 
 
 class LoopDriver:
-    """Runs a session on the running event loop, without a task: socket and timer callbacks alone.
+    """Runs a session on an event loop: the one of the first call."""
+
+    def __init__(
+        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+    ) -> None:
+        self.session = session
+        self._keys = keys
+        self._on_event = on_event
+        self._pid = os.getpid()
+        self._rounds: _Rounds | None = None
+        self._closed = False
+
+    def check(self) -> None:
+        """Raise RuntimeError if nobody would answer."""
+        if self._pid != os.getpid():
+            raise RuntimeError("a client does not survive a fork: make a new one in this process")
+        if self._closed if self._rounds is None else self._rounds.closed.done():
+            raise RuntimeError("the client is closed")
+
+    def check_waiting(self) -> None:
+        """As `check`: whoever is awaited here is a task, which holds up nobody."""
+        self.check()
+
+    def start(self, request: Request) -> None:
+        """Generate."""
+        self.post(lambda now: self.session.start_request(request, now))
+
+    def abort(self, request: Request) -> None:
+        """Stop generating."""
+        if self._rounds is not None:
+            self.post(lambda now: self.session.abort_request(request, now))
+
+    def post(self, command: Callable[[float], None]) -> None:
+        """Call `command` with the time; what follows from it is done in the loop's next turn.
+
+        So any number of commands given in one turn cost one round.
+        """
+        if self._rounds is None and not self._closed:
+            self._rounds = _Rounds(self.session, self._keys, self._on_event)
+        if self._rounds is not None and not self._rounds.closed.done() and self._pid == os.getpid():
+            command(time.monotonic())
+            self._rounds.pump_soon()
+
+    async def close(self) -> None:
+        """Say bye and close the sockets. Idempotent."""
+        self._closed = True
+        if self._rounds is not None and self._pid == os.getpid():
+            self.post(self.session.close)
+            await asyncio.shield(self._rounds.closed)
+
+
+class _Rounds:
+    """A session and its sockets on the running loop, without a task: socket and timer callbacks alone.
 
     ZeroMQ's descriptors are edge-triggered: they tell once that something happened. So after every wake-up, and
     after every send, the sockets are read until they are empty.
@@ -33,49 +85,27 @@ class LoopDriver:
     def __init__(
         self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
     ) -> None:
-        self.session = session
+        self._session = session
         self._on_event = on_event
-        self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
+        self.closed = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._pumping = False
         self._pump_is_due = False
         self._again = False
-        self._closed = self._loop.create_future()
         self._transport = Transport(session.config.address, keys, watch=self._watch, unwatch=self._unwatch)
-
-    def check(self) -> None:
-        """Raise RuntimeError if nobody would answer."""
-        if self._pid != os.getpid():
-            raise RuntimeError("a client does not survive a fork: make a new one in this process")
-        if self._closed.done():
-            raise RuntimeError("the client is closed")
-
-    def run(self, command: Command) -> None:
-        """Call `command` with the time; what follows from it is done in the loop's next turn.
-
-        So any number of commands given in one turn cost one round.
-        """
-        if self._closed.done() or self._pid != os.getpid():
-            return
-        command(time.monotonic())
-        self._pump_soon()
-
-    async def close(self) -> None:
-        """Say bye and close the sockets. Idempotent."""
-        self.run(self.session.close)
-        await asyncio.shield(self._closed)
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.add_reader(_descriptor(source), self._pump)
         # What came before the watch began will not be told any more.
-        self._pump_soon()
+        self.pump_soon()
 
     def _unwatch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.remove_reader(_descriptor(source))
 
-    def _pump_soon(self) -> None:
+    def pump_soon(self) -> None:
+        """Have a round in the loop's next turn."""
         if not self._pump_is_due:
             self._pump_is_due = True
             self._loop.call_soon(self._pump)
@@ -86,26 +116,26 @@ class LoopDriver:
             # Called out of a callback: the round that is going on takes it along.
             self._again = True
             return
-        if self._closed.done():
+        if self.closed.done():
             return
         self._pumping = True
         try:
             self._rounds()
         except Exception:
             log.exception("the client failed")
-            self.session.abandon(
+            self._session.abandon(
                 WorkerLost("the client failed; its log has the reason: make a new one"), time.monotonic()
             )
         finally:
             self._pumping = False
-        self.session.outbox.tell(self._on_event)
-        if self.session.closed:
+        self._session.outbox.tell(self._on_event)
+        if self._session.closed:
             self._end()
         else:
             self._set_timer()
 
     def _rounds(self) -> None:
-        session, outbox = self.session, self.session.outbox
+        session, outbox = self._session, self._session.outbox
         for _ in range(ROUNDS_MAX):
             now = time.monotonic()
             self._again = False
@@ -116,10 +146,10 @@ class LoopDriver:
             if not (more or actions or self._again):
                 return
         # Others on this loop have a turn first.
-        self._pump_soon()
+        self.pump_soon()
 
     def _set_timer(self) -> None:
-        due = self.session.next_deadline()
+        due = self._session.next_deadline()
         # A timer that fires too early finds nothing to do; that is cheaper than moving it at every message.
         if due < self._timer_at:
             if self._timer is not None:
@@ -132,9 +162,9 @@ class LoopDriver:
         self._pump()
 
     def _end(self) -> None:
-        if self._closed.done():
+        if self.closed.done():
             return
-        self._closed.set_result(None)
+        self.closed.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar
 
-from zmqengine_client.aio.mailbox import AsyncInbox
+from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
 from zmqengine_client.core.stream_state import Owner, Reader, StreamState
@@ -14,11 +14,16 @@ ChunkT = TypeVar("ChunkT")
 
 
 class AsyncStream(StreamState[ChunkT]):
-    """The output of one request, chunk by chunk, for one task: `Stream` with `async for` and `await`."""
+    """The output of one request, chunk by chunk, for one task.
 
-    def __init__(self, reader: Reader[ChunkT], inbox: AsyncInbox, owner: Owner) -> None:
+    `async for chunk in stream` aborts the request when it is left early; so do `close()`, the end of its `with` block
+    and losing the last reference. `anext(stream)` does not. An end by error, deadline, lease, slow_consumer or
+    shutdown raises its error, with what there is as `error.completion`; so does a request that is refused.
+    """
+
+    def __init__(self, reader: Reader[ChunkT], notifier: AsyncNotifier, owner: Owner) -> None:
         super().__init__(reader, owner)
-        self._inbox = inbox
+        self._notifier = notifier
 
     def __aiter__(self) -> AsyncIterator[ChunkT]:
         return _LeavingAborts(self)
@@ -32,7 +37,7 @@ class AsyncStream(StreamState[ChunkT]):
                 self._raise_failure()
                 break
             self._owner.check()
-            await self._inbox.mailbox.wait()
+            await self._notifier.mailbox.wait()
         raise StopAsyncIteration
 
     async def __aenter__(self) -> AsyncStream[ChunkT]:
@@ -69,7 +74,7 @@ class AsyncTextStream(AsyncStream[TextChunk]):
 
 
 class _LeavingAborts(Generic[ChunkT]):
-    """What an `async for` loop holds: when the loop is left, it goes, and takes the request with it."""
+    """What a loop holds: when the loop is left, it goes, and takes the request with it."""
 
     def __init__(self, stream: AsyncStream[ChunkT]) -> None:
         self._stream = stream

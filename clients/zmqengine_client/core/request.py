@@ -93,9 +93,10 @@ class Request:
         self.phase = follow(REQUEST, self.phase, event)
 
     def refuse(self, error: ZmqEngineError) -> None:
-        """End it with this error: it was never sent."""
-        self.error = error
-        self.follow(RequestEvent.ENDED)
+        """End it with this error, if it has not ended: it was never sent."""
+        if not self.ended:
+            self.error = error
+            self.follow(RequestEvent.ENDED)
 
     def receive(self, row: TokenRow) -> int:
         """Append what is new in `row`; returns how many of its tokens were there already.

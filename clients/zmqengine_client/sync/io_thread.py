@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ import zmq
 
 from zmqengine.errors import WorkerLost
 from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import Session
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.transport import Transport
@@ -29,7 +31,63 @@ Command = Callable[[float], None]
 
 
 class IoThread:
-    """Runs a session in the background. `post` is safe from any thread and from a finaliser."""
+    """Runs a session in the background until it is closed or collected, or the interpreter ends.
+
+    `start`, `abort` and `post` are safe from any thread and from a finaliser.
+    """
+
+    def __init__(
+        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+    ) -> None:
+        self.session = session
+        self._rounds = _Rounds(session, keys, on_event)
+        self._thread = threading.Thread(target=self._rounds.run, name="zmqengine-client", daemon=True)
+        self._thread.start()
+        # Not a __del__: this also says bye when the interpreter ends.
+        self._finalizer = weakref.finalize(self, _close, self._rounds, self._thread)
+
+    def check(self) -> None:
+        """Raise RuntimeError if there is no thread to wait for."""
+        if self._rounds.forked:
+            raise RuntimeError("a client does not survive a fork: make a new one in this process")
+        if self._rounds.ended.is_set():
+            raise RuntimeError("the client is closed")
+
+    def check_waiting(self) -> None:
+        """As `check`, and raise on the I/O thread itself: `on_event` would wait for what only it can bring."""
+        self.check()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "on_event must not wait for the client that calls it: hand over to another thread"
+            )
+
+    def start(self, request: Request) -> None:
+        """Generate."""
+        self.post(lambda now: self.session.start_request(request, now))
+
+    def abort(self, request: Request) -> None:
+        """Stop generating."""
+        self.post(lambda now: self.session.abort_request(request, now))
+
+    def post(self, command: Command) -> None:
+        """Have `command` called with the time on the I/O thread, soon. Dropped when the thread has ended."""
+        self._rounds.post(command)
+
+    def close(self) -> None:
+        """Say bye and end the thread. Idempotent; in a forked child it does nothing."""
+        self._finalizer()
+
+
+def _close(rounds: _Rounds, thread: threading.Thread) -> None:
+    if rounds.forked or rounds.ended.is_set():
+        return
+    rounds.post(rounds.session.close)
+    if threading.current_thread() is not thread:
+        thread.join(CLOSE_WAIT_S)
+
+
+class _Rounds:
+    """What the thread does, which holds nothing that a caller holds: so callers can be collected."""
 
     def __init__(
         self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
@@ -47,54 +105,30 @@ class IoThread:
         self._transport = Transport(
             session.config.address, keys, watch=self._watch, unwatch=self._poller.unregister
         )
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._ending = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="zmqengine-client", daemon=True)
-        self._thread.start()
 
     @property
-    def usable(self) -> bool:
-        """Whether the thread runs, and in this process: it does not survive a fork."""
-        return not self._ended.is_set() and self._pid == os.getpid()
-
-    def check(self) -> None:
-        """Raise RuntimeError if there is no thread to wait for."""
-        if self._pid != os.getpid():
-            raise RuntimeError("a client does not survive a fork: make a new one in this process")
-        if self._ended.is_set():
-            raise RuntimeError("the client is closed")
-
-    def check_waiting(self) -> None:
-        """As `check`, and raise on the I/O thread itself: `on_event` would wait for what only it can bring."""
-        self.check()
-        if threading.current_thread() is self._thread:
-            raise RuntimeError(
-                "on_event must not wait for the client that calls it: hand over to another thread"
-            )
+    def forked(self) -> bool:
+        """Whether this is another process: the thread did not come along."""
+        return self._pid != os.getpid()
 
     def post(self, command: Command) -> None:
-        """Have `command` called with the time on the I/O thread, soon. Dropped when the thread has ended."""
-        if not self.usable:
+        """See `IoThread.post`."""
+        if self.forked or self.ended.is_set():
             return
         self._commands.append(command)
         # A full pipe wakes the thread as well as one more byte would.
         with contextlib.suppress(BlockingIOError):
             self._wake.send(b"\0")
-        if self._ended.is_set():
+        if self.ended.is_set():
             self._run_commands(time.monotonic())
-
-    def close(self) -> None:
-        """Say bye and end the thread. Idempotent; in a forked child it does nothing."""
-        if not self.usable:
-            return
-        self.post(self.session.close)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_WAIT_S)
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._poller.register(source, zmq.POLLIN)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Rounds until the session is closed."""
         session = self.session
         try:
             while not session.closed:
@@ -108,7 +142,7 @@ class IoThread:
             )
         finally:
             # From here on `post` runs what it is given itself, on a session that is closed.
-            self._ended.set()
+            self.ended.set()
             self._run_commands(time.monotonic())
             self._transport.close()
 

@@ -1,3 +1,4 @@
+# Made from ../aio/streams.py by `python -m tools`: change that one.
 """Streams of the synchronous client."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
 from zmqengine_client.core.stream_state import Owner, Reader, StreamState
-from zmqengine_client.sync.mailbox import Inbox
+from zmqengine_client.sync.waiting import Notifier
 
 ChunkT = TypeVar("ChunkT")
 
@@ -16,14 +17,14 @@ ChunkT = TypeVar("ChunkT")
 class Stream(StreamState[ChunkT]):
     """The output of one request, chunk by chunk, for one reader.
 
-    `for chunk in stream` aborts the request when it is left early; so do `close()`, the end of a `with` block and
-    losing the last reference. `next(stream)` does not. An end by error, deadline, lease, slow_consumer or
+    `for chunk in stream` aborts the request when it is left early; so do `close()`, the end of its `with` block
+    and losing the last reference. `next(stream)` does not. An end by error, deadline, lease, slow_consumer or
     shutdown raises its error, with what there is as `error.completion`; so does a request that is refused.
     """
 
-    def __init__(self, reader: Reader[ChunkT], inbox: Inbox, owner: Owner) -> None:
+    def __init__(self, reader: Reader[ChunkT], notifier: Notifier, owner: Owner) -> None:
         super().__init__(reader, owner)
-        self._inbox = inbox
+        self._notifier = notifier
 
     def __iter__(self) -> Iterator[ChunkT]:
         return _LeavingAborts(self)
@@ -37,7 +38,7 @@ class Stream(StreamState[ChunkT]):
                 self._raise_failure()
                 break
             self._owner.check()
-            self._inbox.mailbox.wait()
+            self._notifier.mailbox.wait()
         raise StopIteration
 
     def __enter__(self) -> Stream[ChunkT]:
@@ -62,7 +63,7 @@ class TextStream(Stream[TextChunk]):
 
     def text(self) -> str:
         """Read to the end and return the whole text."""
-        return self.read().text
+        return (self.read()).text
 
     def read_object(self) -> Any:
         """Read to the end and return what the output says, as what was given as `schema`.
@@ -74,7 +75,7 @@ class TextStream(Stream[TextChunk]):
 
 
 class _LeavingAborts(Generic[ChunkT]):
-    """What a `for` loop holds: when the loop is left, it goes, and takes the request with it."""
+    """What a loop holds: when the loop is left, it goes, and takes the request with it."""
 
     def __init__(self, stream: Stream[ChunkT]) -> None:
         self._stream = stream
@@ -83,7 +84,7 @@ class _LeavingAborts(Generic[ChunkT]):
         return self
 
     def __next__(self) -> ChunkT:
-        return next(self._stream)
+        return self._stream.__next__()
 
     def __del__(self) -> None:
         self._stream.close()

@@ -8,6 +8,5 @@ segment_cache.py      token ids of the parts of long prompts, kept
 detokenizer.py        token ids to text, piece by piece
 stop_strings.py       finds them in text that arrives in pieces
 token_bytes.py        the bytes that one token stands for
-tokenizer_cache.py    what workers sent, on disk
-tokenizer_shelf.py    tokenizers of this process
+tokenizer_cache.py    what workers sent, in this process and on disk
 """

@@ -27,7 +27,7 @@ def new_request(options: Options) -> Request:
     try:
         check_options(request.options)
     except ZmqEngineError as error:
-        refuse(request, error)
+        request.refuse(error)
     return request
 
 
@@ -36,13 +36,8 @@ def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
     try:
         return TextReader(request, stop_list(stop))
     except ZmqEngineError as error:
-        refuse(request, error)
+        request.refuse(error)
         return TextReader(request, ())
-
-
-def refuse(request: Request, error: ZmqEngineError) -> None:
-    """End a request that was never sent."""
-    request.refuse(error)
 
 
 def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
@@ -52,7 +47,7 @@ def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
     try:
         request.prompt = token_ids(prompt)
     except ZmqEngineError as error:
-        refuse(request, error)
+        request.refuse(error)
 
 
 def prompt_encoder(prompt: str | Sequence[int]) -> Encode:
@@ -79,7 +74,7 @@ def set_text_prompt(request: Request, reader: TextReader, tokenizer: Tokenizer, 
         if not ids:
             raise BadRequest("the prompt is empty")
     except ZmqEngineError as error:
-        refuse(request, error)
+        request.refuse(error)
         return
     seconds = time.monotonic() - started
     if seconds >= SLOW_S:

@@ -1,4 +1,4 @@
-"""Tokenizer bundles on disk, by hash, so that a front-end fetches one once in its life."""
+"""Tokenizers by hash: built once in a process, and kept on disk, so that a front-end fetches one once in its life."""
 
 from __future__ import annotations
 
@@ -7,15 +7,45 @@ import hashlib
 import os
 import sys
 import tempfile
+import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import msgspec
 
 from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine_client.text.tokenizer import Tokenizer
 
+TOKENIZERS_MAX = 4
 FILES_MAX = 8
 CACHE_BYTES_MAX = 256 * 1024 * 1024
 _DIGEST_BYTES = 32
+
+_lock = threading.Lock()
+_tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
+
+
+def find(bundle_hash: str) -> Tokenizer | None:
+    """The tokenizer of this hash from this process, or from disk. May take a while: not for an event loop."""
+    with _lock:
+        tokenizer = _tokenizers.get(bundle_hash)
+    if tokenizer is None:
+        bundle = TokenizerDirectory().load(bundle_hash)
+        tokenizer = None if bundle is None else _keep(bundle)
+    return tokenizer
+
+
+def add(bundle: TokenizerBundle) -> Tokenizer:
+    """Keep what a worker sent, here and on disk."""
+    tokenizer = _keep(bundle)
+    TokenizerDirectory().store(bundle)
+    return tokenizer
+
+
+def clear() -> None:
+    """Forget the tokenizers of this process; those on disk stay."""
+    with _lock:
+        _tokenizers.clear()
 
 
 def default_directory() -> Path:
@@ -28,8 +58,8 @@ def default_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zmqengine"
 
 
-class TokenizerCache:
-    """A directory of bundles. A file that cannot be read or written is as if it were not there."""
+class TokenizerDirectory:
+    """Bundles on disk. A file that cannot be read or written is as if it were not there."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = (directory or default_directory()) / "tokenizers"
@@ -75,3 +105,12 @@ class TokenizerCache:
     def _path(self, bundle_hash: str) -> Path:
         # The hash comes from the worker: as part of a path it must be ours.
         return self._directory / (hashlib.sha256(bundle_hash.encode()).hexdigest()[:32] + ".bundle")
+
+
+def _keep(bundle: TokenizerBundle) -> Tokenizer:
+    tokenizer = Tokenizer(bundle)
+    with _lock:
+        _tokenizers[bundle.hash] = tokenizer
+        while len(_tokenizers) > TOKENIZERS_MAX:
+            _tokenizers.popitem(last=False)
+    return tokenizer

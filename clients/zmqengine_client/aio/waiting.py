@@ -1,24 +1,32 @@
-"""How a task that reads streams waits for the event loop."""
+"""How a task waits: for news of streams, for its turn, for work that is done in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+
+Lock = asyncio.Lock
+off_loop = asyncio.to_thread
 
 
 class AsyncMailbox:
     """Where notices arrive on the event loop. Many streams can share one: then one wait covers them all."""
 
     def __init__(self) -> None:
-        self._ready: dict[AsyncInbox, None] = {}
+        self._ready: dict[AsyncNotifier, None] = {}
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, inbox: AsyncInbox) -> None:
-        """Note that `inbox` has news."""
-        self._ready[inbox] = None
+    @property
+    def has_news(self) -> bool:
+        """Whether `wait` would return at once."""
+        return bool(self._ready)
+
+    def put(self, notifier: AsyncNotifier) -> None:
+        """Note that `notifier` has news."""
+        self._ready[notifier] = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def wait(self) -> list[AsyncInbox]:
+    async def wait(self) -> list[AsyncNotifier]:
         """Those with news since the last call; waits for the first. For one task at a time."""
         while not self._ready:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -30,7 +38,7 @@ class AsyncMailbox:
         return list(ready)
 
 
-class AsyncInbox:
+class AsyncNotifier:
     """The listener of one request or control call. Its mailbox can be changed while it is in use."""
 
     __slots__ = ("mailbox",)

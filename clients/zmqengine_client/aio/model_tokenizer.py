@@ -1,0 +1,36 @@
+"""The tokenizer of the model that the worker serves now."""
+
+from __future__ import annotations
+
+from zmqengine.protocol.messages import GetTokenizer, TokenizerBundle
+from zmqengine_client.aio.questions import AsyncQuestions
+from zmqengine_client.aio.waiting import Lock, off_loop
+from zmqengine_client.core.connection import Connection
+from zmqengine_client.text import tokenizer_cache
+from zmqengine_client.text.tokenizer import Tokenizer
+
+
+class AsyncModelTokenizer:
+    """Finds it once, and again when another model is served."""
+
+    def __init__(self, questions: AsyncQuestions, connection: Connection) -> None:
+        self._questions = questions
+        self._connection = connection
+        self._known: Tokenizer | None = None
+        self._lock = Lock()
+
+    async def get(self) -> Tokenizer:
+        """The tokenizer: from this process, from disk, or fetched from the worker."""
+        async with self._lock:
+            model, known = self._connection.model, self._known
+            if known is not None and (model is None or model.tokenizer_hash == known.hash):
+                return known
+            described = (await self._questions.wait_ready(None)).model
+            found = None
+            if described is not None:
+                found = await off_loop(tokenizer_cache.find, described.tokenizer_hash)
+            if found is None:
+                bundle = await self._questions.ask(GetTokenizer, TokenizerBundle)
+                found = await off_loop(tokenizer_cache.add, bundle)
+            self._known = found
+            return found

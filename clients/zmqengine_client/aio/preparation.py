@@ -1,0 +1,54 @@
+"""Prompts become token ids in threads, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from zmqengine.errors import WorkerLost, ZmqEngineError
+from zmqengine_client.aio.loop_driver import LoopDriver
+from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
+from zmqengine_client.core.request import Request
+from zmqengine_client.text.new_request import Encode, set_text_prompt
+from zmqengine_client.text.readers import TextReader
+
+log = logging.getLogger("zmqengine.client")
+
+
+class Preparation:
+    """A task for each prompt that is on its way. What goes wrong ends the request."""
+
+    def __init__(self, tokenizer: AsyncModelTokenizer, driver: LoopDriver) -> None:
+        self._tokenizer = tokenizer
+        self._driver = driver
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, request: Request, reader: TextReader, encode: Encode) -> None:
+        """Set the prompt and start the request, some time from now."""
+        task = asyncio.ensure_future(self._prepare(request, reader, encode))
+        # The loop keeps only weak references to tasks.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """The client is being closed: requests that were not started end."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _prepare(self, request: Request, reader: TextReader, encode: Encode) -> None:
+        try:
+            tokenizer = await self._tokenizer.get()
+            await asyncio.to_thread(set_text_prompt, request, reader, tokenizer, encode)
+            if not request.ended:
+                self._driver.start(request)
+        except ZmqEngineError as error:
+            request.refuse(error)
+        except asyncio.CancelledError:
+            request.refuse(WorkerLost("the client was closed"))
+            raise
+        except Exception as error:
+            log.exception("request %s: the prompt cannot be prepared", request.id)
+            request.refuse(ZmqEngineError(f"the prompt cannot be prepared: {error}"))
+        finally:
+            if request.listener is not None:
+                request.listener.notify()

@@ -1,0 +1,37 @@
+# Made from ../aio/model_tokenizer.py by `python -m tools`: change that one.
+"""The tokenizer of the model that the worker serves now."""
+
+from __future__ import annotations
+
+from zmqengine.protocol.messages import GetTokenizer, TokenizerBundle
+from zmqengine_client.core.connection import Connection
+from zmqengine_client.sync.questions import Questions
+from zmqengine_client.sync.waiting import Lock, off_loop
+from zmqengine_client.text import tokenizer_cache
+from zmqengine_client.text.tokenizer import Tokenizer
+
+
+class ModelTokenizer:
+    """Finds it once, and again when another model is served."""
+
+    def __init__(self, questions: Questions, connection: Connection) -> None:
+        self._questions = questions
+        self._connection = connection
+        self._known: Tokenizer | None = None
+        self._lock = Lock()
+
+    def get(self) -> Tokenizer:
+        """The tokenizer: from this process, from disk, or fetched from the worker."""
+        with self._lock:
+            model, known = self._connection.model, self._known
+            if known is not None and (model is None or model.tokenizer_hash == known.hash):
+                return known
+            described = (self._questions.wait_ready(None)).model
+            found = None
+            if described is not None:
+                found = off_loop(tokenizer_cache.find, described.tokenizer_hash)
+            if found is None:
+                bundle = self._questions.ask(GetTokenizer, TokenizerBundle)
+                found = off_loop(tokenizer_cache.add, bundle)
+            self._known = found
+            return found

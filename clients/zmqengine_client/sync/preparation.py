@@ -1,0 +1,30 @@
+"""Prompts become token ids on the thread that asks: it is told at once what is wrong with them."""
+
+from __future__ import annotations
+
+from zmqengine.errors import ZmqEngineError
+from zmqengine_client.core.request import Request
+from zmqengine_client.sync.io_thread import IoThread
+from zmqengine_client.sync.model_tokenizer import ModelTokenizer
+from zmqengine_client.text.new_request import Encode, set_text_prompt
+from zmqengine_client.text.readers import TextReader
+
+
+class Preparation:
+    """Refused prompts end their request; what else is raised goes to the caller."""
+
+    def __init__(self, tokenizer: ModelTokenizer, driver: IoThread) -> None:
+        self._tokenizer = tokenizer
+        self._driver = driver
+
+    def begin(self, request: Request, reader: TextReader, encode: Encode) -> None:
+        """Set the prompt and start the request."""
+        try:
+            set_text_prompt(request, reader, self._tokenizer.get(), encode)
+        except ZmqEngineError as error:
+            request.refuse(error)
+        if not request.ended:
+            self._driver.start(request)
+
+    def cancel(self) -> None:
+        """Nothing is under way: `begin` returns when it is done."""

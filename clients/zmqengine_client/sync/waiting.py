@@ -1,0 +1,60 @@
+"""How a thread waits for the I/O thread, and for its turn. What a task leaves to a thread, a thread does itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+Lock = threading.Lock
+
+
+def off_loop(
+    function: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
+) -> ResultT:
+    """Call it: there is no event loop that it could hold up."""
+    return function(*args, **kwargs)
+
+
+class Mailbox:
+    """Where notices arrive. Many streams can share one: then one wait covers them all."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._ready: dict[Notifier, None] = {}
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `wait` would return at once."""
+        with self._condition:
+            return bool(self._ready)
+
+    def put(self, notifier: Notifier) -> None:
+        """Note that `notifier` has news."""
+        with self._condition:
+            self._ready[notifier] = None
+            self._condition.notify()
+
+    def wait(self) -> list[Notifier]:
+        """Those with news since the last call; waits for the first. For one thread at a time."""
+        with self._condition:
+            while not self._ready:
+                self._condition.wait()
+            ready, self._ready = self._ready, {}
+        return list(ready)
+
+
+class Notifier:
+    """The listener of one request or control call. Its mailbox can be changed while it is in use."""
+
+    __slots__ = ("mailbox",)
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+
+    def notify(self) -> None:
+        """Called on the I/O thread."""
+        self.mailbox.put(self)

@@ -1,0 +1,33 @@
+"""Draws the phases of the client's connection and requests from the tables that its code goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from zmqengine_client.core.phases import CONNECTION, REQUEST, Phase, RequestPhase
+
+PAGE = "docs/client.md"
+
+
+def parts() -> dict[str, str]:
+    """The drawings by the names of their places in the page."""
+    return {
+        "connection": _drawing(CONNECTION, Phase.IDLE),
+        "request": _drawing(REQUEST, RequestPhase.WAITING),
+    }
+
+
+def _drawing(table: Mapping[Enum, Mapping[Enum, Enum]], first: Enum) -> str:
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {_id(first)}"]
+    lines += [f'    state "{phase.value}" as {_id(phase)}' for phase in table if " " in phase.value]
+    for phase, ways in table.items():
+        for event, after in ways.items():
+            lines.append(f"    {_id(phase)} --> {_id(after)}: {event.value}")
+        if not ways:
+            lines.append(f"    {_id(phase)} --> [*]")
+    return "\n".join([*lines, "```", ""])
+
+
+def _id(phase: Enum) -> str:
+    return phase.value.replace(" ", "_")
