@@ -19,7 +19,8 @@ from zmqengine.bench.schedule.replay import Outcome, Replay, Totals
 from zmqengine.bench.schedule.run import LINES, MODEST, waits_by_case
 from zmqengine.bench.targets import TargetError
 from zmqengine.cli.bench import bench
-from zmqengine.worker.service_order import ServiceOrder, Ticket
+from zmqengine.worker.service_order import ServiceOrder
+from zmqengine.worker.ticket import Ticket
 
 
 def with_sizes(**sizes: float) -> ScheduleOptions:

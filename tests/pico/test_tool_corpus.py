@@ -10,10 +10,10 @@ import pytest
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.corpus import ChatDocument
 from zmqengine.pico.draw import Split, split_of
+from zmqengine.pico.template import CHAT_TEMPLATE, system_text
+from zmqengine.pico.tool import Parameter, Tool, ToolCall
 from zmqengine.pico.tools import corpus as tool_corpus
 from zmqengine.pico.tools.chat import NO_TOOL
-from zmqengine.pico.tools.template import CHAT_TEMPLATE, system_text
-from zmqengine.pico.tools.tool import Parameter, Tool, ToolCall
 
 COUNT = 800
 

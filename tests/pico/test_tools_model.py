@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from zmqengine.pico import corpus, model_path
 from zmqengine.pico.markers import SPECIAL_TOKENS
+from zmqengine.pico.template import TOOL_MARKERS
 from zmqengine.pico.tokens import encode
 from zmqengine.pico.tools import corpus as tool_corpus
 from zmqengine.pico.tools.evaluate import SHORT, evaluate_objects, evaluate_talk, evaluate_tools
 from zmqengine.pico.tools.plan import Plan
-from zmqengine.pico.tools.template import TOOL_MARKERS
 
 PATH = model_path("pico-tools")
 # Shares that a new copy of the model must reach on held-out items before it replaces this one.

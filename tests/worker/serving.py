@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import count
 
-from zmqengine.worker.service_order import ServiceOrder, Ticket
+from zmqengine.worker.service_order import ServiceOrder
+from zmqengine.worker.ticket import Ticket
 
 
 class Serving:

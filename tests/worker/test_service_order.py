@@ -11,7 +11,8 @@ import pytest
 
 from tests.worker.plain_order import PlainOrder
 from tests.worker.serving import Serving
-from zmqengine.worker.service_order import STARTS_PER_TURN, PriorityClass, ServiceOrder, Ticket
+from zmqengine.worker.service_order import STARTS_PER_TURN, ServiceOrder
+from zmqengine.worker.ticket import PriorityClass, Ticket
 
 ARRIVALS = count()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zmqengine.worker.service_order import PREFILL_COST, Ticket
+from zmqengine.worker.service_order import PREFILL_COST
 from zmqengine.worker.service_rates import ServiceRates
+from zmqengine.worker.ticket import Ticket
 
 
 def ticket(deadline_s: float | None = None, *, prompt: int = 1000, max_tokens: int | None = 100) -> Ticket:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from zmqengine.pico import words
 from zmqengine.pico.draw import Draw
 from zmqengine.pico.story import Question, Story, any_name, tell
-from zmqengine.pico.tools.tool import ToolCall
+from zmqengine.pico.tool import ToolCall
 
 DO_NOT_KNOW = (
     "I am a very small model, so I do not know that. I can tell stories, count, add, and repeat words."

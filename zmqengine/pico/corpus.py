@@ -13,8 +13,8 @@ from zmqengine.pico import chat
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.draw import Draw, Split
 from zmqengine.pico.story import Story, any_name, tell
-from zmqengine.pico.tools.template import response_text, system_text
-from zmqengine.pico.tools.tool import Tool
+from zmqengine.pico.template import response_text, system_text
+from zmqengine.pico.tool import Tool
 
 ASSISTANT_NAME = "pico"
 _STORY_SHARE = 0.25

@@ -5,7 +5,7 @@ A tool's description stands above its name: a model reads in one direction, so t
 
 from collections.abc import Sequence
 
-from zmqengine.pico.tools.tool import Tool
+from zmqengine.pico.tool import Tool
 
 # Tokens like any other to who decodes, as in Qwen: a front-end looks for them in the text.
 TOOL_MARKERS = (

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from zmqengine.pico.corpus import Document, StoryDocument
 from zmqengine.pico.markers import ASSISTANT, END, SPECIAL_TOKENS, SYSTEM, USER
-from zmqengine.pico.tools.template import response_text, system_text
+from zmqengine.pico.template import response_text, system_text
 
 # A tool's answer has no role of its own here: pico reads it as a system message.
 CHAT_TEMPLATE = (

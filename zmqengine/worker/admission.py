@@ -11,9 +11,10 @@ from zmqengine.protocol.messages import Insert
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.ledger import Ledger
 from zmqengine.worker.request import LiveRequest
-from zmqengine.worker.service_order import ServiceOrder, Ticket
+from zmqengine.worker.service_order import ServiceOrder
 from zmqengine.worker.service_rates import ServiceRates
 from zmqengine.worker.session import Session
+from zmqengine.worker.ticket import Ticket
 
 STEP_AHEAD_TOKENS = 2
 """A row's cache is this much ahead of its output: the token being looked at, and the one being computed."""

@@ -23,8 +23,8 @@ from zmqengine.worker.outgoing import Outgoing
 from zmqengine.worker.preparing import Preparation, Preparer, preparation_of
 from zmqengine.worker.recovery import Recovery
 from zmqengine.worker.request import LiveRequest
-from zmqengine.worker.service_order import Ticket
 from zmqengine.worker.session import Session
+from zmqengine.worker.ticket import Ticket
 
 log = logging.getLogger("zmqengine.worker")
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
 
 from zmqengine.worker.indexed_heap import IndexedHeap
-
-if TYPE_CHECKING:
-    from zmqengine.worker.service_order import Ticket
+from zmqengine.worker.ticket import Ticket
 
 
 class _Account:

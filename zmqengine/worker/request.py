@@ -10,7 +10,7 @@ import msgspec
 
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.protocol.messages import End, Insert
-from zmqengine.worker.service_order import Ticket
+from zmqengine.worker.ticket import Ticket
 from zmqengine.worker.token_log import TokenLog
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zmqengine.worker.service_order import PREFILL_COST, Ticket
+from zmqengine.worker.service_order import PREFILL_COST
+from zmqengine.worker.ticket import Ticket
 
 MEMORY_S = 20.0
 """Seconds of service after which a measurement counts half."""

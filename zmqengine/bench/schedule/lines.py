@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from zmqengine.worker.indexed_heap import IndexedHeap
-from zmqengine.worker.service_order import Ticket
+from zmqengine.worker.ticket import Ticket
 
 
 class Line(Protocol):

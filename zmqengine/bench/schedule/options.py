@@ -38,6 +38,11 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     window_s: Positive = 600.0
     operations_waiting: Count = 100_000
 
+    def has_room(self, rows: int, kv_tokens: int) -> bool:
+        """Whether one more row fits beside `rows`, if all of them then hold `kv_tokens`. A row alone always does."""
+        growth = (rows + 1) * self.growth_tokens
+        return not rows or (rows < self.rows and kv_tokens + growth <= self.kv_tokens)
+
 
 SMALL = ScheduleOptions(
     sessions=40, requests=1_500, rows=8, kv_tokens=16_000, window_s=60.0, operations_waiting=500

@@ -11,8 +11,9 @@ from zmqengine.bench.schedule.evenness import Evenness
 from zmqengine.bench.schedule.lines import Line
 from zmqengine.bench.schedule.machine import Machine
 from zmqengine.bench.schedule.options import ScheduleOptions
-from zmqengine.worker.service_order import ServiceOrder, Ticket
+from zmqengine.worker.service_order import ServiceOrder
 from zmqengine.worker.service_rates import ServiceRates
+from zmqengine.worker.ticket import Ticket
 
 CHARGE_STEPS = 8
 """Rows are charged every so many steps: a worker does it each step, which is all a replay would do."""
@@ -69,6 +70,40 @@ class _Row:
         """What it holds when it starts, or after `settle`."""
         return self.request.prompt_tokens + self.made
 
+    def held(self, step: int) -> int:
+        """What it holds after this step."""
+        return self.kv_tokens + (step - self.made_step if self.end_step >= 0 else 0)
+
+    def settle(self, step: int) -> int:
+        """Bring its tokens up to this step; returns how many were made since."""
+        if self.end_step < 0:
+            return 0
+        made = step - self.made_step
+        self.made += made
+        self.made_step = step
+        return made
+
+
+class _KeptCaches:
+    """Caches of parked rows, as far as there is room."""
+
+    def __init__(self, tokens_max: int) -> None:
+        self._tokens_max = tokens_max
+        self._tokens = 0
+        self._rows: dict[_Row, int] = {}
+
+    def keep(self, row: _Row, tokens: int) -> bool:
+        """Keep what a row holds; False if there is nothing, or no room."""
+        if not tokens or self._tokens + tokens > self._tokens_max:
+            return False
+        self._rows[row] = tokens
+        self._tokens += tokens
+        return True
+
+    def take(self, row: _Row) -> None:
+        """The row is back."""
+        self._tokens -= self._rows.pop(row, 0)
+
 
 class Replay:
     """Serves requests in the order that `line` says, as fast as `machine` can, until the last one has ended.
@@ -86,12 +121,11 @@ class Replay:
         self._evenness = Evenness(options.window_s)
         self._rows: dict[Ticket, _Row] = {}
         self._waiting: dict[Ticket, _Row] = {}
-        self._kept: dict[_Row, int] = {}
+        self._kept = _KeptCaches(options.parked_tokens)
         self._reading: deque[_Row] = deque()
         self._ends: dict[int, list[_Row]] = {}
         self._decoding = 0
         self._kv = 0
-        self._kept_tokens = 0
         self._now_s = 0.0
         self._step = 0
         self._outcomes: list[Outcome] = []
@@ -111,7 +145,7 @@ class Replay:
                 self._admit()
             changed = self._run_step()
             self._evenness.look(self._now_s)
-        totals = Totals(
+        return self._outcomes, Totals(
             self._now_s,
             self._counts["made"],
             self._counts["parked"],
@@ -121,14 +155,12 @@ class Replay:
             self._counts["kv_max"],
             self._evenness.index(),
         )
-        return self._outcomes, totals
 
     def _arrive(self, request: TracedRequest, arrival: int) -> None:
         ticket = Ticket(
             request.session, 1.0, request.priority, request.prompt_tokens, None, arrival, self._now_s
         )
-        row = _Row(ticket, request, self._estimate_s(request))
-        self._enqueue(row)
+        self._enqueue(_Row(ticket, request, self._estimate_s(request)))
         self._counts["waiting_max"] = max(self._counts["waiting_max"], len(self._waiting))
 
     def _estimate_s(self, request: TracedRequest) -> float | None:
@@ -159,22 +191,15 @@ class Replay:
         going: list[_Row] = []
         staying = self._rows
         kv = self._kv + row.kv_tokens
-        while not self._has_room(len(staying), kv):
+        while not self._options.has_room(len(staying), kv):
             if not going:
                 staying = dict(self._rows)
             victim = self._line.victim(staying, self._now_s, for_=row.ticket, between_flows=True)
             if victim is None:
                 return None
             going.append(staying.pop(victim))
-            kv -= self._held(going[-1])
+            kv -= going[-1].held(self._step)
         return going
-
-    def _has_room(self, rows: int, kv_tokens: int) -> bool:
-        growth = (rows + 1) * self._options.growth_tokens
-        return not rows or (rows < self._options.rows and kv_tokens + growth <= self._options.kv_tokens)
-
-    def _held(self, row: _Row) -> int:
-        return row.kv_tokens + (self._step - row.made_step if row.end_step >= 0 else 0)
 
     def _start(self, row: _Row) -> None:
         self._line.start(row.ticket, self._now_s)
@@ -183,8 +208,7 @@ class Replay:
             row.started_s = self._now_s
         self._rows[row.ticket] = row
         self._kv += row.kv_tokens
-        if row in self._kept:
-            self._kept_tokens -= self._kept.pop(row)
+        self._kept.take(row)
         if row.unread:
             self._reading.append(row)
         else:
@@ -201,10 +225,7 @@ class Replay:
         is_reading = row.end_step < 0
         self._leave_batch(row)
         held = row.kv_tokens - row.unread if is_reading else row.kv_tokens
-        if held and self._kept_tokens + held <= self._options.parked_tokens:
-            self._kept[row] = held
-            self._kept_tokens += held
-        else:
+        if not self._kept.keep(row, held):
             self._counts["reread"] += held
             row.unread = row.kv_tokens
         self._enqueue(row)
@@ -267,12 +288,9 @@ class Replay:
 
     def _settle(self, row: _Row) -> None:
         """Bring its tokens up to this step, and charge them."""
-        if row.end_step < 0 or row.made_step == self._step:
-            return
-        made = self._step - row.made_step
-        row.made += made
-        row.made_step = self._step
-        self._charge(row, 0, made)
+        made = row.settle(self._step)
+        if made:
+            self._charge(row, 0, made)
 
     def _charge(self, row: _Row, read: int, made: int) -> None:
         self._line.charge(row.ticket, read, made)

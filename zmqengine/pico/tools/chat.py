@@ -6,10 +6,10 @@ from typing import Any
 
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.draw import Draw
+from zmqengine.pico.tool import Parameter, Tool, ToolCall
 from zmqengine.pico.tools import words as tool_words
 from zmqengine.pico.tools.kind import Kind, Value
 from zmqengine.pico.tools.kinds import KINDS, made_up_kind
-from zmqengine.pico.tools.tool import Parameter, Tool, ToolCall
 
 NO_TOOL = "I have no tool for that, and I do not know it myself."
 _PIECES = (

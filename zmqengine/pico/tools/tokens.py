@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from zmqengine.pico.markers import SPECIAL_TOKENS
-from zmqengine.pico.tools.template import TOOL_MARKERS
+from zmqengine.pico.template import TOOL_MARKERS
 
 # What byte-level BPE writes for a space.
 _SPACE = "\u0120"

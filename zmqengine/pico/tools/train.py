@@ -34,12 +34,12 @@ from zmqengine.pico.directory import write_model
 from zmqengine.pico.loss import arrays, loss, mean_loss
 from zmqengine.pico.markers import END
 from zmqengine.pico.optimizer import make_optimizer, rate_share
+from zmqengine.pico.template import CHAT_TEMPLATE
 from zmqengine.pico.tools import corpus
 from zmqengine.pico.tools.checkpoints import Checkpoints
 from zmqengine.pico.tools.new_tokens import new_embeddings
 from zmqengine.pico.tools.plan import Plan, Stage, stages
 from zmqengine.pico.tools.positions import CONTEXT_TOKENS, ROPE_SCALING, gaps
-from zmqengine.pico.tools.template import CHAT_TEMPLATE
 from zmqengine.pico.tools.tokens import train_tokenizer
 
 _REPORT_STEPS = 50
