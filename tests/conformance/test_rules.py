@@ -13,9 +13,9 @@ from tests.support.workers import START_S, WorkerProcess
 from zmqengine.cli.conformance import conformance
 from zmqengine.conformance import check
 from zmqengine.protocol.messages import Done, Replay, TokenRow
+from zmqengine.testing import FakeWorker
 from zmqengine.worker import commands, outgoing
 from zmqengine.worker.commands import CommandHandler
-from zmqengine_client.testing import FakeWorker
 
 
 def test_our_worker_keeps_every_rule() -> None:
