@@ -1,4 +1,4 @@
-"""The sockets of one client, whichever shell drives them: carries out actions, hands in what arrives."""
+"""The sockets of one client, whichever half drives them: carries out actions, hands in what arrives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _POLLIN = int(zmq.POLLIN)
 class Transport:
     """ctl, cmd and out, and a monitor of the first two. Used from one thread at a time.
 
-    `watch` and `unwatch` are told of every socket that the shell has to wait on.
+    `watch` and `unwatch` are told of every socket that the half has to wait on.
     """
 
     def __init__(

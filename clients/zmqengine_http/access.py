@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from urllib.parse import urlsplit
 
+from zmqengine.protocol.addresses import is_loopback_host
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.errors import ApiError
 from zmqengine_http.exchange import Exchange
@@ -19,11 +20,6 @@ _JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlenco
 """What is taken as JSON: also what curl sends of itself, which a browser sends with its Origin."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 class Access:
     """Checks every request of a front-end."""
 
@@ -31,7 +27,7 @@ class Access:
         self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in config.api_keys]
         self._origins = frozenset(config.cors_origins)
         self._hosts: frozenset[str] | None = None
-        if not config.api_keys and is_loopback(config.host) and "*" not in config.allow_hosts:
+        if not config.api_keys and is_loopback_host(config.host) and "*" not in config.allow_hosts:
             own = f"[{config.host}]" if ":" in config.host else config.host
             self._hosts = _LOOPBACK_NAMES | {name.lower() for name in (own, *config.allow_hosts)}
 

@@ -8,9 +8,9 @@ from types import FrameType
 
 import uvicorn
 
+from zmqengine.protocol.addresses import is_loopback_host
 from zmqengine_client.errors import ConfigError
 from zmqengine_http import logs
-from zmqengine_http.access import is_loopback
 from zmqengine_http.app import HttpApp
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.http_protocol import protocol_class
@@ -28,7 +28,7 @@ def serve(config: HttpConfig) -> int:
     app = HttpApp(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
-    if not config.api_keys and not is_loopback(host):
+    if not config.api_keys and not is_loopback_host(host):
         if not config.insecure_no_key:
             raise ConfigError(
                 f"{config.host} is open to the network and no API key is asked for: give --api-key, or "

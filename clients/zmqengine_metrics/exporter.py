@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from zmqengine.errors import ZmqEngineError
-from zmqengine.protocol.addresses import is_loopback
+from zmqengine.protocol.addresses import is_loopback_host
 from zmqengine_client import Client
 from zmqengine_client.errors import ConfigError
 from zmqengine_metrics.families import families
@@ -53,7 +53,7 @@ class Exporter:
     """
 
     def __init__(self, collector: Collector, host: str, port: int, *, key: str | None = None) -> None:
-        if key is None and not is_loopback(f"tcp://{host}:{port}"):
+        if key is None and not is_loopback_host(host):
             raise ConfigError(
                 f"{host}:{port} can be reached from other machines: give a key for scrapers, or listen on 127.0.0.1"
             )

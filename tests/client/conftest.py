@@ -1,4 +1,4 @@
-"""Workers and clients for the tests of the two shells."""
+"""Workers and clients for the tests of the two halves."""
 
 from __future__ import annotations
 

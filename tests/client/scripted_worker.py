@@ -394,7 +394,7 @@ class Network:
         self.now += seconds
         self.session.advance(self.now)
         self.carry_out()
-        assert self.session.next_deadline() > self.now, "the shell would spin"
+        assert self.session.next_deadline() > self.now, "whoever drives it would spin"
 
     def kill(self, *, notice: bool = True) -> None:
         """The worker dies; with `notice` the connections are seen to break, in the transport's order."""

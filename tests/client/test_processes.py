@@ -74,7 +74,7 @@ def methods(cls: type) -> dict[str, str]:
     [(Client, AsyncClient), (TokenStream, AsyncTokenStream), (TextStream, AsyncTextStream)],
 )
 def test_both_kinds_have_the_same_methods_with_the_same_parameters(sync: type, asynchronous: type) -> None:
-    """Two thin shells over one core: names, parameters and defaults are compared."""
+    """Two thin halves over one core: names, parameters and defaults are compared."""
 
     def neutral(signatures: dict[str, str]) -> dict[str, str]:
         return {name: text.replace("AsyncStream", "Stream") for name, text in signatures.items()}

@@ -56,7 +56,6 @@ HELP = {
 }
 HIDDEN = {"engine", "fault_drop_frames"}
 INTERNAL = {"bind_cmd", "bind_out"}
-EXIT_HOPELESS = 78
 
 
 def _options(command: click.Command) -> click.Command:
@@ -118,6 +117,7 @@ def worker(**options: Any) -> int:
         from zmqengine.worker.main import serve
 
         return serve(config)
+    from zmqengine.worker.parent import EXIT_HOPELESS
     from zmqengine.worker.supervisor import supervise
 
     code = supervise(config)

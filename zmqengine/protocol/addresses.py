@@ -97,9 +97,12 @@ def tcp_host_port(address: str) -> tuple[str, int]:
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach the address. Of host names, only localhost counts."""
-    if address.startswith("ipc://"):
-        return True
-    host = tcp_host_port(address)[0].strip("[]")
+    return address.startswith("ipc://") or is_loopback_host(tcp_host_port(address)[0])
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether only this machine can reach the host. Of names, only localhost counts."""
+    host = host.strip("[]")
     if host == "localhost":
         return True
     try:

@@ -28,5 +28,5 @@ chunks.py             what a stream gives
 stream_state.py       what a stream is, however its chunks are waited for
 events.py             what happened to the connection, and counters
 actions.py            what the core asks to be done
-outbox.py             actions, news and events until the shell looks
+outbox.py             actions, news and events until the half looks
 """

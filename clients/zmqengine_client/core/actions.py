@@ -1,4 +1,4 @@
-"""What the core asks of its shell: frames to send, sockets to open and close."""
+"""What the core asks of the half that drives it: frames to send, sockets to open and close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the core has to say: actions for its shell, news for those who wait, events for the owner."""
+"""What the core has to say: actions for the half that drives it, news for those who wait, events for the owner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Changeable(Protocol):
 
 
 class Outbox:
-    """What has come up since the shell last looked."""
+    """What has come up since that half last looked."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []

@@ -1,6 +1,6 @@
 """The I/O-free core of a client: frames and the time in, frames and news out.
 
-A shell owns the sockets and the clock. It calls `start_*`, `receive`, `disconnected` and `advance`, each with the time
+A half owns the sockets and the clock. It calls `start_*`, `receive`, `disconnected` and `advance`, each with the time
 in seconds, and after each round carries out `outbox.take_actions()` and calls `outbox.tell()`. Nothing here blocks, and
 nothing here knows of threads.
 """
@@ -74,7 +74,7 @@ class Session:
         return self.connection.phase is Phase.CLOSED
 
     def abandon(self, error: ZmqEngineError, now: float) -> None:
-        """End everything with `error` at once: the shell cannot go on."""
+        """End everything with `error` at once: whoever drives it cannot go on."""
         self._live.fail_all(error)
         self._control.close(error)
         self.connection.close(now)

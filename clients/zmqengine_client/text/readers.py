@@ -1,4 +1,4 @@
-"""Requests as chunks, without waiting: what a stream of either shell takes its news from."""
+"""Requests as chunks, without waiting: what a stream of either half takes its news from."""
 
 from __future__ import annotations
 
