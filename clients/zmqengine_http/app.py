@@ -36,6 +36,7 @@ EXPOSED = (
     "retry-after-ms",
     "x-should-retry",
     "x-ignored-fields",
+    "x-unenforced-keywords",
 )
 """Response headers that a page of another origin may read: what clients log and what retries need."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from zmqengine_http.answer_events import AnswerWriter
-from zmqengine_http.constraints import check_constraints, make_constraint
+from zmqengine_http.constraints import Wishes, check_constraints, make_constraint
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation, answer_generation
 from zmqengine_http.prompts import Conversation, Prompt, encode_chat
@@ -64,21 +64,22 @@ async def answer_chat(
     check_constraints(chat.tool_choice, chat.response_format)
     prompt = await render(service, exchange, chat)
     cache_key = chat.sampling.cache_key or _session(exchange)
-    constraint = make_constraint(
-        chat.model,
-        prompt,
+    wishes = Wishes(
         tools=chat.tools,
         tool_choice=chat.tool_choice,
         parallel=chat.parallel_tool_calls,
         response_format=chat.response_format,
         asked=chat.sampling.constraint,
+        every_call=service.config.constrain_calls == "always",
     )
+    held = make_constraint(chat.model, prompt, wishes)
+    exchange.note_unenforced(held.unenforced)
     generation = Generation(
         id=chat.id,
         model=chat.model,
         prompts=[prompt],
         prompt_param=chat.prompt_param,
-        sampling=msgspec.structs.replace(chat.sampling, cache_key=cache_key, constraint=constraint),
+        sampling=msgspec.structs.replace(chat.sampling, cache_key=cache_key, constraint=held.constraint),
         splitter=functools.partial(_splitter, chat),
         first_call_only=not chat.parallel_tool_calls,
         cut_max_tokens=chat.cut_max_tokens,

@@ -36,6 +36,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a max_tokens beyond what the context leaves is cut to that, or a 400."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """Whether an unknown field of a request is a 400, or ignored and named in the header x-ignored-fields."""
+    constrain_calls: Literal["strict", "always"] = "strict"
+    """Which calls are held to their schemas where the model chooses to call: those of strict tools, or all."""
     client_key: str | None = None
     """File of our secret key, for workers on a network; with `server_key`, theirs."""
     server_key: str | None = None

@@ -4,77 +4,115 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Constraint
-from zmqengine_http.errors import ApiError, bad_field
+from zmqengine_http.call_grammars.answers import Wanted, answer_grammar
+from zmqengine_http.call_grammars.lark import Function, Rules
+from zmqengine_http.errors import bad_field
 from zmqengine_http.prompts import Prompt
-from zmqengine_http.tool_calls.formats import FORMATS
+from zmqengine_http.schema_keywords import passed_over
 from zmqengine_http.worker import Model
 
 Tools = Sequence[Mapping[str, object]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What of a request says what the answer must be; tools, choice and format in the shapes of chat completions.
+
+    `asked` is what was asked for in other words; `every_call`: also calls of tools that are not strict follow their
+    schemas.
+    """
+
+    tools: Tools
+    tool_choice: str | Mapping[str, object]
+    parallel: bool
+    response_format: Mapping[str, object]
+    asked: Constraint | None = None
+    every_call: bool = False
+
+
+class Held(NamedTuple):
+    """What an answer is held to, if to anything, and the keywords of schemas that are not enforced."""
+
+    constraint: Constraint | None
+    unenforced: Sequence[str] = ()
+
+
 def check_constraints(tool_choice: str | Mapping[str, object], response_format: Mapping[str, object]) -> None:
     """Raise a 400 for what no model could be held to. Both are in the shapes of chat completions."""
     _forced(tool_choice)
-    _format(response_format)
+    _schema(response_format)
 
 
-def make_constraint(
-    model: Model,
-    prompt: Prompt,
-    *,
-    tools: Tools,
-    tool_choice: str | Mapping[str, object],
-    parallel: bool,
-    response_format: Mapping[str, object],
-    asked: Constraint | None = None,
-) -> Constraint | None:
-    """What the answer to `prompt` must be, or None if it is free. `asked` is what was asked for in other words.
+def make_constraint(model: Model, prompt: Prompt, wishes: Wishes) -> Held:
+    """What the answer to `prompt` must be.
 
-    A forced tool wins over a format: its call is the answer. Where the template has opened the reasoning, the
-    constraint begins after it. Raises a 400 for what this model or its worker cannot do.
+    A forced tool wins over a format: its call is the answer. Beside tools that may be called a format is one of two
+    ways to answer. Where the template has opened the reasoning, the constraint begins after it. Raises a 400 for what
+    this model or its worker cannot do.
     """
-    forced = _forced(tool_choice)
-    constraint = _format(response_format)
-    if asked is not None and (constraint or forced is not None):
+    forced, schema = _forced(wishes.tool_choice), _schema(wishes.response_format)
+    if wishes.asked is not None and (schema is not None or forced is not None):
         raise bad_field("response_format", "is given beside another constraint: ask for one")
-    constraint = constraint or asked
-    if forced is not None:
-        calls = _calls(model, _named(tools, forced), parallel and not forced)
-        constraint = Constraint("lark", f"start: {calls}")
-    elif constraint is None and tool_choice == "auto" and _wants_strict_calls(model, tools):
-        # Free text, which cannot hold the special token that starts a call; then calls by their schemas.
-        constraint = Constraint(
-            "lark",
-            f"start: TEXT? calls?\nTEXT: /(.|\\n)+/\ncalls: {_calls(model, _named(tools, ''), parallel)}",
-        )
-    if constraint is None:
-        return None
-    if not model.limits.constraints:
-        raise bad_field(
-            "response_format" if forced is None else "tool_choice",
-            "this worker cannot hold a model to it",
-            code="unsupported_value",
-        )
-    if len(constraint.text) > CONSTRAINT_CHARS_MAX:
-        raise bad_field(
-            "response_format", f"over {CONSTRAINT_CHARS_MAX} characters of JSON: shorten the schema"
-        )
+    rules = Rules(model.tokenizer)
+    wanted = _wanted(model, wishes, forced, schema, prompt)
+    if schema is not None and forced is None and _is_lenient(schema):
+        rules.unenforced |= passed_over(schema)
+    if wanted is not None:
+        template = model.tokenizer.chat_template or ""
+        constraint = Constraint("lark", answer_grammar(rules, model.markers, template, wanted))
+    elif schema is not None:
+        constraint = Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
+    elif wishes.asked is not None:
+        constraint = wishes.asked
+    else:
+        unheld = ["strict"] if _some_strict(wishes) and _calls_are_free(model) else []
+        return Held(None, unheld)
+    _check_worker(model, constraint, "response_format" if forced is None else "tool_choice")
     if prompt.reasoning_open:
         after = model.tokenizer.encode(model.markers.think_end, add_special_tokens=False)
         constraint = msgspec.structs.replace(constraint, after=after)
-    return constraint
+    return Held(constraint, sorted(rules.unenforced))
 
 
-def _format(response_format: Mapping[str, object]) -> Constraint | None:
+def _wanted(
+    model: Model, wishes: Wishes, forced: str | None, schema: Mapping[str, object] | None, prompt: Prompt
+) -> Wanted | None:
+    """What needs a grammar of its own: calls, and JSON in a channel; None for all else."""
+    reasoned = prompt.reasoning_open
+    if forced is not None:
+        functions = _functions(wishes.tools, forced)
+        return Wanted(functions, wishes.parallel and not forced, reasoned=reasoned)
+    may_call = wishes.tool_choice == "auto" and bool(wishes.tools) and wishes.asked is None
+    if schema is not None:
+        if may_call and not _calls_are_free(model):
+            return Wanted(_functions(wishes.tools, ""), wishes.parallel, schema=schema, reasoned=reasoned)
+        return Wanted(schema=schema, reasoned=reasoned) if model.markers.harmony else None
+    if may_call and (_some_strict(wishes) or wishes.every_call) and not _calls_are_free(model):
+        return Wanted(_functions(wishes.tools, ""), wishes.parallel, text=True, reasoned=reasoned)
+    return None
+
+
+def _calls_are_free(model: Model) -> bool:
+    """Whether calls that the model may make cannot be held to anything."""
+    return not model.limits.constraints or not (model.markers.harmony or model.markers.calls)
+
+
+def _some_strict(wishes: Wishes) -> bool:
+    return wishes.tool_choice == "auto" and any(function.strict for function in _all_functions(wishes.tools))
+
+
+def _schema(response_format: Mapping[str, object]) -> Mapping[str, object] | None:
     kind = response_format.get("type", "text")
     if kind == "text":
         return None
     if kind == "json_object":
-        return Constraint("json")
+        return {"type": "object"}
     if kind != "json_schema":
         raise bad_field(
             "response_format", "type must be text, json_object or json_schema", code="unsupported_value"
@@ -87,7 +125,12 @@ def _format(response_format: Mapping[str, object]) -> Constraint | None:
     if not named.get("strict"):
         # What the schema asks for and a grammar cannot have is passed over: the caller did not insist.
         schema = {**schema, "x-guidance": {"lenient": True}}
-    return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
+    return schema
+
+
+def _is_lenient(schema: Mapping[str, object]) -> bool:
+    options = schema.get("x-guidance")
+    return isinstance(options, Mapping) and bool(options.get("lenient"))
 
 
 def _forced(tool_choice: str | Mapping[str, object]) -> str | None:
@@ -105,77 +148,32 @@ def _forced(tool_choice: str | Mapping[str, object]) -> str | None:
     return name
 
 
-def _named(tools: Tools, name: str) -> list[Mapping[str, object]]:
-    functions = [tool["function"] for tool in tools]
-    found = [
-        function
-        for function in functions
-        if isinstance(function, Mapping) and (not name or function["name"] == name)
-    ]
+def _functions(tools: Tools, name: str) -> list[Function]:
+    found = [function for function in _all_functions(tools) if not name or function.name == name]
     if not found:
         what = f"there is no tool {name[:100]!r}" if name else "there are no tools"
         raise bad_field("tool_choice", what)
     return found
 
 
-def _calls(model: Model, functions: Sequence[Mapping[str, object]], several: bool) -> str:
-    """The rest of a Lark rule, and the rules it needs: one call or several, in the model's own format."""
-    calls = model.markers.calls
-    if calls is None or calls.parse is not FORMATS["json_tools"].parse or not calls.start or not calls.end:
-        raise _cannot_force()
-    start, end = (_literal(model, text) for text in (calls.start, calls.end))
-    alternatives = "\n".join(
-        f"call_{place}: %json {json.dumps(_call_schema(function), ensure_ascii=False)}"
-        for place, function in enumerate(functions)
-    )
-    which = " | ".join(f"call_{place}" for place in range(len(functions)))
-    more = ' ("\\n" one)*' if several else ""
-    return f'one{more}\none: {start} "\\n" ({which}) "\\n" {end}\n{alternatives}\n'
+def _all_functions(tools: Tools) -> list[Function]:
+    functions = []
+    for tool in tools:
+        function = tool["function"]
+        assert isinstance(function, Mapping)
+        parameters = function.get("parameters")
+        functions.append(
+            Function(
+                str(function["name"]),
+                parameters if isinstance(parameters, Mapping) else {},
+                bool(function.get("strict")),
+            )
+        )
+    return functions
 
 
-def _wants_strict_calls(model: Model, tools: Tools) -> bool:
-    """Whether a tool is strict, and the model's calls begin with a token of their own: text cannot look like them."""
-    functions = [tool["function"] for tool in tools]
-    strict = any(isinstance(function, Mapping) and function.get("strict") for function in functions)
-    calls = model.markers.calls
-    return (
-        strict
-        and model.limits.constraints
-        and calls is not None
-        and calls.parse is FORMATS["json_tools"].parse
-        and _literal(model, calls.start).startswith("<[")
-    )
-
-
-def _call_schema(function: Mapping[str, object]) -> dict[str, object]:
-    parameters = function.get("parameters")
-    arguments: dict[str, object] = dict(parameters) if isinstance(parameters, Mapping) and parameters else {}
-    # References in a schema are looked up at its root.
-    definitions: dict[str, object] = {
-        name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments
-    }
-    arguments.setdefault("type", "object")
-    schema: dict[str, object] = {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_pattern": " ?", "lenient": not function.get("strict")},
-        **definitions,
-    }
-    return schema
-
-
-def _literal(model: Model, text: str) -> str:
-    """A marker in a grammar: by its id where it is a token of its own, or look-alike text would do."""
-    ids = model.tokenizer.encode(text, add_special_tokens=False)
-    is_special = len(ids) == 1 and not model.tokenizer.decode(ids, skip_special_tokens=True)
-    return f"<[{ids[0]}]>" if is_special else json.dumps(text)
-
-
-def _cannot_force() -> ApiError:
-    return bad_field(
-        "tool_choice",
-        "a tool cannot be forced in the format in which this model writes its calls",
-        code="unsupported_value",
-    )
+def _check_worker(model: Model, constraint: Constraint, param: str) -> None:
+    if not model.limits.constraints:
+        raise bad_field(param, "this worker cannot hold a model to it", code="unsupported_value")
+    if len(constraint.text) > CONSTRAINT_CHARS_MAX:
+        raise bad_field(param, f"over {CONSTRAINT_CHARS_MAX} characters as a grammar: shorten the schemas")

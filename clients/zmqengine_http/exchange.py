@@ -20,6 +20,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
 _FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_KEYWORD = re.compile(r"[^\w.:$ -]", re.ASCII)
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -65,6 +66,13 @@ class Exchange:
             self.facts["ignored_fields"] = len(names)
         if inside:
             self.facts["unknown_inside"] = inside
+
+    def note_unenforced(self, keywords: Sequence[str]) -> None:
+        """Say which keywords of schemas the answer is not held to, in a header and the log."""
+        if keywords:
+            shown = [_KEYWORD.sub("", keyword)[:64] for keyword in keywords[:32]]
+            self._headers.append((b"x-unenforced-keywords", ", ".join(shown).encode()))
+            self.facts["unenforced_keywords"] = len(keywords)
 
     async def read_body(self, bytes_max: int) -> bytes:
         """The whole request body. Raises a 413 as soon as it is known to be too long, or `Disconnected`."""

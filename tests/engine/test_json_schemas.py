@@ -28,7 +28,7 @@ UNCHECKED = "ecmascript-regex.json"
 
 @pytest.fixture(scope="module")
 def walker() -> GrammarWalker:
-    return GrammarWalker()
+    return GrammarWalker.of_pico()
 
 
 def check(schema: Any, outputs: Sequence[bytes], validator: Any = jsonschema.Draft202012Validator) -> None:

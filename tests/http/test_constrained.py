@@ -165,11 +165,12 @@ def test_what_cannot_be_enforced_is_a_400_that_names_it(
 def test_a_schema_that_nobody_insists_on_is_enforced_as_far_as_it_can_be(client: openai.OpenAI) -> None:
     """Without `strict`, keywords that a grammar cannot have are passed over."""
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
-    answer = client.chat.completions.create(
+    answer = client.chat.completions.with_raw_response.create(
         model="tools", messages=MESSAGES, max_tokens=50,
         response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     )  # fmt: skip
-    assert set(json.loads(answer.choices[0].message.content or "")) <= {1, 2}
+    assert set(json.loads(answer.parse().choices[0].message.content or "")) <= {1, 2}
+    assert answer.headers["x-unenforced-keywords"] == "uniqueItems"
 
 
 def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqengine_http.tool_calls import FORMATS, Delta, HarmonySplitter, Markers, Splitter
@@ -17,10 +18,16 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def split(
-    text: str, cuts: list[int], markers: Markers = HERMES, *, calls: bool = True, reasoning_open: bool = False
+    text: str,
+    cuts: list[int],
+    markers: Markers = HERMES,
+    *,
+    calls: bool = True,
+    reasoning_open: bool = False,
+    schemas: Mapping[str, Mapping[str, object]] | None = None,
 ) -> tuple[str, str, list[Delta]]:
     """The reasoning, the content and the calls in `text` when it comes in pieces."""
-    splitter = Splitter(markers, calls=calls, reasoning_open=reasoning_open)
+    splitter = Splitter(markers, calls=calls, reasoning_open=reasoning_open, schemas=schemas)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     deltas = [d for start, end in itertools.pairwise(places) for d in splitter.feed(text[start:end])]
     deltas += splitter.finish()
@@ -180,29 +187,113 @@ def test_almost_json_becomes_json(written: str, meant: dict[str, object], cuts: 
     assert json.loads(call.text) == meant
 
 
-@given(CUTS)
-@pytest.mark.parametrize("name", [name for name, format_ in FORMATS.items() if format_.header])
-def test_every_streamed_format_takes_several_calls(name: str, cuts: list[int]) -> None:
-    """Two after one another, as each format has them."""
-    bar, gap = "\uff5c", "\u2581"
-    json_two = '{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}'
-    inside = {
-        "mistral": 'f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{"b": "}"}',
-        "gemma4": 'call:f{a:1}call:g{b:<|"|>}<|"|>}',
-        "kimi_k2": "".join(
+BAR, GAP = "\uff5c", "\u2581"
+TYPED = {
+    "f": {"properties": {"a": {"type": "integer"}}},
+    "g": {"properties": {"b": {"type": "string"}, "c": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+}
+
+
+def deepseek(*calls: str) -> str:
+    return "".join(
+        f"<{BAR}tool{GAP}call{GAP}begin{BAR}>{call}<{BAR}tool{GAP}call{GAP}end{BAR}>" for call in calls
+    )
+
+
+WRITTEN = {
+    "mistral": (
+        'f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{"b": "}"}',
+        '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "}"}, "id": "a1"}]',
+    ),
+    "qwen3_coder": (
+        "\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+        "<function=g>\n<parameter=b>\n}\n</parameter>\n</function>\n",
+        "<function=f><parameter=a>1</parameter></function><function=g><parameter=b>}</parameter>",
+    ),
+    "minimax_m2": (
+        '\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+        '<invoke name="g">\n<parameter name="b">}</parameter>\n</invoke>\n',
+    ),
+    "gemma4": ('call:f{a:1}call:g{b:<|"|>}<|"|>}',),
+    "function_gemma": ("call:f{a:1}call:g{b:<escape>}<escape>}",),
+    "pythonic": ("[f(a=1), g(b='}')]", '[f( a = 1 ),g(b="}",)]'),
+    "kimi_k2": (
+        "".join(
             f"<|tool_call_begin|>functions.{name}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
             for name, arguments in (("f:0", '{"a": 1}'), ("g:1", '{"b": "}"}'))
         ),
-        "deepseek_v3": "".join(
-            f"<{bar}tool{gap}call{gap}begin{bar}>{name}<{bar}tool{gap}sep{bar}>{arguments}"
-            f"<{bar}tool{gap}call{gap}end{bar}>"
-            for name, arguments in (("f", '{"a": 1}'), ("g", '{"b": "}"}'))
+    ),
+    "deepseek_v3": (
+        deepseek(f'f<{BAR}tool{GAP}sep{BAR}>{{"a": 1}}', f'g<{BAR}tool{GAP}sep{BAR}>{{"b": "}}"}}'),
+        deepseek(
+            f'function<{BAR}tool{GAP}sep{BAR}>f\n```json\n{{"a": 1}}\n```',
+            f'function<{BAR}tool{GAP}sep{BAR}>g\n```json\n{{"b": "}}"}}\n```',
         ),
-    }.get(name, json_two)
+    ),
+}
+JSON_TWO = ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}',)
+
+
+@settings(max_examples=25)
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [(name, inside) for name in FORMATS if name != "glm47" for inside in WRITTEN.get(name, JSON_TWO)],
+)
+def test_every_format_tells_several_calls_as_they_come(name: str, inside: str, cuts: list[int]) -> None:
+    """Two after one another, as each format has them, whole and one character at a time."""
     format_ = FORMATS[name]
     text = format_.start + inside + format_.end
     expected = [Delta("call", '{"a":1}', "f"), Delta("call", '{"b":"}"}', "g")]
-    assert split(text, cuts, Markers(calls=format_)) == ("", "", expected)
+    markers = Markers(calls=format_)
+    assert split(text, cuts, markers, schemas=TYPED) == ("", "", expected)
+    splitter = Splitter(markers, calls=True, schemas=TYPED)
+    told = [delta.kind for character in text for delta in splitter.feed(character)]
+    assert told.index("call_start") < told.index("call_text")
+    assert "call" not in told
+
+
+@settings(max_examples=25)
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("<arg_key>a</arg_key><arg_value>1</arg_value>", {"a": 1}),
+        ("\n<arg_key>b</arg_key>\n<arg_value>\ntwo\n\nlines </arg_v\n</arg_value>\n", {"b": "two\n\nlines </arg_v"}),
+        ("<arg_key>c</arg_key><arg_value>null</arg_value>", {"c": None}),
+        ("<arg_key>c</arg_key><arg_value>nullify</arg_value>", {"c": "nullify"}),
+        ("<arg_key>d</arg_key><arg_value>[1, 2]</arg_value>", {"d": [1, 2]}),
+        ('<arg_key>b</arg_key><arg_value>a "quote"</arg_value><arg_key>e</arg_key><arg_value>x</arg_value>',
+         {"b": 'a "quote"', "e": "x"}),
+        ('<arg_key>l</arg_key><arg_value>["</arg_value>", {"a": 1}]</arg_value>', {"l": ["</arg_value>", {"a": 1}]}),
+        ("", {}),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_text_between_tags_is_told_by_its_schema(
+    arguments: str, meant: dict[str, object], cuts: list[int]
+) -> None:
+    """What the parser of whole calls makes of it, wherever it is cut."""
+    known = {**TYPED["f"]["properties"], **TYPED["g"]["properties"], "l": {"type": "array"}}
+    schemas = {"f": {"properties": known}}
+    format_ = FORMATS["glm47"]
+    if arguments and "l" not in meant:
+        assert format_.parse("f" + arguments, schemas)[0].arguments == meant
+    text = f"<tool_call>f{arguments}</tool_call>"
+    (call,) = split(text, cuts, Markers(calls=format_), schemas=schemas)[2]
+    assert (call.kind, call.name, json.loads(call.text)) == ("call", "f", meant)
+
+
+def test_a_text_between_tags_comes_while_it_is_written() -> None:
+    """A file that a coding agent writes, in the format of its model; cut off, it is told as far as it came."""
+    schemas = {"write": {"properties": {"text": {"type": "string"}}}}
+    splitter = Splitter(Markers(calls=FORMATS["qwen3_coder"]), calls=True, schemas=schemas)
+    text = "<tool_call>\n<function=write>\n<parameter=text>\n" + "line\n" * 100
+    pieces = [delta for character in text for delta in splitter.feed(character)] + splitter.finish()
+    assert sum(delta.kind == "call_text" for delta in pieces) > 400
+    (call,) = joined_calls(pieces)
+    assert call.kind == "call_start"
+    assert call.text == '{"text":"' + "line\\n" * 99 + "line"
 
 
 HARMONY = (

@@ -6,26 +6,30 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from zmqengine.engine.constraints.grammar import Grammar, compile_grammar, vocabulary
+from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
 from zmqengine.engine.constraints.mask import MaskFiller
+from zmqengine.engine.constraints.matcher import RowMatcher
 from zmqengine.pico import model_path
 
 STEPS_MAX = 300
 ENDING = 0.5
+HINTING = 0.2
 """How often a walk ends where it may."""
 
 
 class GrammarWalker:
-    """Walks over pico's vocabulary. Every other one keeps to bytes that JSON is built of, or it would talk in texts."""
+    """Walks over a vocabulary. Every other one keeps to bytes that JSON is built of, or it would talk in texts.
 
-    def __init__(self) -> None:
-        tokenizer = (model_path() / "tokenizer.json").read_bytes()
-        config = json.loads((model_path() / "config.json").read_text())
-        eos = config["eos_token_id"]
-        self._eos = [eos] if isinstance(eos, int) else list(eos)
-        self._size = int(config["vocab_size"])
+    `hints` are tokens that a walk by chance would hardly find in a row: it tries them now and then.
+    """
+
+    def __init__(
+        self, tokenizer: bytes, size: int, eos_token_ids: Sequence[int], hints: Sequence[Sequence[int]] = ()
+    ) -> None:
+        self._eos = list(eos_token_ids)
+        self._size = size
         self._tokens: LLTokenizer = vocabulary(tokenizer, vocab_size=self._size, eos_token_ids=self._eos)
         self._filler = MaskFiller(self._size, self._eos)
         building = set(b'{}[]",:-0123456789.eEtruefalsn \\ab')
@@ -36,21 +40,50 @@ class GrammarWalker:
             [set(self._tokens.decode_bytes([id_])) <= building for id_ in range(self._size)]
         )
 
+        self._hints = [list(hint) for hint in hints]
+
+    @classmethod
+    def of_pico(cls) -> GrammarWalker:
+        """Over pico's vocabulary."""
+        tokenizer = (model_path() / "tokenizer.json").read_bytes()
+        config = json.loads((model_path() / "config.json").read_text())
+        eos = config["eos_token_id"]
+        return cls(tokenizer, int(config["vocab_size"]), [eos] if isinstance(eos, int) else eos)
+
     def compile(self, schema: object) -> Grammar:
         """Raises `BadRequest` for what is refused."""
-        return compile_grammar(self._tokens, "json_schema", json.dumps(schema))
+        return self.compile_text("json_schema", json.dumps(schema))
+
+    def left_out(self, schema: object) -> list[str]:
+        """What of a schema llguidance says that it does not enforce."""
+        text = str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+        failed, messages = LLMatcher.validate_grammar_with_warnings(text, self._tokens)
+        named = [message.partition(":")[2].strip() for message in messages if not failed]
+        return [word for words in named for word in (json.loads(words) if words.startswith("[") else [words])]
+
+    def compile_text(self, kind: Kind, text: str) -> Grammar:
+        """A constraint of any kind."""
+        return compile_grammar(self._tokens, kind, text)
 
     def allows(self, grammar: Grammar, text: str) -> bool:
         """Whether this text is a whole output."""
+        return self.allows_tokens(grammar, self._tokens.tokenize_str(text))
+
+    def allows_tokens(self, grammar: Grammar, tokens: Sequence[int]) -> bool:
+        """Whether these tokens are a whole output."""
         parser = grammar.start([]).parser
-        tokens = self._tokens.tokenize_str(text)
+        tokens = list(tokens)
         taken = parser.try_consume_tokens(tokens)
         return taken == len(tokens) and (parser.is_accepting() or parser.is_stopped())
 
     def walk(self, grammar: Grammar, seeds: Sequence[int]) -> list[bytes]:
         """The outputs that ended by themselves; the others are left out."""
+        return [self._tokens.decode_bytes(tokens) for tokens in self.walk_tokens(grammar, seeds)]
+
+    def walk_tokens(self, grammar: Grammar, seeds: Sequence[int]) -> list[list[int]]:
+        """The same as tokens."""
         walks = {seed: (grammar.start([]), np.random.default_rng(seed), list[int]()) for seed in seeds}
-        ended = []
+        ended: list[list[int]] = []
         for _ in range(STEPS_MAX):
             if not walks:
                 break
@@ -59,6 +92,13 @@ class GrammarWalker:
                 bool
             )
             for row, (seed, (matcher, chance, said)) in enumerate(list(walks.items())):
+                hinted = self._hinted(matcher, chance)
+                if hinted:
+                    said.extend(hinted)
+                    if matcher.is_complete:
+                        ended.append(said)
+                        del walks[seed]
+                    continue
                 token = self._choose(bits[row], chance, plain=seed % 2 == 0)
                 if token is None or matcher.parser.is_error():
                     del walks[seed]
@@ -67,9 +107,18 @@ class GrammarWalker:
                     matcher.consume(token)
                     said.append(token)
                 if token in self._eos or matcher.is_complete:
-                    ended.append(self._tokens.decode_bytes(said))
+                    ended.append(said)
                     del walks[seed]
         return ended
+
+    def _hinted(self, matcher: RowMatcher, chance: np.random.Generator) -> list[int]:
+        """One of the hints, if it may come now and chance wants it."""
+        for tokens in self._hints:
+            if chance.random() < HINTING and matcher.parser.validate_tokens(tokens) == len(tokens):
+                for token in tokens:
+                    matcher.consume(token)
+                return tokens
+        return []
 
     def _choose(self, allowed: np.ndarray, chance: np.random.Generator, *, plain: bool) -> int | None:
         ends = [id_ for id_ in self._eos if allowed[id_]]

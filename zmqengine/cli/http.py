@@ -33,6 +33,11 @@ import click
     type=click.Choice(["refuse", "ignore"]),
     help="What to do with request fields that are not known. [default: refuse]",
 )
+@click.option(
+    "--constrain-calls",
+    type=click.Choice(["strict", "always"]),
+    help="Hold calls that the model chooses to make to their schemas: of strict tools, or always. [default: strict]",
+)
 @click.option("--host", help="Where to listen. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes any free port. [default: 8000]")
 @click.option(

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from zmqengine_http.tool_calls.lenient import Malformed, read_value, read_whole
+from zmqengine_http.tool_calls.streamed import ArgumentsReader, Reader
+from zmqengine_http.tool_calls.streamed_text import TaggedArguments
+from zmqengine_http.tool_calls.typed import typed
 
 Schemas = Mapping[str, Mapping[str, object]]
 """The `parameters` of each offered function, by name."""
@@ -22,21 +25,27 @@ class Call(NamedTuple):
     arguments: dict[str, object]
 
 
+def _read_json(parameters: Mapping[str, object], end: str) -> Reader:
+    return ArgumentsReader()
+
+
 class Format(NamedTuple):
     """Where calls are in the text. With an empty `end` they go on to the end of the output.
 
     `parse` gets what is between and the schemas; it raises `Malformed`. `bare`: an output that begins with `{` is a
-    call as well, without any marker. `header` matches what stands before the arguments of a call, up to their `{`,
-    with the name as its group; `tail` what closes the call behind them. With these, arguments are told while they
-    are written.
+    call as well, without any marker. Arguments are told while they are written: `header` matches what stands before
+    those of a call, with the name as the one group that matched; `read` makes what reads them, from the parameters of
+    the function and `end`; `tail` matches what closes the call behind them. `name` is the format's own.
     """
 
     start: str
     end: str
     parse: Callable[[str, Schemas], list[Call]]
-    bare: bool = False
-    header: re.Pattern[str] | None = None
+    header: re.Pattern[str]
     tail: re.Pattern[str] = re.compile("")
+    read: Callable[[Mapping[str, object], str], Reader] = _read_json
+    bare: bool = False
+    name: str = ""
 
 
 def parse_json(text: str, schemas: Schemas) -> list[Call]:
@@ -93,7 +102,7 @@ def parse_xml(text: str, schemas: Schemas) -> list[Call]:
     calls = []
     for name, inside in _XML_FUNCTION.findall(text):
         values = {
-            key: _typed(value, schemas.get(name, {}), key) for key, value in _XML_PARAMETER.findall(inside)
+            key: typed(value, schemas.get(name, {}), key) for key, value in _XML_PARAMETER.findall(inside)
         }
         calls.append(Call(name, values))
     return _some(calls)
@@ -111,7 +120,7 @@ def parse_glm(text: str, schemas: Schemas) -> list[Call]:
     return [
         Call(
             name,
-            {key.strip(): _typed(value, schema, key.strip()) for key, value in _GLM_ARGUMENT.findall(text)},
+            {key.strip(): typed(value, schema, key.strip()) for key, value in _GLM_ARGUMENT.findall(text)},
         )
     ]
 
@@ -202,47 +211,76 @@ def parse_deepseek(text: str, schemas: Schemas) -> list[Call]:
 
 _JSON_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _JSON_TAIL = re.compile(r"\s*\}")
+_XML_HEADER = re.compile(r"""\s*<(?:function=|function name=|invoke name=)["']?([^"'>\s]+)["']?\s*>""")
+_XML_OPENING = re.compile(r"""<(?:parameter=|parameter name=|param name=)["']?([^"'>\s]+)["']?[^>]*>""")
+_GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
+_GLM_OPENING = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
+_GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
+_PYTHON_HEADER = re.compile(r"\s*\[?\s*([A-Za-z_][\w.]*)\s*\(")
 _KIMI_HEADER = re.compile(
     r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
 )
 _KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>")
-_GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
+# The list of JSON calls, and the name with the arguments behind it.
 _MISTRAL_START = re.compile(
+    r'\s*\[?\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)|'
     r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)"
 )
+_MISTRAL_TAIL = re.compile(r'(?:\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\})?')
 _DEEPSEEK_HEADER = re.compile(
-    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>\\s*(?=\\{{)"
+    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*(?:function\\s*<{BAR}tool{GAP}sep{BAR}>\\s*([\\w.-]+)\\s*```(?:json)?"
+    f"|([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>)\\s*(?=\\{{)"
 )
-_DEEPSEEK_TAIL = re.compile(f"\\s*<{BAR}tool{GAP}call{GAP}end{BAR}>")
+_DEEPSEEK_TAIL = re.compile(f"\\s*(?:```\\s*)?<{BAR}tool{GAP}call{GAP}end{BAR}>")
 
-FORMATS: dict[str, Format] = {
-    "json_tools": Format("<tool_call>", "</tool_call>", parse_json, header=_JSON_HEADER, tail=_JSON_TAIL),
-    "qwen3_coder": Format("<tool_call>", "</tool_call>", parse_xml),
-    "longcat": Format(
-        "<longcat_tool_call>", "</longcat_tool_call>", parse_json, header=_JSON_HEADER, tail=_JSON_TAIL
+
+def _read_xml(parameters: Mapping[str, object], end: str) -> Reader:
+    return TaggedArguments(
+        parameters, _XML_OPENING, ("</parameter>", "</param>"), ("</function>", "</invoke>"), end
+    )
+
+
+def _read_glm(parameters: Mapping[str, object], end: str) -> Reader:
+    return TaggedArguments(parameters, _GLM_OPENING, ("</arg_value>",), (), end)
+
+
+def _read_python(parameters: Mapping[str, object], end: str) -> Reader:
+    return ArgumentsReader(keywords=True)
+
+
+def _read_escaped(parameters: Mapping[str, object], end: str) -> Reader:
+    return ArgumentsReader(quote="<escape>")
+
+
+_FORMATS: dict[str, Format] = {
+    "json_tools": Format("<tool_call>", "</tool_call>", parse_json, _JSON_HEADER, _JSON_TAIL),
+    "qwen3_coder": Format("<tool_call>", "</tool_call>", parse_xml, _XML_HEADER, read=_read_xml),
+    "longcat": Format("<longcat_tool_call>", "</longcat_tool_call>", parse_json, _JSON_HEADER, _JSON_TAIL),
+    "minimax_m2": Format(
+        "<minimax:tool_call>", "</minimax:tool_call>", parse_xml, _XML_HEADER, read=_read_xml
     ),
-    "minimax_m2": Format("<minimax:tool_call>", "</minimax:tool_call>", parse_xml),
-    "mistral": Format("[TOOL_CALLS]", "", parse_mistral, header=_MISTRAL_START),
-    "llama3_json": Format("<|python_tag|>", "", parse_json, bare=True, header=_JSON_HEADER, tail=_JSON_TAIL),
-    "glm47": Format("<tool_call>", "</tool_call>", parse_glm),
-    "gemma4": Format("<|tool_call>", "<tool_call|>", parse_gemma, header=_GEMMA_HEADER),
-    "function_gemma": Format("<start_function_call>", "<end_function_call>", parse_gemma),
-    "pythonic": Format("<|tool_call_start|>", "<|tool_call_end|>", parse_pythonic),
+    "mistral": Format("[TOOL_CALLS]", "", parse_mistral, _MISTRAL_START, _MISTRAL_TAIL),
+    "llama3_json": Format("<|python_tag|>", "", parse_json, _JSON_HEADER, _JSON_TAIL, bare=True),
+    "glm47": Format("<tool_call>", "</tool_call>", parse_glm, _GLM_HEADER, read=_read_glm),
+    "gemma4": Format("<|tool_call>", "<tool_call|>", parse_gemma, _GEMMA_HEADER),
+    "function_gemma": Format(
+        "<start_function_call>", "<end_function_call>", parse_gemma, _GEMMA_HEADER, read=_read_escaped
+    ),
+    "pythonic": Format(
+        "<|tool_call_start|>", "<|tool_call_end|>", parse_pythonic, _PYTHON_HEADER, read=_read_python
+    ),
     "kimi_k2": Format(
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
-        parse_kimi,
-        header=_KIMI_HEADER,
-        tail=_KIMI_TAIL,
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", parse_kimi, _KIMI_HEADER, _KIMI_TAIL
     ),
     "deepseek_v3": Format(
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
         f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
         parse_deepseek,
-        header=_DEEPSEEK_HEADER,
-        tail=_DEEPSEEK_TAIL,
+        _DEEPSEEK_HEADER,
+        _DEEPSEEK_TAIL,
     ),
 }
+FORMATS: dict[str, Format] = {name: found._replace(name=name) for name, found in _FORMATS.items()}
 
 
 def _some(calls: list[Call]) -> list[Call]:
@@ -257,28 +295,3 @@ def _object(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise Malformed("arguments are an object")
     return value
-
-
-def _typed(text: str, schema: Mapping[str, object], key: str) -> object:
-    """A value written as text: what its schema says it is, and a string when in doubt."""
-    text = text.removeprefix("\n").removesuffix("\n")
-    properties = schema.get("properties")
-    kinds = _kinds(properties.get(key)) if isinstance(properties, dict) else set()
-    if "string" in kinds:
-        return None if text == "null" and "null" in kinds else text
-    try:
-        value = read_whole(text)
-    except Malformed:
-        return text
-    return value if kinds or isinstance(value, (dict, list)) else text
-
-
-def _kinds(schema: object) -> set[object]:
-    if not isinstance(schema, dict):
-        return set()
-    kind = schema.get("type")
-    kinds = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else set()
-    for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
-        for alternative in alternatives if isinstance(alternatives, list) else ():
-            kinds |= _kinds(alternative)
-    return kinds

@@ -1,8 +1,8 @@
 """Splits the text of one answer, as it comes, into reasoning, content and tool calls.
 
 Nothing is lost: text that looked like a call and is none comes out as content. Once the name of a call and the start of
-its arguments are there it is a call, told while it is written where the format allows; what follows its arguments
-within the markers is the format's own. Other formats are told when the call is complete.
+its arguments are there it is a call, told while it is written; what follows its arguments within the markers is the
+format's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
 from zmqengine_http.tool_calls.formats import Format, Schemas
 from zmqengine_http.tool_calls.lenient import Malformed
 from zmqengine_http.tool_calls.markers import Markers
-from zmqengine_http.tool_calls.streamed import ArgumentsReader
+from zmqengine_http.tool_calls.streamed import Reader
 
 _BETWEEN = " \t\r\n;,"
 State = Literal["content", "reasoning", "call"]
@@ -42,7 +42,7 @@ class Splitter:
         self._state: State = "reasoning" if reasoning_open else "content"
         self._held = ""
         self._call_start = ""
-        self._arguments: ArgumentsReader | None = None
+        self._arguments: Reader | None = None
         self._streamed = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
@@ -129,7 +129,7 @@ class Splitter:
     def _begin_call(self, deltas: list[Delta]) -> bool:
         """Take the start of a call whose arguments are to be streamed, if it is there."""
         assert self._format
-        if self._format.header is None or self._arguments is not None:
+        if self._arguments is not None:
             return False
         start = 0
         if self._streamed:
@@ -143,12 +143,13 @@ class Splitter:
         if not header:
             return False
         self._held = self._held[header.end() :]
-        self._arguments = ArgumentsReader()
+        name = next(group for group in header.groups() if group)
+        self._arguments = self._format.read(self._schemas.get(name, {}), self._format.end)
         self._streamed = self.saw_call = True
-        deltas.append(Delta("call_start", "", header[1]))
+        deltas.append(Delta("call_start", "", name))
         return True
 
-    def _advance_arguments(self, deltas: list[Delta], reader: ArgumentsReader) -> bool:
+    def _advance_arguments(self, deltas: list[Delta], reader: Reader) -> bool:
         text = reader.feed(self._held)
         self._held = ""
         if text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Protocol
 
 import msgspec
 
@@ -28,28 +29,47 @@ _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _WORD_CHARS_MAX = 500
 
 
-class ArgumentsReader:
-    """`feed` it text from the first `{` on; it gives JSON until the object is closed.
+class Reader(Protocol):
+    """`feed` it text; it gives JSON until the arguments end.
 
-    Then `done` is true and `rest` is the text behind it. What is no value makes it `broken`: nothing more comes, and
+    Then `done` is true and `rest` is the text behind them. What is no value makes it `broken`: nothing more comes, and
     `rest` begins with what could not be read.
     """
 
-    def __init__(self) -> None:
+    done: bool
+    broken: bool
+    rest: str
+
+    def feed(self, text: str) -> str:
+        """The JSON that this text adds."""
+
+
+class ArgumentsReader:
+    """A `Reader` of text from the first `{` on, until the object is closed.
+
+    With `keywords` it begins behind the `(` of a call in Python; with `arrays` it may be an array. `quote` is what some
+    models put around strings besides the usual quotes.
+    """
+
+    def __init__(self, *, keywords: bool = False, arrays: bool = False, quote: str = GEMMA_QUOTE) -> None:
         self.done = False
         self.broken = False
         self.rest = ""
-        self._open: list[str] = []
+        self._open: list[str] = ["("] if keywords else []
+        self._begun = not keywords
+        self._own_quote = quote
+        self._arrays = arrays
         self._quote = ""
         self._in_key = False
         self._comma = False
         # What is awaited: a value, a key, the colon after it, or what follows a value.
-        self._awaited = "value"
+        self._awaited = "key" if keywords else "value"
 
     def feed(self, text: str) -> str:
         """The JSON that this text adds."""
         self.rest += text
-        pieces: list[str] = []
+        pieces = [] if self._begun else ["{"]
+        self._begun = True
         try:
             while self.rest and not self.done:
                 piece = self._in_string() if self._quote else self._next()
@@ -66,20 +86,20 @@ class ArgumentsReader:
         if not self.rest:
             return ""
         first = self.rest[0]
-        if first in "}]":
+        if first in "}])":
             return self._close(first)
         if self._awaited == "colon":
-            self._take(":", first)
+            self._take("=" if self._open[-1] == "(" else ":", first)
             self._awaited = "value"
             return ":"
         if self._awaited == "after":
             self._take(",", first)
             self._comma = True
-            self._awaited = "key" if self._open[-1] == "{" else "value"
+            self._awaited = "value" if self._open[-1] == "[" else "key"
             return ""
         if first in "{[" and self._awaited == "value":
             return self._begin(first)
-        quote = first if first in "\"'" else GEMMA_QUOTE
+        quote = first if first in "\"'" else self._own_quote
         if self.rest.startswith(quote):
             return self._begin_string(quote)
         if quote.startswith(self.rest):
@@ -96,7 +116,7 @@ class ArgumentsReader:
         return "," if comma else ""
 
     def _begin(self, first: str) -> str:
-        if not self._open and first != "{":
+        if not self._open and first != "{" and not self._arrays:
             raise Malformed("arguments are an object")
         if len(self._open) == DEPTH_MAX:
             raise Malformed("nested too deep")
@@ -107,8 +127,8 @@ class ArgumentsReader:
         return separator + first
 
     def _close(self, first: str) -> str:
-        fits = self._open and self._open[-1] == {"}": "{", "]": "["}[first]
-        starved = self._awaited == "colon" or (self._awaited == "value" and self._open[-1:] == ["{"])
+        fits = self._open and self._open[-1] == {"}": "{", "]": "[", ")": "("}[first]
+        starved = self._awaited == "colon" or (self._awaited == "value" and self._open[-1:] != ["["])
         if not fits or starved:
             raise Malformed(f"no place for {first}")
         self.rest = self.rest[1:]
@@ -116,7 +136,7 @@ class ArgumentsReader:
         self._open.pop()
         self._awaited = "after"
         self.done = not self._open
-        return first
+        return "}" if first == ")" else first
 
     def _begin_string(self, quote: str) -> str:
         if not self._open:
@@ -129,7 +149,7 @@ class ArgumentsReader:
     def _in_string(self) -> str | None:
         quote = self._quote
         end = self.rest.find(quote)
-        escape = self.rest.find("\\") if quote != GEMMA_QUOTE else -1
+        escape = self.rest.find("\\") if quote != self._own_quote else -1
         if escape >= 0 and (end < 0 or escape < end):
             return self._before(escape) if escape else self._escape()
         if end > 0:
@@ -144,7 +164,7 @@ class ArgumentsReader:
 
     def _before(self, end: int) -> str:
         text, self.rest = self.rest[:end], self.rest[end:]
-        return _inside(text)
+        return escaped(text)
 
     def _escape(self) -> str | None:
         if len(self.rest) < 2 or (self.rest[1] == "u" and _may_become_unicode(self.rest)):
@@ -153,14 +173,14 @@ class ArgumentsReader:
         if not found:
             character = self.rest[1]
             self.rest = self.rest[2:]
-            return _inside(ESCAPES.get(character, character))
+            return escaped(ESCAPES.get(character, character))
         code, self.rest = int(found[1], 16), self.rest[6:]
         if not 0xD800 <= code < 0xE000:
-            return _inside(chr(code))
+            return escaped(chr(code))
         low = _UNICODE.match(self.rest)
         if code < 0xDC00 and low and 0xDC00 <= int(low[1], 16) < 0xE000:
             self.rest = self.rest[6:]
-            return _inside(chr(0x10000 + ((code - 0xD800) << 10) + (int(low[1], 16) - 0xDC00)))
+            return escaped(chr(0x10000 + ((code - 0xD800) << 10) + (int(low[1], 16) - 0xDC00)))
         return "\ufffd"
 
     def _word(self) -> str | None:
@@ -174,7 +194,7 @@ class ArgumentsReader:
         if self._awaited == "key":
             if not _KEY.fullmatch(word):
                 raise Malformed("no key")
-            written, self._awaited = f'"{_inside(word)}"', "colon"
+            written, self._awaited = f'"{escaped(word)}"', "colon"
         elif word in CONSTANTS:
             written, self._awaited = json.dumps(CONSTANTS[word]), "after"
         elif NUMBER.fullmatch(word):
@@ -185,7 +205,7 @@ class ArgumentsReader:
         return self._separator() + written
 
 
-def _inside(text: str) -> str:
+def escaped(text: str) -> str:
     """Text as it stands between the quotes of JSON."""
     clean = text.encode("utf-8", "replace").decode() if not text.isascii() else text
     return msgspec.json.encode(clean).decode()[1:-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,7 +18,10 @@ Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
 # One space, or a new line and its indentation: a model that may write any white space writes nothing else when it does
 # not know what to say.
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n {0,16}|\n\t{0,8})?"}
+_SPACE_OPTIONS = {"whitespace_pattern", "whitespace_flexible"}
 _JSON_OBJECT = {"type": "object"}
+# What may hide a `%json` that is none: texts, expressions and comments.
+_LARK_LEXEME = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*|%json\s*')
 
 
 class Grammar:
@@ -78,7 +82,7 @@ def _grammar_text(kind: Kind, text: str, choices: Sequence[str]) -> str:
         case "regex":
             return str(LLMatcher.grammar_from_regex(text))
         case "lark":
-            return str(LLMatcher.grammar_from_lark(text))
+            return str(LLMatcher.grammar_from_lark(_with_schemas(text)))
         case "choice":
             if not choices:
                 raise BadRequest("constraint: choices is empty")
@@ -94,21 +98,43 @@ def _parsed(text: str) -> object:
 
 
 def _from_schema(schema: Any) -> str:
-    if not isinstance(schema, dict | bool):
-        raise BadRequest("constraint: a JSON schema is an object, true or false")
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
     try:
-        if not _is_lenient(schema):
-            schema = enforceable(schema)
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(_to_the_letter(schema))))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"constraint: {error}") from None
 
 
-def _is_lenient(schema: dict[str, Any]) -> bool:
+def _with_schemas(lark: str) -> str:
+    """A grammar whose `%json` schemas are taken as those that come alone."""
+    pieces: list[str] = []
+    at = 0
+    while found := _LARK_LEXEME.search(lark, at):
+        pieces.append(lark[at : found.end()])
+        at = found.end()
+        if found[0].startswith("%json"):
+            try:
+                schema, at = json.JSONDecoder().raw_decode(lark, at)
+                pieces.append(json.dumps(_to_the_letter(schema)))
+            except RecursionError:
+                raise BadRequest("constraint: the schema is nested too deep") from None
+            except json.JSONDecodeError:
+                continue  # llguidance says where.
+    return "".join([*pieces, lark[at:]])
+
+
+def _to_the_letter(schema: Any) -> dict[str, Any]:
+    """The schema in words that llguidance enforces, with the white space that JSON may have here."""
+    if not isinstance(schema, dict | bool):
+        raise BadRequest("constraint: a JSON schema is an object, true or false")
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
     options = schema.get("x-guidance")
-    return isinstance(options, dict) and bool(options.get("lenient"))
+    options = options if isinstance(options, dict) else {}
+    if not options.get("lenient"):
+        schema = enforceable(schema)
+    if not _SPACE_OPTIONS & options.keys():
+        options = {**options, **_JSON_OPTIONS}
+    return {**schema, "x-guidance": options}
 
 
 def _reason(kind: Kind, error: str) -> str:

@@ -1,0 +1,214 @@
+"""Arguments in the words of Python, or of Gemma: rules for what a schema allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from zmqengine_http.call_grammars.lark import Function, Rules, one_of
+from zmqengine_http.schema_keywords import passed_over
+from zmqengine_http.tool_calls.typed import Schema, kinds_of, resolved, values_of
+
+ALL_KINDS = ("string", "number", "boolean", "null", "array", "object")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_STRINGS = ("minLength", "maxLength", "pattern", "format")
+_BEYOND = {
+    "array": ("prefixItems", "unevaluatedItems"),
+    "object": ("patternProperties", "minProperties", "maxProperties"),
+}
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+DEPTH_MAX = 32
+ANYTHING_DEPTH = 2
+
+
+class Style(NamedTuple):
+    """How a language writes values: `quote` is around strings, empty for those of JSON; keys may be bare words."""
+
+    words: Mapping[object, str]
+    comma: str
+    colon: str
+    quote: str = ""
+    bare_keys: bool = False
+
+
+PYTHON = Style({True: "True", False: "False", None: "None"}, ", ", ": ")
+GEMMA = Style({True: "true", False: "false", None: "null"}, ",", ":", '<|"|>', bare_keys=True)
+FUNCTION_GEMMA = GEMMA._replace(quote="<escape>")
+
+
+class WrittenValues:
+    """Rules for the values of one function's schema."""
+
+    def __init__(self, rules: Rules, function: Function, style: Style) -> None:
+        self._rules = rules
+        self._function = function
+        self._style = style
+        self._root = function.parameters
+        self._references: dict[str, str] = {}
+        for keyword in sorted(passed_over(function.parameters)):
+            rules.pass_over(function, keyword)
+
+    def members(self, items: Iterable[tuple[str, object, bool]], key: Callable[[str], str]) -> str:
+        """Members in this order, each with its schema and whether it must be there, separated by commas."""
+        first, later = self._rules.text(""), self._rules.text("")
+        comma = self._rules.text(self._style.comma)
+        for name, schema, needed in reversed(list(items)):
+            member = f"{key(name)} {self.value(schema)}"
+            after = self._rules.rule(later)
+            begin, go_on = f"{member} {after}", f"{comma} {member} {after}"
+            first = begin if needed else one_of((begin, self._rules.rule(first)))
+            later = go_on if needed else one_of((go_on, after))
+        return self._rules.rule(first)
+
+    def key(self, name: str) -> str:
+        """A key and what follows it, as in an object."""
+        bare = self._style.bare_keys and _WORD.fullmatch(name)
+        written = self._rules.text(name) if bare else self._literal(name)
+        return f"{written} {self._rules.text(self._style.colon)}"
+
+    def value(self, schema: object, depth: int = DEPTH_MAX) -> str:
+        """What a schema allows."""
+        if not isinstance(schema, Mapping) or not schema:
+            # Deep enough for what is not described; every level doubles the grammar.
+            schema, depth = {}, min(depth, ANYTHING_DEPTH)
+        if depth < 1:
+            return one_of(self._kind(kind, {}, 0) for kind in ALL_KINDS[:4])
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and len(schema) == 1:
+            return self._reference(reference, schema, depth)
+        return self._body(resolved(schema, self._root), depth)
+
+    def _reference(self, reference: str, schema: Schema, depth: int) -> str:
+        if reference not in self._references:
+            target = resolved(schema, self._root)
+            if "$ref" in target:
+                self._rules.pass_over(self._function, "$ref")
+                return self.value({})
+            name, place = self._rules.later_rule()
+            self._references[reference] = name
+            self._rules.set_rule(name, place, self._body(target, depth - 1))
+        return self._references[reference]
+
+    def _body(self, schema: Schema, depth: int) -> str:
+        for keyword in ("allOf", "$ref"):
+            if keyword in schema:
+                self._rules.pass_over(self._function, keyword)
+        for keyword in ("anyOf", "oneOf"):
+            choices = schema.get(keyword)
+            if isinstance(choices, list) and choices:
+                if _constrains(schema):
+                    self._rules.pass_over(self._function, keyword)
+                return one_of(dict.fromkeys(self.value(choice, depth - 1) for choice in choices))
+        values = values_of(schema)
+        if values is not None:
+            return one_of(dict.fromkeys(self._literal(value) for value in values))
+        kinds = kinds_of(schema, self._root) or ALL_KINDS
+        return one_of(self._kind(kind, schema, depth) for kind in ALL_KINDS if kind in _wider(kinds))
+
+    def _kind(self, kind: str, schema: Schema, depth: int) -> str:
+        for keyword in _BEYOND.get(kind, ()):
+            if keyword in schema:
+                self._rules.pass_over(self._function, keyword)
+        if kind == "string":
+            return self._string(schema)
+        if kind == "number":
+            kinds = kinds_of(schema, self._root)
+            exact = "integer" if kinds and "number" not in kinds else "number"
+            return self._rules.value({"type": exact, **_some(schema, _NUMBERS)}, self._function)
+        if kind == "boolean":
+            return one_of(self._rules.text(self._style.words[value]) for value in (True, False))
+        if kind == "null":
+            return self._rules.text(self._style.words[None])
+        return self._array(schema, depth) if kind == "array" else self._object(schema, depth)
+
+    def _string(self, schema: Schema) -> str:
+        if not self._style.quote:
+            return self._rules.value({"type": "string", **_some(schema, _STRINGS)}, self._function)
+        for keyword in ("pattern", "format"):
+            if keyword in schema:
+                self._rules.pass_over(self._function, keyword)
+        length = f"(?s:.){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+        body = self._rules.without([self._style.quote], length)
+        mark = self._rules.marker(self._style.quote)
+        if self._rules.token(self._style.quote) is not None:
+            return f"{mark} {body} {mark}"
+        return f"{mark} {self._rules.terminal(f'{body} {mark}')}"
+
+    def _array(self, schema: Schema, depth: int) -> str:
+        item = self._rules.rule(self.value(schema.get("items", {}), depth - 1))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        least = least if isinstance(least, int) else 0
+        if isinstance(most, int) and most < max(least, 1):
+            return self._rules.text("[]")
+        more = f"{{{max(least - 1, 0)},{most - 1 if isinstance(most, int) else ''}}}"
+        items = f"{item} ({self._rules.text(self._style.comma)} {item}){more}"
+        inside = f"({items})" if least else f"({items})?"
+        return f'"[" {inside} "]"'
+
+    def _object(self, schema: Schema, depth: int) -> str:
+        named = object_members(schema)
+        more = schema.get("additionalProperties", True)
+        if named or more is False:
+            return f'"{{" {self.members(named, self.key)} "}}"'
+        key = self._string({"minLength": 1}) if not self._style.bare_keys else self._rules.expression(_KEY)
+        value = self._rules.rule(self.value(more, depth - 1))
+        member = f"{key} {self._rules.text(self._style.colon)} {value}"
+        return f'"{{" ({member} ({self._rules.text(self._style.comma)} {member})*)? "}}"'
+
+    def _literal(self, value: object) -> str:
+        if isinstance(value, str):
+            if not self._style.quote:
+                return self._rules.text(json.dumps(value, ensure_ascii=False))
+            mark = self._rules.marker(self._style.quote)
+            return f"{mark} {self._rules.text(value)} {mark}" if value else f"{mark} {mark}"
+        if isinstance(value, Mapping):
+            return self._joined(
+                "{", [f"{self.key(str(name))} {self._literal(each)}" for name, each in value.items()], "}"
+            )
+        if isinstance(value, Sequence):
+            return self._joined("[", [self._literal(each) for each in value], "]")
+        if value is None or isinstance(value, bool):
+            return self._rules.text(self._style.words[value])
+        return self._rules.text(json.dumps(value))
+
+    def _joined(self, opening: str, parts: Sequence[str], closing: str) -> str:
+        comma = f" {self._rules.text(self._style.comma)} "
+        return f"{self._rules.text(opening)} {comma.join(parts)} {self._rules.text(closing)}"
+
+
+def object_members(schema: Schema) -> list[tuple[str, object, bool]]:
+    """The members of an object that its schema names or demands, and whether each must be there."""
+    properties, required = schema.get("properties"), schema.get("required")
+    named = dict(properties) if isinstance(properties, Mapping) else {}
+    demanded = [str(name) for name in required] if isinstance(required, list) else []
+    more = schema.get("additionalProperties", True)
+    if more is not False:
+        named |= {name: more for name in demanded if name not in named}
+    return [(name, part, name in demanded) for name, part in named.items() if part is not False]
+
+
+def _constrains(schema: Schema) -> bool:
+    """Whether there are rules beside a choice of schemas."""
+    rules = (
+        *_NUMBERS,
+        *_STRINGS,
+        "type",
+        "enum",
+        "const",
+        "properties",
+        "items",
+        "required",
+        "additionalProperties",
+    )
+    return any(name in schema for name in rules)
+
+
+def _wider(kinds: Iterable[str]) -> set[str]:
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def _some(schema: Schema, names: Sequence[str]) -> dict[str, object]:
+    return {name: schema[name] for name in names if name in schema}

@@ -1,0 +1,93 @@
+"""Keywords of JSON Schema that a grammar passes over where nobody insists on them; docs/constraints.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+Schema = Mapping[str, object]
+
+PASSED_OVER = frozenset(
+    (
+        "$dynamicRef", "contains", "contentEncoding", "contentMediaType", "contentSchema", "dependencies",
+        "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames",
+        "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    )
+)  # fmt: skip
+FORMATS = frozenset(
+    (
+        "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
+    )
+)  # fmt: skip
+"""Formats of texts that are enforced."""
+
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
+
+
+def passed_over(schema: object) -> frozenset[str]:
+    """The keywords in a schema, or in schemas within it, that its grammar will not enforce."""
+    return frozenset(keyword for part in _parts(schema) for keyword in _of_part(part))
+
+
+def _parts(schema: object) -> Iterator[Schema]:
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _parts(item)
+    if not isinstance(schema, Mapping):
+        return
+    yield schema
+    for keyword, value in schema.items():
+        if keyword in _VALUES:
+            continue
+        if keyword in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
+            yield from _parts(list(value.values()))
+        else:
+            yield from _parts(value)
+
+
+def _of_part(part: Schema) -> Iterator[str]:
+    yield from PASSED_OVER & part.keys()
+    given = part.get("format")
+    if isinstance(given, str) and given not in FORMATS and part.get("type", "string") == "string":
+        yield f"format: {given}"
+    required, properties = part.get("required"), part.get("properties")
+    names = set(map(str, required)) if isinstance(required, list) else set()
+    least, most = part.get("minProperties"), part.get("maxProperties")
+    if isinstance(least, int) and least > len(names) + 1:
+        yield "minProperties"
+    if isinstance(most, int) and not (isinstance(properties, Mapping) and set(properties) <= names):
+        yield "maxProperties"
+    choices = part.get("oneOf")
+    if isinstance(choices, list) and not _exclude_each_other(choices):
+        yield "oneOf"
+
+
+def _exclude_each_other(choices: list[object]) -> bool:
+    """Whether no value can fit two of the alternatives, as far as their types or a tag of each tell."""
+    kinds = [_kinds(choice) for choice in choices]
+    if all(kinds) and sum(map(len, kinds)) == len(frozenset().union(*kinds)):
+        return True
+    tags = [_tags(choice) for choice in choices]
+    shared = set(tags[0]).intersection(*tags[1:]) if tags else set()
+    return any(len({str(tag[name]) for tag in tags}) == len(tags) for name in shared)
+
+
+def _kinds(schema: object) -> frozenset[str]:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if isinstance(kind, list):
+        return frozenset(map(str, kind))
+    return frozenset((kind,)) if isinstance(kind, str) else frozenset()
+
+
+def _tags(schema: object) -> dict[str, object]:
+    """The members that a schema demands with one value each."""
+    if not isinstance(schema, Mapping):
+        return {}
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return {}
+    return {
+        name: value["const"]
+        for name, value in properties.items()
+        if name in required and isinstance(value, Mapping) and "const" in value
+    }
