@@ -134,6 +134,10 @@ class HttpSession:
         }
         if request.stream:
             body["stream_options"] = {"include_usage": True}
+        if request.constraint is not None:
+            schema = msgspec.json.decode(request.constraint.text)
+            named = {"name": "answer", "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
         if self._spec.api == "chat":
             body["messages"] = [{"role": "user", "content": request.text}]
         else:

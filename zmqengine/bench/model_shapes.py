@@ -6,7 +6,7 @@ import msgspec
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Widths and depths; `dtype` is that of the weights on disk."""
+    """Widths and depths; `dtype` is that of the weights on disk. So many `words` of the vocabulary have a text."""
 
     hidden: int
     layers: int
@@ -16,6 +16,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     context_tokens: int = 16384
     dtype: str = "float32"
+    words: int = 8192
 
     @property
     def parameters(self) -> int:
@@ -32,6 +33,16 @@ SHAPES: dict[str, ModelShape] = {
     "1m": ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=256, vocabulary=2048),
     "25m": ModelShape(hidden=512, layers=5, heads=8, kv_heads=4, intermediate=1408, vocabulary=8192),
     "150m": ModelShape(hidden=1024, layers=11, heads=16, kv_heads=8, intermediate=2816, vocabulary=8192),
+    # As many tokens as large models have, to measure what is done for each of them.
+    "128k": ModelShape(
+        hidden=256,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        intermediate=704,
+        vocabulary=128_256,
+        words=128_000,
+    ),
     "0.5b": ModelShape(
         hidden=896,
         layers=24,

@@ -19,8 +19,10 @@ from tokenizers import Tokenizer
 
 from zmqengine.bench.model_facts import CARD
 from zmqengine.bench.model_shapes import ModelShape
-from zmqengine.bench.random_tokenizer import CHAT_TEMPLATE, END, train_tokenizer
+from zmqengine.bench.random_tokenizer import CHAT_TEMPLATE, END, train_tokenizer, widened
 
+TRAINED_MAX = 8192
+"""Tokens that are learnt; a wider vocabulary is made up from them, which takes no time."""
 SHARD_BYTES_MAX = 2 * 10**9
 CONSTANT_CHANNEL = 0
 
@@ -32,7 +34,10 @@ def make_model(
 ) -> None:
     """Write a model of this shape into `out`, quantised to `bits` if that is given. The same seed, the same model."""
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(min(shape.vocabulary, 8192), seed)
+    words = min(shape.vocabulary, shape.words)
+    tokenizer = train_tokenizer(min(words, TRAINED_MAX), seed)
+    if words > TRAINED_MAX:
+        tokenizer = widened(tokenizer, words)
     tokenizer.save(str(out / "tokenizer.json"))
     mx.random.seed(seed)
     config = _config(shape, tokenizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Iterator
 
@@ -30,6 +32,23 @@ def train_tokenizer(vocabulary: int, seed: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_invented_text(vocabulary, seed), trainer)
     return tokenizer
+
+
+def widened(tokenizer: Tokenizer, vocabulary: int) -> Tokenizer:
+    """The same with further tokens, each of them two of its own that follow one another."""
+    described = json.loads(tokenizer.to_str())
+    model = described["model"]
+    known: dict[str, int] = model["vocab"]
+    words = [word for word in known if word.isascii() and word.isalpha()]
+    merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
+    for first, second in itertools.product(words, reversed(words)):
+        if len(known) >= vocabulary:
+            break
+        if first + second not in known:
+            known[first + second] = len(known)
+            merges.append([first, second])
+    model["merges"] = merges
+    return Tokenizer.from_str(json.dumps(described))
 
 
 def _invented_text(vocabulary: int, seed: int) -> Iterator[str]:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from zmqengine.protocol.messages import Constraint
+
 
 class Arrival(NamedTuple):
     """`tokens` tokens were read together, at `at_s` on the monotonic clock of this machine."""
@@ -17,13 +19,15 @@ class Arrival(NamedTuple):
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt and how long the answer is: greedy, and never ended by an end token where that can be asked.
 
-    `prompt_ids` is empty where no tokenizer is known; a worker needs it, an HTTP server gets the text.
+    `prompt_ids` is empty where no tokenizer is known; a worker needs it, an HTTP server gets the text. A `constraint`
+    is what the answer must be; over HTTP it is a schema.
     """
 
     text: str
     prompt_ids: list[int] = []
     max_tokens: int = 64
     stream: bool = True
+    constraint: Constraint | None = None
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from zmqengine.bench.constrained_scenarios import CONSTRAINED
 from zmqengine.bench.measures import kind_of
 from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
@@ -41,7 +42,7 @@ def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
 def shown_measures(scenario: str) -> Sequence[str]:
     """The measures of a short table, the most telling first."""
     known = SCENARIOS.get(scenario)
-    return known.shown if known else (OVERHEAD | SCHEDULE).get(scenario, ())
+    return known.shown if known else (OVERHEAD | SCHEDULE | CONSTRAINED).get(scenario, ())
 
 
 def _by_case(

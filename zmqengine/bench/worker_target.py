@@ -37,7 +37,10 @@ class WorkerStream:
         self._reached = asyncio.Event()
         self._cancelled = False
         self._stream = session.client.generate_tokens(
-            request.prompt_ids, max_tokens=request.max_tokens, ignore_eos=True
+            request.prompt_ids,
+            max_tokens=request.max_tokens,
+            ignore_eos=True,
+            constraint=request.constraint,
         )
         self._task = asyncio.ensure_future(self._run())
 

@@ -31,7 +31,7 @@ SCENARIO_NAMES = (
     "front-ends",
     "trace",
 )
-SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "0.5b", "8b")
+SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -47,6 +47,7 @@ def bench() -> None:
     zmqengine bench serve --model /tmp/25m --start worker --start http --start mlx-lm --plot out.png
     zmqengine bench serve --url http://127.0.0.1:8080/v1 --url http://127.0.0.1:8081/v1
     zmqengine bench overhead --model pico
+    zmqengine bench constrained
     zmqengine bench schedule --set load=1.2
     """
     missing = [name for name in NEEDED if not _importable(name)]
@@ -160,6 +161,56 @@ def overhead(
     options = with_settings(OverheadOptions(), settings)
     plan = OverheadPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
     _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
+
+
+@bench.command()
+@click.option(
+    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
+)
+@click.option(
+    "--shape", "shapes", multiple=True, type=click.Choice(SHAPE_NAMES), help="[default: 25m and 128k]"
+)
+@click.option("--http", is_flag=True, help="Also through our HTTP front-end.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="[LABEL=]URL[#MODEL]",
+    help="A server that serves the first model and has a JSON mode.",
+)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=16.")
+@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def constrained(
+    models: Path | None,
+    shapes: tuple[str, ...],
+    http: bool,
+    urls: tuple[str, ...],
+    settings: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    ranges: bool,
+    **others: Any,
+) -> None:
+    """What it costs to hold outputs to a schema: all rows, some rows, the first token, and hostile ones."""
+    from zmqengine.bench import stoppable
+    from zmqengine.bench.arguments import server_target, with_settings
+    from zmqengine.bench.constrained import ConstrainedOptions
+    from zmqengine.bench.constrained_run import ConstrainedPlan
+    from zmqengine.bench.constrained_run import constrained as run
+
+    plan = ConstrainedPlan(
+        shapes=shapes or ("25m", "128k"),
+        models=str(models or ""),
+        http=http,
+        peers=tuple(server_target(text, "chat") for text in urls),
+        options=with_settings(ConstrainedOptions(), settings),
+        seed=int(time.time()) if seed is None else seed,
+        **others,
+    )
+    _finish(stoppable.run(run(plan, _progress)), out, None, ranges)
 
 
 @bench.command()

@@ -1,0 +1,233 @@
+"""`bench constrained`: what it costs to hold outputs to a schema.
+
+Free and constrained requests in turn, on one worker, with the same prompts and lengths. The schema is that of a
+tool that agents use for their plans; under it a model of random weights never comes to an end, so every answer has
+exactly as many tokens as it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from zmqengine.bench.load import closed_loop, collector_off, streams_in_flight
+from zmqengine.bench.measures import Measures, longest_silence_ms, spread, summarise, ttft_ms
+from zmqengine.bench.prompts import Prompts
+from zmqengine.bench.records import RequestSpec
+from zmqengine.bench.report import Cell
+from zmqengine.bench.server_usage import ServerUsage
+from zmqengine.bench.sessions import open_session
+from zmqengine.bench.targets import Session, TargetError, TargetSpec
+from zmqengine.protocol.messages import Constraint
+
+FREE, SEEN, NEW = "free", "constrained", "new schema"
+Progress = Callable[[str], None]
+PLAN: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "todos": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "content": {"type": "string", "minLength": 1, "maxLength": 40},
+                    "status": {"type": "string", "enum": ["pending", "in_progress", "completed"]},
+                    "priority": {"type": "integer", "minimum": 1, "maximum": 9},
+                    "id": {"type": "string", "pattern": "^[a-z]{2,8}-[0-9]{1,3}$"},
+                },
+                "required": ["content", "status", "priority", "id"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["todos"],
+    "additionalProperties": False,
+}
+HOSTILE: dict[str, Constraint] = {
+    "nothing": Constraint("json_schema", json.dumps(PLAN)),
+    "regex that backtracks": Constraint("regex", "((a|aa)*)*b"),
+    "regex that counts": Constraint("regex", "((a|b)*a(a|b){60}){20}c"),
+    "schema 200 deep": Constraint("json_schema", '{"items":' * 200 + "{}" + "}" * 200),
+    "10,000 values": Constraint(
+        "json_schema", json.dumps({"enum": [f"value {number} of many" for number in range(10_000)]})
+    ),
+}
+
+
+class ConstrainedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the work. `firsts` are timed of each kind; each hostile constraint comes `hostiles` times."""
+
+    rows: int = 32
+    requests_per_row: int = 2
+    prompt_tokens: int = 64
+    max_tokens: int = 128
+    firsts: int = 20
+    hostiles: int = 5
+    honest_tokens: int = 8000
+    http_rows: int = 8
+    timeout_s: float = 180.0
+
+
+class ConstrainedRunner:
+    """Measures one worker; `model` names its cases, and `targets` are HTTP servers of the same model."""
+
+    def __init__(
+        self,
+        worker: TargetSpec,
+        prompts: Prompts,
+        options: ConstrainedOptions,
+        model: str,
+        progress: Progress,
+    ) -> None:
+        self._worker = worker
+        self._prompts = prompts
+        self._options = options
+        self._model = model
+        self._progress = progress
+        self._new = 0
+
+    async def run(self, rounds: int) -> list[Cell]:
+        """Everything, round by round."""
+        session = await open_session(self._worker, timeout_s=self._options.timeout_s)
+        try:
+            # The table of the vocabulary is made beside the load of the model.
+            await self._together(session, [self._request(SEEN), self._request(FREE)] * 4, 4)
+            cells: list[Cell] = []
+            for number in range(rounds):
+                self._progress(f"{self._model}: round {number + 1} of {rounds}")
+                for kind in (FREE, SEEN) if number % 2 else (SEEN, FREE):
+                    cells.append(await self._cell("all rows", kind, number, self._all(session, kind)))
+                    cells.append(
+                        await self._cell("half of the rows", kind, number, self._half(session, kind))
+                    )
+            for number in range(rounds):
+                for kind in (FREE, SEEN, NEW):
+                    cells.append(await self._cell("first token", kind, number, self._firsts(session, kind)))
+            for name, constraint in HOSTILE.items():
+                self._progress(f"{self._model}: {name} beside an honest stream")
+                case = f"{self._model}: {name}"
+                cells.append(await self._cell("hostile", FREE, 0, self._beside(session, constraint), case))
+            return cells
+        finally:
+            await session.close()
+
+    async def _cell(
+        self, scenario: str, kind: str, number: int, work: Awaitable[Measures], case: str = ""
+    ) -> Cell:
+        usage = ServerUsage(self._worker.pids)
+        before_s = usage.cpu_s() or 0.0
+        cell = Cell(scenario=scenario, case=case or self._model, target=kind, round=number)
+        try:
+            measures = await work
+        except TargetError as error:
+            return msgspec.structs.replace(cell, error=str(error))
+        if measures.get("tokens"):
+            used_s = (usage.cpu_s() or 0.0) - before_s
+            measures["server_cpu_per_token_us"] = used_s * 1e6 / measures["tokens"]
+        return msgspec.structs.replace(cell, measures=measures)
+
+    async def _all(self, session: Session, kind: str) -> Measures:
+        options = self._options
+        requests = [self._request(kind) for _ in range(options.rows * options.requests_per_row)]
+        return await self._together(session, requests, options.rows)
+
+    async def _half(self, session: Session, kind: str) -> Measures:
+        """The free half of the rows, beside others of this kind that never run out."""
+        options = self._options
+        half = options.rows // 2
+        ended = asyncio.Event()
+
+        async def other() -> None:
+            while not ended.is_set():
+                await session.send(self._request(kind)).outcome()
+
+        others = [asyncio.ensure_future(other()) for _ in range(half)]
+        try:
+            requests = [self._request(FREE) for _ in range(half * options.requests_per_row)]
+            return await self._together(session, requests, half)
+        finally:
+            ended.set()
+            await asyncio.gather(*others)
+
+    async def _firsts(self, session: Session, kind: str) -> Measures:
+        """One after another, on a worker that has nothing else to do."""
+        requests = [self._request(kind, tokens=2) for _ in range(self._options.firsts)]
+        records = [outcome.record(None) for outcome in await closed_loop(session, requests, 1)]
+        _must_be_whole([record.error for record in records])
+        return spread("ttft", [ttft_ms(record) for record in records])
+
+    async def _beside(self, session: Session, constraint: Constraint) -> Measures:
+        """The longest silence of a free stream while others come with this constraint, one after another."""
+        options = self._options
+        honest = self._request(FREE, tokens=options.honest_tokens)
+        async with streams_in_flight(session, [honest]) as (stream,):
+            await stream.wait_chunks(8)
+            started_s = time.perf_counter()
+            with collector_off():
+                for _ in range(options.hostiles):
+                    attack = msgspec.structs.replace(self._request(FREE, tokens=32), constraint=constraint)
+                    await session.send(attack).outcome()
+            ended_s = time.perf_counter()
+            stream.cancel()
+            record = (await stream.outcome()).record(None)
+        silence_ms = longest_silence_ms(record, started_s, ended_s)
+        return {} if silence_ms is None else {"silence_max_ms": silence_ms}
+
+    async def _together(self, session: Session, requests: Sequence[RequestSpec], users: int) -> Measures:
+        records = [outcome.record(None) for outcome in await closed_loop(session, requests, users)]
+        _must_be_whole([record.error for record in records])
+        wanted = sum(request.max_tokens for request in requests)
+        if sum(record.tokens for record in records) != wanted:
+            raise TargetError(f"answers have {sum(record.tokens for record in records)} tokens, not {wanted}")
+        return summarise(records)
+
+    def _request(self, kind: str, *, tokens: int = 0) -> RequestSpec:
+        request = self._prompts.request(self._options.prompt_tokens, tokens or self._options.max_tokens)
+        return (
+            request if kind == FREE else msgspec.structs.replace(request, constraint=self._constraint(kind))
+        )
+
+    def _constraint(self, kind: str) -> Constraint:
+        schema = PLAN
+        if kind == NEW:
+            self._new += 1
+            schema = {**PLAN, "description": f"number {self._new}"}
+        return Constraint("json_schema", json.dumps(schema))
+
+
+async def json_mode(
+    target: TargetSpec, prompts: Prompts, options: ConstrainedOptions, number: int
+) -> list[Cell]:
+    """The same work over HTTP, free and in the JSON mode of a server."""
+    session = await open_session(target, timeout_s=options.timeout_s)
+    cells = []
+    try:
+        for case in (FREE, SEEN):
+            requests = [
+                prompts.request(options.prompt_tokens, options.max_tokens) for _ in range(options.http_rows)
+            ]
+            if case == SEEN:
+                constraint = Constraint("json_schema", json.dumps(PLAN))
+                requests = [msgspec.structs.replace(request, constraint=constraint) for request in requests]
+            outcomes = await closed_loop(session, requests, options.http_rows)
+            records = [outcome.record(prompts.count_tokens) for outcome in outcomes]
+            cell = Cell(scenario="JSON mode over HTTP", case=case, target=target.label, round=number)
+            error = next((record.error for record in records if record.error), "")
+            cells.append(
+                msgspec.structs.replace(cell, error=error)
+                if error
+                else msgspec.structs.replace(cell, measures=summarise(records))
+            )
+    finally:
+        await session.close()
+    return cells
+
+
+def _must_be_whole(errors: Sequence[str]) -> None:
+    if failed := next(filter(None, errors), ""):
+        raise TargetError(failed)
