@@ -1,0 +1,105 @@
+"""Structured output of programs that others wrote, unchanged, from a bundled model that is held to it.
+
+langchain and `llm` are in the environment of the tests. Vercel's AI SDK and Instructor are not:
+`ZMQENGINE_TEST_PROGRAMS` names a directory with `node_modules` (ai, zod, @ai-sdk/openai,
+@ai-sdk/openai-compatible) and `instructor/bin/python`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field, SecretStr
+
+from tests.http.serving import Front, serving
+from tests.support.workers import WorkerProcess
+from zmqengine_http import HttpConfig
+
+HERE = Path(__file__).parent / "programs"
+DIRECTORY = os.environ.get("ZMQENGINE_TEST_PROGRAMS", "")
+MODEL = "pico-tools"
+
+
+class Person(BaseModel):
+    """Somebody in a story."""
+
+    name: str = Field(max_length=12)
+    mood: Literal["glad", "sad"]
+    age: int = Field(ge=0, le=120)
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    with WorkerProcess(None, model=MODEL) as worker:
+        with worker.client() as native:
+            native.wait_ready()
+        with serving(HttpConfig(workers=(worker.address,))) as front:
+            yield front
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_langchain_gives_objects(front: Front, method: Any) -> None:
+    """`with_structured_output`, by each of its methods; any JSON is all that json_mode asks for."""
+    chat = ChatOpenAI(
+        base_url=front.url + "/v1", api_key=SecretStr("none"), model=MODEL, timeout=60, max_retries=0,
+        max_completion_tokens=300, temperature=0.7, seed=1, frequency_penalty=0.5,
+    )  # fmt: skip
+    shape: Any = dict[str, Any] if method == "json_mode" else Person
+    asked = chat.with_structured_output({"type": "object"} if method == "json_mode" else shape, method=method)
+    answer = asked.invoke("Tell me about Tom as JSON.")
+    assert isinstance(answer, dict if method == "json_mode" else Person)
+
+
+def test_llm_gives_json_of_a_schema(front: Front, tmp_path: Path) -> None:
+    """`llm --schema`, with a model that its own file says can."""
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: ours\n  model_name: {MODEL}\n  api_base: {front.url}/v1\n  api_key_name: none\n"
+        "  supports_schema: true\n"
+    )
+    schema = {**Person.model_json_schema(), "additionalProperties": False}
+    command = [sys.executable, "-m", "llm", "-m", "ours", "--key", "none", "-n", "-o", "max_tokens", "300"]
+    said = run([*command, "--schema", json.dumps(schema), "Tell me about Tom."], LLM_USER_PATH=str(tmp_path))
+    jsonschema.validate(json.loads(said), schema)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DIRECTORY, reason="ZMQENGINE_TEST_PROGRAMS is not set")
+@pytest.mark.parametrize("program", ["structured_objects.mjs", "instructor_checks.py"])
+def test_a_program_of_others_gets_its_objects(front: Front, program: str, tmp_path: Path) -> None:
+    """Every check; the results are printed."""
+    if program.endswith(".py"):
+        command = [f"{DIRECTORY}/instructor/bin/python", str(HERE / program)]
+    else:
+        # Node looks for packages beside the script.
+        script = shutil.copy(HERE / program, tmp_path)
+        (tmp_path / "node_modules").symlink_to(Path(DIRECTORY) / "node_modules")
+        command = ["node", str(script)]
+    said = run([*command, front.url, MODEL])
+    results = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    print(*(f"{result['error'] or 'ok':60} {result['name']}" for result in results), sep="\n")
+    assert len(results) >= 4
+    assert {result["name"]: result["error"] for result in results if result["error"]} == {}
+
+
+def run(command: Sequence[str], **environment: str) -> str:
+    ran = subprocess.run(
+        command,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout
