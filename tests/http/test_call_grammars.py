@@ -17,7 +17,7 @@ from tests.support.tool_schemas import TOOLS
 from zmqengine.errors import BadRequest
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.constraints import Held, Wishes, make_constraint
 from zmqengine_http.errors import ApiError
 from zmqengine_http.prompts import Prompt

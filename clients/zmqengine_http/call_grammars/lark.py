@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from zmqengine_client.tokenizer import Tokenizer
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.errors import bad_field
 from zmqengine_http.schema_keywords import passed_over
 
