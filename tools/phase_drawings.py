@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from zmqengine_client.core.phases import CONNECTION, REQUEST, Phase, RequestPhase
+from zmqengine_client.core.phases import CONNECTION, REQUEST, EventT, Phase, PhaseT, RequestPhase
 
 PAGE = "docs/client.md"
 
@@ -18,7 +18,7 @@ def parts() -> dict[str, str]:
     }
 
 
-def _drawing(table: Mapping[Enum, Mapping[Enum, Enum]], first: Enum) -> str:
+def _drawing(table: Mapping[PhaseT, Mapping[EventT, PhaseT]], first: PhaseT) -> str:
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {_id(first)}"]
     lines += [f'    state "{phase.value}" as {_id(phase)}' for phase in table if " " in phase.value]
     for phase, ways in table.items():
@@ -30,4 +30,4 @@ def _drawing(table: Mapping[Enum, Mapping[Enum, Enum]], first: Enum) -> str:
 
 
 def _id(phase: Enum) -> str:
-    return phase.value.replace(" ", "_")
+    return str(phase.value).replace(" ", "_")
