@@ -3,7 +3,7 @@
 interface.py           what the worker knows of an engine: rows, tokens, memory
 opening.py             from a model's name to an engine; the worker calls this and nothing else
 loader.py              loads a model and its tokenizer with mlx-lm
-tokenizer_bundle.py    what a front-end needs of the tokenizer
+tokenizer_export.py    what a front-end needs of the tokenizer
 generation_config.py   how the model's makers want tokens to be drawn
 mlx_engine.py          the engine on MLX: one step is a decode of every row, then a chunk of prefill
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from zmqengine.engine.generation_config import sampling_facts
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.mlx_lm_border import fetch_model, load_model, load_tokenizer
-from zmqengine.engine.tokenizer_bundle import TokenizerBundle, make_bundle
+from zmqengine.engine.tokenizer_export import ExportedTokenizer, export_tokenizer
 from zmqengine.errors import ModelLoadError
 
 Report = Callable[[str, "float | None"], None]
@@ -39,7 +39,7 @@ class LoadedModel:
 
     model: Any
     info: ModelInfo
-    tokenizer: TokenizerBundle
+    tokenizer: ExportedTokenizer
     directory: Path
 
 
@@ -56,7 +56,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         report("reading the tokenizer", None)
         network, config = load_model(directory, lazy=True)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
-        bundle = make_bundle(tokenizer, sampling_facts(directory))
+        exported = export_tokenizer(tokenizer, sampling_facts(directory))
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
         vocab_size = _try_out(network)
@@ -68,10 +68,10 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         name=name or (directory.name if Path(model).expanduser().exists() else model),
         vocab_size=vocab_size,
         context_tokens=context_tokens(config),
-        eos_token_ids=frozenset(token for token in bundle.eos_token_ids if token < vocab_size),
+        eos_token_ids=frozenset(token for token in exported.eos_token_ids if token < vocab_size),
         parameter_bytes=parameter_bytes,
     )
-    return LoadedModel(network, info, bundle, directory)
+    return LoadedModel(network, info, exported, directory)
 
 
 def find_directory(model: str) -> Path:

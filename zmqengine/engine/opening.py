@@ -18,7 +18,7 @@ from zmqengine.engine.loader import Report, load  # noqa: E402
 from zmqengine.engine.memory import recommended_bytes  # noqa: E402
 from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.mlx_lm_border import mlx_lm_version  # noqa: E402
-from zmqengine.engine.tokenizer_bundle import TokenizerBundle  # noqa: E402
+from zmqengine.engine.tokenizer_export import ExportedTokenizer  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -30,7 +30,7 @@ class OpenedEngine:
     """A loaded engine. `memory_limit_bytes` is what MLX was told to stay within; `facts` are for people."""
 
     engine: MlxEngine
-    tokenizer: TokenizerBundle
+    tokenizer: ExportedTokenizer
     memory_limit_bytes: int
     facts: dict[str, str]
 

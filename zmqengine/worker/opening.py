@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from zmqengine.config import WorkerConfig
@@ -105,21 +105,12 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         wired_bytes=config.wired_bytes,
         report=report,
     )
-    bundle = opened.tokenizer
-    compiler = ConstraintCompiler(bundle.tokenizer_json, opened.engine.info)
+    compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
     # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.
     threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
     return Opened(
         engine=opened.engine,
-        tokenizer=TokenizerBundle(
-            call=0,
-            hash=bundle.hash,
-            tokenizer_json=bundle.tokenizer_json,
-            chat_template=bundle.chat_template,
-            eos_token_ids=list(bundle.eos_token_ids),
-            special_tokens=dict(bundle.special_tokens),
-            facts=dict(bundle.facts),
-        ),
+        tokenizer=TokenizerBundle(call=0, **asdict(opened.tokenizer)),
         memory_limit_bytes=opened.memory_limit_bytes,
         facts={**opened.facts, **told},
         compiler=compiler,

@@ -1,11 +1,11 @@
-"""What a front-end needs to turn text into ids and back, without MLX and without the model's directory."""
+"""What a front-end needs to turn text into ids and back, taken out of the tokenizer that mlx-lm has loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zmqengine.errors import ModelLoadError
@@ -14,7 +14,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerBundle:
+class ExportedTokenizer:
     """`tokenizer_json` is the tokenizer as it was set up, in the format of the `tokenizers` library.
 
     `special_tokens` are the strings that a chat template may use by name. `facts` are:
@@ -33,14 +33,14 @@ class TokenizerBundle:
 
     tokenizer_json: bytes
     chat_template: str | None
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: list[int]
     special_tokens: dict[str, str]
     facts: dict[str, str | bool | int]
     hash: str = ""
 
 
-def make_bundle(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> TokenizerBundle:
-    """The bundle of a tokenizer loaded by mlx-lm, with further facts.
+def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> ExportedTokenizer:
+    """What a tokenizer loaded by mlx-lm has for front-ends, with further facts.
 
     Raises ModelLoadError if it has no `tokenizers` form.
     """
@@ -58,20 +58,20 @@ def make_bundle(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {})
     if tokenizer._chat_template is not None:
         default = None
         facts["chat_template_type"] = tokenizer._chat_template.__module__.rpartition(".")[2]
-    bundle = TokenizerBundle(
+    exported = ExportedTokenizer(
         tokenizer_json=backend.to_str().encode(),
         chat_template=default,
-        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        eos_token_ids=sorted(tokenizer.eos_token_ids),
         special_tokens=_special_tokens(tokenizer),
         facts=facts,
     )
-    return TokenizerBundle(**{**asdict(bundle), "hash": bundle_hash(bundle)})
+    return replace(exported, hash=_hash(exported))
 
 
-def bundle_hash(bundle: TokenizerBundle) -> str:
+def _hash(exported: ExportedTokenizer) -> str:
     """SHA-256, in hexadecimal, over every field but the hash itself."""
-    rest = [bundle.chat_template, sorted(bundle.eos_token_ids), bundle.special_tokens, bundle.facts]
-    digest = hashlib.sha256(bundle.tokenizer_json)
+    rest = [exported.chat_template, exported.eos_token_ids, exported.special_tokens, exported.facts]
+    digest = hashlib.sha256(exported.tokenizer_json)
     digest.update(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
     return digest.hexdigest()
 
