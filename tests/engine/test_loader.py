@@ -128,7 +128,7 @@ def test_the_bundle_turns_text_into_the_ids_that_mlx_lm_would(model_directory):
     assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False)
     assert bundle.chat_template == CHAT_TEMPLATE
     assert bundle.special_tokens["eos_token"] == EOS
-    assert bundle.eos_token_ids == (1,)
+    assert bundle.eos_token_ids == [1]
 
 
 def test_the_bundles_hash_follows_its_content(model_directory, broken):
