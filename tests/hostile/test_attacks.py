@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("ZMQENGINE_HOSTILE_SECONDS", "20"))
 GROWN_MAX = int(os.environ.get("ZMQENGINE_HOSTILE_GROWN_MIB", "64")) * (1 << 20)
 GAP_MS_MAX = float(os.environ.get("ZMQENGINE_HOSTILE_GAP_MS", "250"))
 FIRST_MS_MAX = float(os.environ.get("ZMQENGINE_HOSTILE_FIRST_MS", "2000"))
-SHORT_S = 2.0
+SHORT_S = 0.5
 HANG_MS = 60_000
 MIB = 1 << 20
 SETTLE_S = 20.0
@@ -65,7 +65,7 @@ def worker() -> Iterator[WorkerProcess]:
 
 @pytest.mark.parametrize("name", WORST)
 def test_an_honest_stream_goes_on_beside_a_hostile_front_end(worker: WorkerProcess, name: str) -> None:
-    """Two seconds of the worst: the right tokens, and the worker serves on."""
+    """A moment of the worst: the right tokens, and the worker serves on."""
     outcome = beside(worker, name, SHORT_S)
     assert outcome.wrong == 0
     assert outcome.tokens > 0
