@@ -16,8 +16,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from zmqengine.engine.elf import drop_symbol_prefix
-
 # A path to load, or `none` to keep what MLX has.
 VARIABLE = "ZMQENGINE_BLAS"
 
@@ -79,10 +77,12 @@ def _load(path: str) -> bool:
 
 
 def _load_package() -> str | None:
-    """Load scipy-openblas32 from a copy in memory whose names have lost their prefix."""
+    """The fallback: load scipy-openblas32 from a copy in memory whose names have lost their prefix."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
+    from zmqengine.engine.elf import drop_symbol_prefix
+
     for folder in spec.submodule_search_locations:
         for path in sorted(Path(folder, "lib").glob("libscipy_openblas*.so")):
             try:

@@ -1,4 +1,9 @@
-"""Token ids to text, piece by piece."""
+"""Token ids to text, piece by piece.
+
+Why not `tokenizers.DecodeStream`: it cannot say what it holds back at the end of an output, so a text that is cut
+inside a character ends too early, and on runs of byte tokens that are not UTF-8 it raises. It takes 0.6 us a token
+where this takes 2.1 (tokenizers 0.23, pico's tokenizer); one step of a model takes thousands.
+"""
 
 from __future__ import annotations
 
