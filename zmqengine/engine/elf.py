@@ -1,7 +1,7 @@
 """Renames symbols of a shared library by dropping the beginning of their names.
 
-It is there for one case: MLX on a Linux CPU where nobody may install system packages. The BLAS inside MLX's wheel is
-fifteen times slower there (512x2048 by 2048x2048: 757 ms, OpenBLAS 49), and the only OpenBLAS on PyPI, scipy-openblas32,
+It is there for one case: MLX on a Linux CPU where nobody may install system packages. The BLAS in MLX's wheel is
+fifteen times slower (512x2048 by 2048x2048: 757 ms, OpenBLAS 49), and the only OpenBLAS on PyPI, scipy-openblas32,
 calls `cblas_sgemm` by the name `scipy_cblas_sgemm`, which MLX does not look for. Where the system has its own BLAS this
 file is not read. NumPy's wheel carries the same library under the same names, and the alternatives (a compiler,
 `patchelf`, a wheel of our own) are more to install than this is to read.
