@@ -121,7 +121,9 @@ class WorkerConfig:
         if not self.model:
             raise ConfigError("--model is empty: give pico, a directory or a hub id")
         if self.engine != "mlx" and not self.engine.startswith("fake:"):
-            raise ConfigError(f"the engine {self.engine!r} is unknown: it must be mlx, or fake: and JSON")
+            raise ConfigError(
+                f"the engine {self.engine!r} is unknown: it must be mlx, or fake: followed by JSON"
+            )
         if self.wired_limit not in ("auto", "off") and not self.wired_limit.isdecimal():
             raise ConfigError(
                 f"--wired-limit is {self.wired_limit!r}: it must be auto, off or a size such as 12G"
@@ -175,7 +177,7 @@ class WorkerConfig:
                 raise ConfigError(f"unknown worker options: {', '.join(sorted(unknown))}")
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"these are no worker options: {error}") from error
+            raise ConfigError(f"invalid worker options: {error}") from error
 
     def _check_addresses(self) -> None:
         addresses = self.endpoints

@@ -28,7 +28,7 @@ class CurveKeys:
     def __post_init__(self) -> None:
         for name in ("public_key", "secret_key", "server_key"):
             if len(getattr(self, name)) != Z85_KEY_CHARS:
-                raise ConfigError(f"{name} is no key: it must have {Z85_KEY_CHARS} characters of Z85")
+                raise ConfigError(f"{name} is not a key: it must have {Z85_KEY_CHARS} characters of Z85")
 
     def __repr__(self) -> str:
         return f"CurveKeys(public_key={self.public_key!r}, server_key={self.server_key!r})"

@@ -87,7 +87,7 @@ def _translate(sampling: Mapping[str, Any]) -> Options:
             try:
                 options.update(translate(value))
             except (TypeError, AttributeError):
-                raise BadRequest(f"{name}: a {type(value).__name__} is no value for it") from None
+                raise BadRequest(f"{name}: a {type(value).__name__} is not a valid value") from None
         elif value:
             # What is off (0, false, empty) asks for nothing.
             raise refused(name)

@@ -86,7 +86,7 @@ def test_help_and_unknown_commands(start_worker: StartWorker, chat: Callable[...
     terminal.type("/help\n")
     at = terminal.wait_for(PROMPT, start=terminal.wait_for("/reset  start a new conversation"))
     terminal.type("/rest\n")
-    terminal.wait_for(PROMPT, start=terminal.wait_for("/rest is no command", start=at))
+    terminal.wait_for(PROMPT, start=terminal.wait_for("/rest is not a command", start=at))
     terminal.type(CTRL_D)
     assert terminal.end() == 0
 

@@ -48,7 +48,7 @@ def test_help_lists_every_command_that_is_installed(capsys: pytest.CaptureFixtur
         (["wurst"], "No such command 'wurst': see zmqengine --help"),
         (["worker", "--wurst"], "No such option"),
         (["worker", "--rows-max", "many"], "Invalid value for '--rows-max'"),
-        (["worker", "--memory-limit", "much"], "'much' is no size: write 512M or 2G"),
+        (["worker", "--memory-limit", "much"], "'much' is not a size: write it like 512M or 2G"),
         (["worker", "--rows-max", "0"], "--rows-max is 0: it must be from 1 to 4096"),
         (["worker", "--bind", "tcp://0.0.0.0:1"], "make keys with `zmqengine keygen`"),
         (["status", "--worker", "a b"], "'a b' is no worker address"),

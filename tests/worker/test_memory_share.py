@@ -171,7 +171,7 @@ def test_a_worker_starts_where_no_claim_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path))
     with WorkerProcess(None, supervise=False) as worker:
         assert status_of(worker).memory["limit"] > 1 << 28
-        assert "other workers on this machine are not looked at" in worker.log
+        assert "cannot take other workers on this machine into account" in worker.log
 
 
 @given(

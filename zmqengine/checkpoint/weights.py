@@ -56,7 +56,7 @@ def _read_header(file: Path) -> dict[str, _Tensor]:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if length > HEADER_BYTES_MAX:
-                raise CheckpointError(f"{file} is no safetensors file, or is damaged: fetch it again")
+                raise CheckpointError(f"{file} is not a safetensors file, or it is damaged: fetch it again")
             header = opened.read(length)
         parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         parts.pop("__metadata__", None)

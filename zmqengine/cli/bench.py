@@ -56,7 +56,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--worker", "workers", multiple=True, metavar="[LABEL=]ADDRESS", help="A worker of ours.")
+@click.option("--worker", "workers", multiple=True, metavar="[LABEL=]ADDRESS", help="A zmqengine worker.")
 @click.option(
     "--url", "urls", multiple=True, metavar="[LABEL=]URL[#MODEL]", help="An OpenAI-compatible server."
 )
@@ -69,7 +69,7 @@ def bench() -> None:
 )
 @click.option("--model", default="pico", show_default=True, help="For --start: pico or a directory.")
 @click.option("--second", is_flag=True, help="Start everything twice, for two-models.")
-@click.option("--slots", type=int, default=0, help="Requests a started server takes at a time.")
+@click.option("--slots", type=int, default=0, help="Requests that a started server serves at once.")
 @click.option(
     "--scenario", "scenarios", multiple=True, type=click.Choice([*SCENARIO_NAMES, "all"]), default=["users"]
 )
@@ -82,10 +82,10 @@ def bench() -> None:
 )
 @click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
 @click.option("--base", default="", help="The label that ratios are to. [default: the first target]")
-@click.option("--tokenizer", default="", help="tokenizer.json, where no target of ours can tell.")
+@click.option("--tokenizer", default="", help="tokenizer.json, where no worker can provide it.")
 @click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 def serve(
     workers: tuple[str, ...],
     urls: tuple[str, ...],
@@ -135,14 +135,14 @@ def serve(
 
 @bench.command()
 @click.option("--model", default="pico", show_default=True, help="pico or a directory.")
-@click.option("--http", type=int, default=0, help="Also through so many HTTP front-ends of ours.")
+@click.option("--http", type=int, default=0, help="Also through this many HTTP front-ends.")
 @click.option("--mlx-lm", is_flag=True, help="Also through mlx_lm.server.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
 @click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
 @click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 def overhead(
     settings: tuple[str, ...],
     seed: int | None,
@@ -182,7 +182,7 @@ def overhead(
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=16.")
 @click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
 @click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 def constrained(
     models: Path | None,
     shapes: tuple[str, ...],
@@ -221,8 +221,8 @@ def constrained(
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size or a cost: rows=128.")
 @click.option("--seed", default=1, show_default=True, help="Makes the requests.")
 @click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 def schedule(
     keep_trace: Path | None,
     size: str,
@@ -256,7 +256,7 @@ def schedule(
 @click.option(
     "--same", multiple=True, metavar="LABEL=LABEL", help="A target that has another name in the second."
 )
-@click.option("--all", "everything", is_flag=True, help="Every measure, not the telling ones only.")
+@click.option("--all", "everything", is_flag=True, help="Every measure, not only the important ones.")
 def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) -> None:
     """Ratios of two reports; what is within noise is marked."""
     from zmqengine.bench.arguments import name_and_value
@@ -272,8 +272,8 @@ def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) 
 
 @bench.command()
 @click.argument("report", type=REPORT_FILE)
-@click.option("--plot", "picture", type=OUT_FILE, help="Draw it here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
+@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 def show(report: Path, picture: Path | None, ranges: bool) -> None:
     """Print a report that was kept, or draw it."""
     from zmqengine.bench.report import load
@@ -304,7 +304,7 @@ def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
 @click.option(
     "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
 )
-@click.option("--quick", is_flag=True, help="Small, to see that everything works.")
+@click.option("--quick", is_flag=True, help="A small run, to check that everything works.")
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--part", "parts", multiple=True, help="Only these parts. [default: all]")
 def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ def byte_size(value: str | int) -> int:
     """Bytes of `1048576`, `512M`, `2G` or `1.5GiB`, in units of 1024. For `type=` of an option."""
     match = _SIZE.match(str(value).strip())
     if match is None:
-        raise click.BadParameter(f"{value!r} is no size: write 512M or 2G")
+        raise click.BadParameter(f"{value!r} is not a size: write it like 512M or 2G")
     return int(float(match["number"]) * _FACTORS[match["unit"].lower()])
 
 

@@ -26,10 +26,12 @@ _HISTORY_LINES = 1000
 
 @click.command()
 @worker_options
-@click.option("--system", help="Instructions that stand before the conversation.")
-@click.option("-n", "--max-tokens", type=int, help="Stop an answer after so many.  [default: what fits]")
+@click.option("--system", help="Instructions placed before the conversation.")
+@click.option(
+    "-n", "--max-tokens", type=int, help="Stop an answer after this many tokens.  [default: as many as fit]"
+)
 @generation_options
-@click.option("--stats", is_flag=True, help="Figures after each answer, on standard error.")
+@click.option("--stats", is_flag=True, help="Print figures after each answer, on standard error.")
 def chat(target: Target, system: str | None, stats: bool, max_tokens: int | None, **options: Any) -> None:
     """Talk with the model. /help inside shows what else there is."""
     with ready_client(target, name="chat") as client, _history():
@@ -74,7 +76,7 @@ def _handle(conversation: Conversation, line: str, stats: bool) -> None:
     elif command == "/help":
         click.echo(HELP, err=True)
     elif command.startswith("/"):
-        click.echo(f"{command.split()[0]} is no command: /help shows them", err=True)
+        click.echo(f"{command.split()[0]} is not a command: type /help for a list", err=True)
     elif command:
         _answer(conversation, line, stats)
 

@@ -23,10 +23,13 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.command()
 @worker_options
 @click.option(
-    "-m", "--model", default="pico", show_default=True, metavar="MODEL", help="Which model shall fit."
+    "-m", "--model", default="pico", show_default=True, metavar="MODEL", help="The model that has to fit."
 )
 @click.option(
-    "--memory-limit", type=byte_size, metavar="SIZE", help="Memory for MLX, if not what the system says."
+    "--memory-limit",
+    type=byte_size,
+    metavar="SIZE",
+    help="Memory that MLX may use, if not what the system reports.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")

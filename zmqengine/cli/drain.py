@@ -14,4 +14,4 @@ def drain(target: Target) -> None:
     """Let a worker finish what runs, take nothing new, and exit with 0."""
     with connect(target, name="drain") as client:
         client.drain()
-    click.echo("draining: the worker ends when its requests have", err=True)
+    click.echo("draining: the worker exits once its requests have finished", err=True)

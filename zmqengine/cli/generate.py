@@ -17,12 +17,14 @@ from zmqengine.cli.options import Target, generation_options, given, worker_opti
 @click.command()
 @click.argument("prompt", required=False)
 @worker_options
-@click.option("-n", "--max-tokens", type=int, default=256, show_default=True, help="Stop after so many.")
-@click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
+@click.option(
+    "-n", "--max-tokens", type=int, default=256, show_default=True, help="Stop after this many tokens."
+)
+@click.option("--ignore-eos", is_flag=True, help="Do not stop where the model would.")
 @generation_options
 @click.option("--schema", type=click.File("rb"), metavar="FILE", help="The text is JSON of this JSON schema.")
 @click.option("--regex", metavar="REGEX", help="The text matches this expression.")
-@click.option("--choice", multiple=True, metavar="TEXT", help="The text is one of these; repeat it.")
+@click.option("--choice", multiple=True, metavar="TEXT", help="The text is one of these; repeatable.")
 @click.option("--any-json", is_flag=True, help="The text is a JSON object.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
 @click.option("--stats/--no-stats", default=None, help="Figures on standard error.  [default: on a terminal]")

@@ -21,7 +21,7 @@ import click
     "aliases",
     multiple=True,
     metavar="NAME=MODEL",
-    help="A further name of a model, * for any; repeatable.",
+    help="Another name for a model, * for any; repeatable.",
 )
 @click.option(
     "--max-tokens-overflow",
@@ -76,7 +76,7 @@ import click
 @click.option(
     "--body-bytes-max", type=click.IntRange(min=1024), help="Longest request body. [default: 16 MiB]"
 )
-@click.option("--client-key", metavar="FILE", help="Our secret key, for a worker on a network.")
+@click.option("--client-key", metavar="FILE", help="This front-end's secret key, for a worker on a network.")
 @click.option("--server-key", metavar="FILE", help="The worker's public key, or the key itself.")
 @click.option(
     "--stable-head/--no-stable-head",

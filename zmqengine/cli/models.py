@@ -21,7 +21,10 @@ HEADERS = ("model", "type", "size", "quantised", "context", "cache", "chats")
 @click.command()
 @click.argument("directories", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--memory-limit", type=byte_size, metavar="SIZE", help="Memory for MLX, if not what the system says."
+    "--memory-limit",
+    type=byte_size,
+    metavar="SIZE",
+    help="Memory that MLX may use, if not what the system reports.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: bool) -> None:

@@ -35,7 +35,7 @@ def pull(model: str, revision: str | None) -> None:
     What was fetched in part goes on where it stopped. $HF_ENDPOINT, $HF_HOME and $HF_TOKEN are respected.
     """
     if not _HUB_ID.fullmatch(model):
-        raise click.BadParameter(f"{model!r} is no hub id: give OWNER/NAME", param_hint="OWNER/NAME")
+        raise click.BadParameter(f"{model!r} is not a hub id: give OWNER/NAME", param_hint="OWNER/NAME")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -59,10 +59,10 @@ def pull(model: str, revision: str | None) -> None:
     except Exception as error:  # noqa: BLE001 - of whatever library carries the bytes: a line, not a traceback
         raise click.ClickException(
             f"fetching {model} stopped ({type(error).__name__}: {str(error)[:200]}): "
-            "run it again, it goes on from there"
+            "run it again to continue from there"
         ) from None
     try:
         click.echo(f"{model}: {describe(open_checkpoint(Path(directory)))}", err=True)
     except CheckpointError as error:
-        raise click.ClickException(f"{error}; it was fetched, but a worker cannot load it") from None
+        raise click.ClickException(f"{error}; it was fetched, but no worker can load it") from None
     click.echo(str(directory))

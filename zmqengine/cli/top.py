@@ -28,7 +28,7 @@ def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | No
         raise click.ClickException(f"{error}: install it with pip install 'zmqengine[top]'") from None
     # Textual draws on standard error.
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise click.ClickException("this is no terminal: `zmqengine status` prints the same once")
+        raise click.ClickException("this is not a terminal: `zmqengine status` prints the same once")
     from zmqengine_client import AsyncClient
 
     keys = keys_of(Target(None, client_key, server_key))

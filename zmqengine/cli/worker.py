@@ -46,7 +46,7 @@ HELP = {
     "log_format": "How to log.",
     "supervise": "Start the worker again when it dies. Turn off under launchd, systemd or a container.",
     "restarts_max": "Restarts before giving up.",
-    "restart_window_s": "So long ready, and restarts are counted anew.",
+    "restart_window_s": "After this long in the ready state, restarts are counted from zero again.",
     "restart_wait_ms": "Before the first restart; doubles each time.",
     "restart_wait_max_ms": "The longest wait before a restart.",
     "die_with_parent": "Drain when the process that started this one ends.",

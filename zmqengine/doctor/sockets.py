@@ -34,7 +34,7 @@ def look_at_sockets() -> Iterator[Finding]:
 def _directory(base: Path) -> Iterator[Finding]:
     facts = base.stat()
     if not stat.S_ISDIR(facts.st_mode):
-        yield Finding("fail", "sockets", f"{base} is no directory", "remove it, or set $ZMQENGINE_DIR")
+        yield Finding("fail", "sockets", f"{base} is not a directory", "remove it, or set $ZMQENGINE_DIR")
     elif facts.st_uid != os.getuid():
         yield Finding(
             "fail", "sockets", f"{base} belongs to another user", "set $ZMQENGINE_DIR to a directory of yours"

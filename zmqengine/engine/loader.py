@@ -84,7 +84,7 @@ def find_directory(model: str) -> Path:
     if path.exists():
         raise ModelLoadError(f"{path} is a file: give the directory of the model")
     if not _HUB_ID.fullmatch(model):
-        raise ModelLoadError(f"there is no directory {model}, and it is no hub id (owner/name) either")
+        raise ModelLoadError(f"there is no directory {model}, and it is not a hub id (owner/name) either")
     try:
         return Path(fetch_model(model))
     except Exception as error:

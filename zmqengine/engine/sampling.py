@@ -15,7 +15,7 @@ from zmqengine.engine.row import Row
 
 # Halvings of the search for the top_p threshold: enough for 1 part in 10,000.
 _NUCLEUS_STEPS = 18
-# A smaller temperature is greedy long since, and its inverse would not be a float32.
+# Long before a temperature is this small, sampling is greedy; its inverse would not fit a float32.
 _INVERSE_MAX = 1e30
 
 

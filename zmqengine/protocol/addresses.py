@@ -57,7 +57,7 @@ def resolve(address: str | None) -> str:
         tcp_host_port(address)
         return address
     raise ConfigError(
-        f"{address!r} is no worker address: give a name (letters, digits, '.', '_', '-'), "
+        f"{address!r} is not a worker address: give a name (letters, digits, '.', '_', '-'), "
         "ipc:///DIRECTORY/ctl or tcp://HOST:PORT"
     )
 

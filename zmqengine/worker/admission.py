@@ -68,14 +68,14 @@ class Admission:
         flow = session.user or session.id
         if not self.order.may_enqueue(flow):
             raise Overloaded(
-                f"{len(self.order)} requests wait already, {self.order.waiting_of(flow)} of them of this front-end; "
-                "no front-end may wait with more than there is still room for",
+                f"{len(self.order)} requests are waiting already, {self.order.waiting_of(flow)} of them from this "
+                "front-end; none may have more waiting than there is room left",
                 retry_after_ms=self.rates.retry_after_ms(),
             )
         urgency = int(self._priorities_min.of(session.client, session.user))
         if insert.priority < urgency:
             raise NotAuthorized(
-                f"priority {insert.priority} is not for this front-end: {urgency} is the most urgent"
+                f"priority {insert.priority} is not allowed for this front-end: {urgency} is the most urgent"
             )
         ticket = Ticket(
             flow=flow,

@@ -113,7 +113,7 @@ class ControlThread:
                 return
             except Exception as error:
                 self._board.control_failures += 1
-                log.error("the control thread failed and goes on", exc_info=error)
+                log.error("the control thread failed and continues", exc_info=error)
                 # Not at once: what failed may be there still.
                 if select.select([self._stop_reader], [], [], FAILURE_WAIT_S)[0]:
                     return
@@ -157,8 +157,8 @@ class ControlThread:
         except ZmqEngineError as error:
             header, body = encode(self._rejected(call, error))
         except Exception as error:
-            log.error("internal error at a control request", exc_info=error, extra={"call": call})
-            failed = InternalError("the worker failed at this request; its log says how")
+            log.error("internal error in a control request", exc_info=error, extra={"call": call})
+            failed = InternalError("the worker failed at this request; see its log")
             header, body = encode(self._rejected(call, failed))
         if not self._replies.send(route, header, body):
             log.debug("control reply dropped")
@@ -172,7 +172,7 @@ class ControlThread:
         if isinstance(request, LONG_REPLIES) and not self._replies.has_room(
             first.bytes, self._size_of(request)
         ):
-            raise Overloaded("read the replies that you have asked for", retry_after_ms=100)
+            raise Overloaded("first read the replies you have asked for", retry_after_ms=100)
         return self._handle(request, user)
 
     def _size_of(self, request: ControlRequest) -> int:

@@ -89,7 +89,7 @@ class Doorman:
             for path in self._paths:
                 with contextlib.suppress(OSError):
                     _hidden(path).rename(path)
-            log.warning("new connections are taken again", extra={"connections": len(self._peers)})
+            log.warning("accepting new connections again", extra={"connections": len(self._peers)})
 
     def _close_doors(self) -> None:
         if self._paths and not self._closed:
@@ -98,7 +98,7 @@ class Doorman:
                 with contextlib.suppress(OSError):
                     path.rename(_hidden(path))
             log.warning(
-                "no new connections are taken: the limit on open files is near",
+                "not accepting new connections: the limit on open files is near",
                 extra={"connections": len(self._peers), "files_open": files_open()},
             )
 

@@ -76,7 +76,7 @@ class Inbox:
             try:
                 grants += self._subscription(frame, now_s)
             except Exception as error:
-                log.error("internal error at a subscription", exc_info=error)
+                log.error("internal error in a subscription", exc_info=error)
             if self._clock() >= until_s:
                 break
         return grants
@@ -162,16 +162,16 @@ class Inbox:
             self._command_offenders.strike(first)
             return self._rejection(error, parts)
         if isinstance(command, Resume | Hello) and not self._replies.has_room(first.bytes, REPLAY_BYTES_MAX):
-            full = Overloaded("read the replies that you have asked for", retry_after_ms=100)
+            full = Overloaded("first read the replies you have asked for", retry_after_ms=100)
             return self._rejection(full, parts)
         peer = user or process_of(first) if isinstance(command, Hello) else ""
         try:
             return encode(self._commands.handle(command, first.bytes, user, now_s, peer))
         except Exception as error:
             kind, request = type(command).__name__, getattr(command, "request", None)
-            log.error("internal error at a command", exc_info=error, extra={"kind": kind, "request": request})
+            log.error("internal error in a command", exc_info=error, extra={"kind": kind, "request": request})
             return self._rejection(
-                InternalError(f"the worker failed at this {kind.lower()}; its log says how"), parts
+                InternalError(f"the worker failed at this {kind.lower()}; see its log"), parts
             )
 
     def _decode(self, parts: list[bytes]) -> Command:

@@ -107,7 +107,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}: {error.strerror or 'no such file'}") from None
     except ValueError:
-        raise ConfigError(f"{path} is no ZeroMQ certificate: make one with `zmqengine keygen`") from None
+        raise ConfigError(f"{path} is not a ZeroMQ certificate: make one with `zmqengine keygen`") from None
     for key in (public, secret):
         if key is not None and not is_key(key):
             raise ConfigError(f"{path} holds a damaged key: make one with `zmqengine keygen`")

@@ -128,7 +128,8 @@ class MemoryShare:
                 time.sleep(0.005)
             if wait_s and not is_locked:
                 log.warning(
-                    "the lock on the memory claims is held for too long", extra={"path": self._directory}
+                    "the lock on the memory claims has been held for too long",
+                    extra={"path": self._directory},
                 )
             yield is_locked
         finally:

@@ -123,7 +123,7 @@ def _memory_share(config: WorkerConfig) -> MemoryShare | None:
     try:
         return MemoryShare(directory, config.name, config.memory_limit_bytes)
     except OSError as error:
-        log.warning("other workers on this machine are not looked at", extra={"reason": str(error)})
+        log.warning("cannot take other workers on this machine into account", extra={"reason": str(error)})
         return None
 
 

@@ -30,7 +30,7 @@ def preparation_of(insert: Insert, compiler: ConstraintCompiler | None) -> Prepa
     """What has to be done before this request can start, or None. Raises `BadRequest` for what cannot be done here."""
     if insert.constraint is not None:
         if compiler is None:
-            raise BadRequest("this worker takes no constraint")
+            raise BadRequest("this worker does not support constraints")
         return lambda: _compile(insert, compiler)
     if len(insert.prompt) >= LONG_PROMPT_TOKENS:
         return lambda: _pack(insert)
@@ -45,7 +45,9 @@ def _compile(insert: Insert, compiler: ConstraintCompiler) -> Callable[[LiveRequ
     try:
         matcher = grammar.start(insert.emitted)
     except Exception as error:
-        raise BadRequest(f"emitted is no beginning of an output of this constraint: {error}") from error
+        raise BadRequest(
+            f"emitted cannot be the beginning of an output under this constraint: {error}"
+        ) from error
     pack = _pack(insert)
 
     def apply(request: LiveRequest) -> None:

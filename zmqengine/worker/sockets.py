@@ -205,7 +205,7 @@ def _make_private(directory: Path, *, refuse_open: bool) -> None:
     if status.st_uid not in (os.getuid(), 0):
         raise ConfigError(f"{directory} belongs to another user; choose another directory with ZMQENGINE_DIR")
     if refuse_open and status.st_mode & 0o077:
-        raise ConfigError(f"other users may enter {directory}: chmod 700 it, or choose another directory")
+        raise ConfigError(f"other users can enter {directory}: chmod 700 it, or choose another directory")
 
 
 def _grant_by_hand(socket: zmq.Socket[bytes]) -> None:

@@ -87,7 +87,7 @@ class _Supervisor:
                     return code
                 if self._stops:
                     if code == -signal.SIGTERM:
-                        # It had not come as far as to catch the signal.
+                        # It died of the signal before it could catch it.
                         return EXIT_OK
                     _log.error("the worker %s while it was told to stop", _how_it_ended(code))
                     return EXIT_FAILED
@@ -169,7 +169,7 @@ class _Supervisor:
             self._restarts = 0
         if self._restarts >= self._config.restarts_max:
             _log.error(
-                "giving up: the worker %s, after %d restarts; see what it said above, then start it again",
+                "giving up: the worker %s, after %d restarts; see its last messages above, then start it again",
                 _how_it_ended(code),
                 self._restarts,
             )

@@ -112,7 +112,7 @@ class Connection:
             self._outbox.counters.reconnects += 1
         if restarted:
             self._outbox.counters.worker_restarts += 1
-            self._tell("restarted", "another worker process answers now")
+            self._tell("restarted", "the worker was restarted")
         self._epoch_before, self._model_before = self.epoch, self.model
         self.was_live = True
         self.opening_since = None
@@ -137,7 +137,7 @@ class Connection:
         """The worker was seen to go. A live session is left to `lose`: its connection to cmd tells."""
         if self.phase in (Phase.LIVE, Phase.FENCED, Phase.CLOSED):
             return
-        # The time without a worker is none that it took to open a session.
+        # Time without a worker does not count as time spent opening a session.
         self.opening_since = None
         if not self._told_lost:
             self._told_lost = True

@@ -21,7 +21,7 @@ def take_constraint(given: dict[str, object]) -> Constraint | None:
     """Take the options that ask for a constraint out of `given`. Raises TypeError for more than one."""
     asked = {way: value for way in WAYS if (value := given.pop(way, None)) is not None}
     if len(asked) > 1:
-        raise TypeError(f"{' and '.join(asked)} are given together: an output can follow one of them")
+        raise TypeError(f"{' and '.join(asked)} were given together: an output can follow only one of them")
     for way, value in asked.items():
         return _constraint(way, value)
     return None
@@ -52,7 +52,7 @@ def to_object(completion: Completion, shape: object) -> Any:
     """
     if completion.finish != "stop" or completion.stop_string is not None:
         why = "max_tokens: raise it" if completion.finish == "length" else "its end"
-        error = GenerationFailed(f"the output is no whole object: it was cut before {why}")
+        error = GenerationFailed(f"the output is not a complete object: it was cut before {why}")
         error.completion = completion
         raise error
     for reader in ("model_validate_json", "validate_json"):

@@ -128,7 +128,7 @@ class Dialogue:
             self._control.describing.once()
         elif verdict == "gone":
             self.requests.live.fail_all(self._patience.lost_error(now - self._liveness.heard_at))
-            self.lose(now, "nothing was heard from the worker")
+            self.lose(now, "the worker has gone silent")
         elif verdict == "deaf":
             self.lose(now, "the worker answers commands but nothing is published")
 

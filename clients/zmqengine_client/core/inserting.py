@@ -125,4 +125,4 @@ class Inserting:
         request.resumed += 1
         outbox = self._calls.outbox
         outbox.counters.resumed_streams += 1
-        outbox.events.append(ClientEvent("resumed", f"goes on at token {len(request.tokens)}", request.id))
+        outbox.events.append(ClientEvent("resumed", f"continues at token {len(request.tokens)}", request.id))

@@ -20,7 +20,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             f"{limits.context_tokens_max} tokens"
         )
     if options.constraint is not None and not limits.constraints:
-        return BadRequest("this worker takes no constraint: its engine cannot follow one")
+        return BadRequest("this worker does not support constraints")
     if model is None:
         return None
     ids = {"prompt": request.prompt, "stop_token_ids": options.stop_token_ids}

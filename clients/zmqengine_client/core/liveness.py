@@ -37,7 +37,7 @@ class Liveness:
         self.heard_at = 0.0
 
     def begin(self, lease_s: float) -> None:
-        """A session is live. The word that it is has been counted as heard."""
+        """A session is live; the message that said so counts as heard."""
         self._lease_s = lease_s
         self._probe = None
 

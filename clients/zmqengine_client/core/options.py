@@ -127,7 +127,7 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         ids = msgspec.convert(tolist() if tolist else list(prompt), list[TokenId])
     except (msgspec.ValidationError, TypeError) as error:
-        raise BadRequest(f"the prompt is no list of token ids: {error}") from None
+        raise BadRequest(f"the prompt is not a list of token ids: {error}") from None
     if not ids:
         raise BadRequest("the prompt is empty")
     return ids

@@ -63,7 +63,7 @@ class Tokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError):
             # The library says so of half a surrogate pair.
-            raise BadRequest("the text is no valid Unicode") from None
+            raise BadRequest("the text is not valid Unicode") from None
 
     def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -112,7 +112,7 @@ def check_generation(request: GenerationRequest) -> None:
         raise bad_field("stream_options", "needs stream to be true")
     for key in request.logit_bias:
         if not key.isascii() or not key.isdigit() or int(key[:12]) > TOKEN_ID_MAX:
-            raise bad_field("logit_bias", f"{key[:40]!r} is no token id")
+            raise bad_field("logit_bias", f"{key[:40]!r} is not a token id")
 
 
 GENERATION_FIELDS = (

@@ -73,7 +73,7 @@ class ToolBook:
     ) -> None:
         flat = flat_name(name.name, name.namespace)
         if not _NAME.fullmatch(flat):
-            raise bad_field(f"{where}.name", f"{flat[:140]!r} is no name of a function")
+            raise bad_field(f"{where}.name", f"{flat[:140]!r} is not the name of a function")
         function: dict[str, object] = {"name": flat}
         if description:
             function["description"] = description
