@@ -36,7 +36,7 @@ def test_options_survive_the_way_to_a_child_process() -> None:
         ({"log_level": "loud"}, "one of debug, info, warning, error"),
         ({"model": ""}, "--model is empty"),
         ({"engine": "other"}, "must be mlx"),
-        ({"name": "a b"}, "'a b' is no worker address"),
+        ({"name": "a b"}, "'a b' is not a worker address"),
         ({"name": "ipc:///tmp/x/ctl"}, "use --bind"),
         ({"bind": "tcp://127.0.0.1"}, "tcp://HOST:PORT"),
         ({"bind": "tcp://127.0.0.1:1", "bind_out": "ipc:///tmp/x/out"}, "different kinds"),

@@ -51,7 +51,7 @@ def test_help_lists_every_command_that_is_installed(capsys: pytest.CaptureFixtur
         (["worker", "--memory-limit", "much"], "'much' is not a size: write it like 512M or 2G"),
         (["worker", "--rows-max", "0"], "--rows-max is 0: it must be from 1 to 4096"),
         (["worker", "--bind", "tcp://0.0.0.0:1"], "make keys with `zmqengine keygen`"),
-        (["status", "--worker", "a b"], "'a b' is no worker address"),
+        (["status", "--worker", "a b"], "'a b' is not a worker address"),
     ],
 )
 def test_bad_usage_is_one_line_and_code_2(

@@ -99,7 +99,7 @@ def test_a_broken_model_is_one_clear_error(broken, spoil, message):
 @pytest.mark.parametrize("model", ["/no/such/model", "no-such-model", "a/b/c", "~/no-such-model"])
 def test_a_model_that_is_not_there_is_one_clear_error(model):
     """Neither a directory nor a hub id."""
-    with pytest.raises(ModelLoadError, match="there is not a directory"):
+    with pytest.raises(ModelLoadError, match="there is no directory"):
         load(model)
 
 
