@@ -1,6 +1,6 @@
 """What earlier systems learned the hard way, and which of our tests would notice if we had to learn it again.
 
-Each row is a public report of a system that does our job. This is an index: a test is found for a row when its docstring
+Each row is a public report of a system that does our job. This is an index: a test is found for a row if its docstring
 names the report and its name or docstring has the row's word. Whether it proves what is owed is up to that test.
 """
 
