@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.models import LLAMA, MAMBA, SLIDING, build_model, save_model
+from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, build_model, save_model
 
-CONFIGS = {"llama": LLAMA, "sliding": SLIDING, "mamba": MAMBA}
+CONFIGS = {"llama": LLAMA, "sliding": SLIDING, "mamba": MAMBA, "hybrid": HYBRID}
 
 
 @pytest.fixture(scope="session")

@@ -33,9 +33,9 @@ class Run:
         return [prefill.cached for prefill in self.prefills if prefill.row == row][-1]
 
 
-def make_engine(model: Any, **options: Any) -> MlxEngine:
+def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> MlxEngine:
     """An engine on a model of tests.support.models."""
-    info = ModelInfo("test", VOCAB_SIZE, 2048, frozenset(), 0)
+    info = ModelInfo("test", VOCAB_SIZE, context_tokens, frozenset(), 0)
     return MlxEngine(model, info, **options)
 
 

@@ -56,6 +56,21 @@ MAMBA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 2048,
 }
+# Layers with a state, convolutions, beside layers that see everything.
+HYBRID: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "lfm2",
+    "num_hidden_layers": 4,
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_dim": 64,
+    "block_ff_dim": 128,
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+    "layer_types": ["conv", "full_attention"] * 2,
+}
 
 
 def build_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> nn.Module:

@@ -19,9 +19,7 @@ random_bits.py         random numbers of a seed and an index
 constraints/           output that follows a grammar: compiled, matched, masked
 
 kv/                    all that is known of mlx-lm's caches
-prefix_cache.py        caches that outlive their row, within a budget
-prefix_index.py        which of them holds the beginning of a text
-parked_rows.py         those of rows that will come back
+prompt_store/          prompts that were read once, kept within a budget
 
 probe.py               what a model can do, found out at the start
 memory.py              what MLX may hold, and the limit on wired memory

@@ -16,8 +16,8 @@ import mlx.core as mx
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.penalties import Penalties
-from zmqengine.engine.prefix_cache import PrefixCache
-from zmqengine.engine.prefix_index import Entry
+from zmqengine.engine.prompt_store.offers import Offer
+from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.sampling import DrawPlan, LogprobArrays, choose, measure, plan_draw
 
@@ -37,25 +37,25 @@ class _Flight:
     chosen_logits: mx.array
     measured: list[Row]
     logprobs: LogprobArrays | None
-    offers: list[tuple[Row, Entry]]
+    offers: list[tuple[Row, Offer]]
 
 
 class DecodeBatch:
-    """Rows in decode and their merged caches. What rows leave behind is offered to `prefix_cache`.
+    """Rows in decode and their merged caches. What rows leave behind is offered to `store`.
 
     With `masks` every row has a grammar. Then the tokens of a step are looked at before the next one starts: they
     say which tokens may follow. Their masks are filled while the forward pass runs.
     """
 
     def __init__(
-        self, model: Any, vocab_size: int, prefix_cache: PrefixCache, masks: MaskFiller | None = None
+        self, model: Any, vocab_size: int, store: PromptStore, masks: MaskFiller | None = None
     ) -> None:
         self.rows: list[Row] = []
         self.caches: Caches = []
         self.steps = 0
         self._model = model
         self._vocab_size = vocab_size
-        self._prefix_cache = prefix_cache
+        self._store = store
         self._flight: _Flight | None = None
         self._landing: _Flight | None = None
         self._changed = True
@@ -93,7 +93,7 @@ class DecodeBatch:
         caches = kv.extract(self.caches, self.rows.index(row), row.held)
         self._drop({id(row)})
         if not row.launched:
-            self._prefix_cache.prove(row)
+            self._store.prove(row)
             return caches, None
         assert self._flight is not None, "every row that was launched has a step on its way"
         place = self._flight.rows.index(row)
@@ -105,15 +105,14 @@ class DecodeBatch:
     def _offer(self, row: Row, place: int, flight: _Flight | None) -> None:
         """`row` leaves: offer its caches, which `flight` goes on from; without one they are known to be good."""
         if not row.launched:
-            self._prefix_cache.prove(row)
+            self._store.prove(row)
             return
-        tokens = row.tokens[: row.held]
-        if len(tokens) == row.held and self._prefix_cache.wants(tokens):
-            caches = kv.extract(self.caches, place, row.held)
-            if flight is None:
-                self._prefix_cache.store(tokens, caches)
-            else:
-                flight.offers.append((row, self._prefix_cache.offer(tokens, caches)))
+        if row.held <= len(row.tokens) and self._store.wants(row):
+            offer = self._store.offer(row, self.caches, kv.Place(place, row.held))
+            if offer is not None and flight is None:
+                self._store.accept(offer)
+            elif offer is not None and flight is not None:
+                flight.offers.append((row, offer))
 
     def _drop(self, leaving: set[int]) -> None:
         places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
@@ -211,9 +210,9 @@ class DecodeBatch:
         spoilt = _not_finite(landed.rows, chosen_logits)
         for row, offer in landed.offers:
             if id(row) in spoilt:
-                self._prefix_cache.withdraw(offer)
+                self._store.withdraw(offer)
             else:
-                self._prefix_cache.accept(offer)
+                self._store.accept(offer)
         left = []
         for row, token in zip(landed.rows, tokens, strict=True):
             if row.gone:

@@ -198,7 +198,7 @@ class FakeEngine:
             self._prompt_cache.forget(id_)
             if row is not None:
                 self._strike("remove", row)
-                self._prompt_cache.store(row.tokens[: row.reusable])
+                self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
 
     def park(self, row: int) -> int:
         """Take a row out; it is kept if all of it fits the prompt cache."""
@@ -207,7 +207,7 @@ class FakeEngine:
         if parked is None:
             return 0
         self._strike("park", parked)
-        return self._prompt_cache.park(row, parked.tokens, parked.reusable)
+        return self._prompt_cache.park(row, parked.tokens, parked.reusable, parked.request.cache_scope)
 
     def reset(self) -> None:
         """Drop every row."""
@@ -292,7 +292,7 @@ class FakeEngine:
         )
         if stopped or full:
             del self._rows[request.row]
-            self._prompt_cache.store(row.tokens[: row.reusable])
+            self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
 
     def _prefill(self, result: StepResult) -> None:
         budget = self.config.prefill_chunk
@@ -303,7 +303,7 @@ class FakeEngine:
                 continue
             if not row.begun and (budget or self.config.instant):
                 row.begun = True
-                row.cached = row.done = self._prompt_cache.take(row.tokens)
+                row.cached = row.done = self._prompt_cache.take(row.tokens, row.request.cache_scope)
                 self._cached_tokens += row.cached
             taken = row.total - row.done if self.config.instant else min(row.total - row.done, budget)
             if not taken:
@@ -312,6 +312,8 @@ class FakeEngine:
             row.done += taken
             self._prompt_tokens += taken
             result.prefills.append(RowPrefill(row.request.row, row.done, row.total, row.cached))
+            if row.request.pin and row.decoding:
+                self._prompt_cache.store(row.tokens[: row.total - 1], row.request.cache_scope, is_pinned=True)
             while self.config.instant and row.request.row in self._rows:
                 self._decode(row, result)
 

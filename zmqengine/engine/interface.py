@@ -46,6 +46,7 @@ class RowRequest:
     `stop_token_ids` already holds the model's end tokens unless the request ignores them. The stop token is the
     last token of the output. `logprobs` is None for none, or how many top alternatives go with each token.
     `grammar` is what the output must follow, if anything: the row then ends with `stop` when it is whole.
+    What is read is kept for rows of the same `cache_scope`; with `pin` the prompt stays kept.
     """
 
     row: int
@@ -57,6 +58,8 @@ class RowRequest:
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     grammar: Grammar | None = None
+    cache_scope: str = ""
+    pin: bool = False
 
 
 class TokenLogprobs(NamedTuple):
@@ -95,6 +98,19 @@ class RowFailure(NamedTuple):
     message: str
 
 
+class RowDivergence(NamedTuple):
+    """A long prompt that begins like a kept one and goes on differently after `shared` of its `total` tokens.
+
+    `kept` and `came` are some of the tokens that follow there.
+    """
+
+    row: int
+    shared: int
+    total: int
+    kept: list[int]
+    came: list[int]
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one `next()` did."""
@@ -102,12 +118,14 @@ class StepResult:
     tokens: list[RowToken] = field(default_factory=list)
     prefills: list[RowPrefill] = field(default_factory=list)
     failures: list[RowFailure] = field(default_factory=list)
+    divergences: list[RowDivergence] = field(default_factory=list)
 
     def add(self, other: StepResult) -> None:
         """What `other` did comes after what this one did."""
         self.tokens += other.tokens
         self.prefills += other.prefills
         self.failures += other.failures
+        self.divergences += other.divergences
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,8 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     prompt_cache_entries: int
+    prompt_cache: Mapping[str, int] = field(default_factory=dict)
+    """What else is known of kept prompts, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,14 +24,17 @@ from zmqengine.engine.interface import (
 from zmqengine.engine.lanes import Lanes
 from zmqengine.engine.memory import padding_allowance, unwire_memory, wire_memory
 from zmqengine.engine.pacing import PrefillPace
-from zmqengine.engine.parked_rows import ParkedRow
 from zmqengine.engine.prefill import Prefill
-from zmqengine.engine.prefix_cache import PrefixCache
 from zmqengine.engine.probe import probe
+from zmqengine.engine.prompt_store.block import StoredBlock
+from zmqengine.engine.prompt_store.parked_rows import ParkedRow
+from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Caches, Row
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.mask import MaskFiller
+
+log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK = 512
 PREFILL_CHUNK_IDLE = 2048
@@ -83,7 +87,9 @@ class MlxEngine:
             raise
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = rows_max if self._abilities.mergeable else 1
-        self._prefix_cache = PrefixCache(prompt_cache_bytes if self._abilities.mergeable else 0)
+        self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
+        if self._abilities.not_kept:
+            log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._start_batch()
 
@@ -112,7 +118,7 @@ class MlxEngine:
         self._decode.next(result)
         pace = self._pace if self._decode.busy else self._pace_idle
         self._decode.join(self._prefill.next(pace.tokens, self._decode.padding_room_bytes, result))
-        self._prefix_cache.settle()
+        self._store.settle()
         for token in result.tokens:
             if token.finish is not None:
                 del self._rows[token.row]
@@ -141,13 +147,13 @@ class MlxEngine:
         """Drop rows in any phase. Unknown and repeated ids are no error."""
         ids = set(rows)
         for id_ in ids:
-            self._prefix_cache.forget(id_)
+            self._store.forget(id_)
         leaving = [row for row in (self._rows.pop(id_, None) for id_ in ids) if row is not None]
         for row in leaving:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
-        self._prefix_cache.settle()
+        self._store.settle()
 
     def park(self, row: int) -> int:
         """Take a row out, to come back by `insert`; returns how many of its tokens need not be read again.
@@ -167,13 +173,13 @@ class MlxEngine:
         )
         if taken is None:
             return 0
-        kept = self._prefix_cache.park(ParkedRow.of(parked, *taken))
-        self._prefix_cache.settle()
+        kept = self._store.park(ParkedRow.of(parked, *taken))
+        self._store.settle()
         return kept
 
     def reset(self) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
-        self._prefix_cache.clear()
+        self._store.clear()
         self._prompt_tokens += self._prefill.prompt_tokens
         self._cached_tokens += self._prefill.cached_tokens
         self._start_batch()
@@ -183,9 +189,13 @@ class MlxEngine:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
         return self._abilities.shape.project(tokens)
 
+    def insert_blocks(self, blocks: Sequence[StoredBlock]) -> int:
+        """Keep what was read elsewhere, each block the parent of the next; returns how many tokens are kept now."""
+        return self._store.insert_blocks(blocks)
+
     def limit_prompt_cache(self, bytes_max: int) -> int:
         """Keep at most `bytes_max` from now on; returns bytes freed."""
-        freed = self._prefix_cache.limit(bytes_max)
+        freed = self._store.limit(bytes_max)
         if freed:
             # Whoever evicts wants the memory itself, not buffers kept for reuse.
             mx.clear_cache()
@@ -204,7 +214,8 @@ class MlxEngine:
             prompt_tokens=self._prompt_tokens + self._prefill.prompt_tokens,
             cached_tokens=self._cached_tokens + self._prefill.cached_tokens,
             generated_tokens=self._generated_tokens,
-            prompt_cache_entries=len(self._prefix_cache),
+            prompt_cache_entries=len(self._store),
+            prompt_cache=self._store.numbers(),
         )
 
     def memory(self) -> EngineMemory:
@@ -214,8 +225,8 @@ class MlxEngine:
             weights=self.info.parameter_bytes,
             kv=kv.byte_count(self._decode.caches) + sum(map(kv.byte_count, prefilling)),
             padding=self._decode.padding_bytes,
-            parked=self._prefix_cache.parked_bytes,
-            prompt_cache=self._prefix_cache.bytes,
+            parked=self._store.parked_bytes,
+            prompt_cache=self._store.bytes,
             buffers=mx.get_cache_memory(),
             workspace=self._workspace_bytes(prefilling),
             active=mx.get_active_memory(),
@@ -228,7 +239,7 @@ class MlxEngine:
             return
         self._closed = True
         if hasattr(self, "_decode"):
-            self._prefix_cache.clear()
+            self._store.clear()
             self._start_batch()
         unwire_memory(self._wired_limit)
         mx.clear_cache()
@@ -241,7 +252,7 @@ class MlxEngine:
             shape.project,
             self.padding_bytes_max,
         )
-        self._prefill = Prefill(self._model, self._prefix_cache, self._abilities)
+        self._prefill = Prefill(self._model, self._store, self._abilities)
 
     def _new_lane(self, constrained: bool) -> DecodeBatch:
         if constrained and self._masks is None:
@@ -250,4 +261,4 @@ class MlxEngine:
 
             self._masks = MaskFiller(self.info.vocab_size, sorted(self.info.eos_token_ids))
         masks = self._masks if constrained else None
-        return DecodeBatch(self._model, self.info.vocab_size, self._prefix_cache, masks)
+        return DecodeBatch(self._model, self.info.vocab_size, self._store, masks)

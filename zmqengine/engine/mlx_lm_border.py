@@ -21,9 +21,7 @@ try:
         BatchRotatingKVCache,
         KVCache,
         RotatingKVCache,
-        can_trim_prompt_cache,
         make_prompt_cache,
-        trim_prompt_cache,
     )
     from mlx_lm.utils import _download as fetch_model
     from mlx_lm.utils import load_config, load_model, load_tokenizer
@@ -35,12 +33,10 @@ __all__ = [
     "BatchRotatingKVCache",
     "KVCache",
     "RotatingKVCache",
-    "can_trim_prompt_cache",
     "fetch_model",
     "load_config",
     "load_model",
     "load_tokenizer",
     "make_prompt_cache",
     "mlx_lm_version",
-    "trim_prompt_cache",
 ]

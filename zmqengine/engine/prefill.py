@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.interface import RowFailure, RowPrefill, RowToken, StepResult
+from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.engine.padding import padding_bytes, split_by_padding
-from zmqengine.engine.prefix_cache import PrefixCache
-from zmqengine.engine.prefix_index import shared_tokens
 from zmqengine.engine.probe import Abilities
+from zmqengine.engine.prompt_store.branches import branches, whole
+from zmqengine.engine.prompt_store.index import shared_tokens
+from zmqengine.engine.prompt_store.store import Hit, PromptStore
 from zmqengine.engine.row import Caches, MadeToken, Row
 
 # A chunk shorter than this is not worth a model call of its own.
 _SLICE_TOKENS_MIN = 16
-# Rows that were read together are copied out for the prompt cache from this length on.
+# Rows that were read together are copied out for the prompt store from this length on.
 _COPIED_TOKENS_MIN = 256
 # A row waits for an older one if that saves it from reading so many tokens.
 _LED_TOKENS_MIN = 256
 # Rows that hold fewer tokens, or up to twice as many as others, may be padded alike.
 _ALIKE_TOKENS = 1024
+# A prompt that goes on differently after sharing so much is worth telling; it begins with so many tokens there.
+_DIVERGED_TOKENS_MIN = 1024
+_TOLD_TOKENS = 16
 # Chunks that may be on their way at once: the one that computes and the one to come after it.
 _CHUNKS_MAX = 2
 
@@ -47,16 +50,15 @@ class Ready(NamedTuple):
 class Prefill:
     """Rows whose prompt is being read.
 
-    A row waits for an older one that reads the same beginning, if that can be kept, cut to what is shared, and
-    copied.
+    A row waits for an older one that reads the same beginning, if that can be kept as far as it is shared.
     """
 
-    def __init__(self, model: Any, prefix_cache: PrefixCache, abilities: Abilities) -> None:
+    def __init__(self, model: Any, store: PromptStore, abilities: Abilities) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._model = model
-        self._prefix_cache = prefix_cache
+        self._store = store
         self._abilities = abilities
         self._markers: deque[mx.array] = deque()
 
@@ -69,8 +71,8 @@ class Prefill:
         leaving = {id(row) for row in rows}
         for row in self.rows:
             if id(row) in leaving and row.caches is not None:
-                self._offer(row, partial(list, row.caches))
-                self._prefix_cache.prove(row)
+                self._offer(row, row.caches)
+                self._store.prove(row)
         self.rows = [row for row in self.rows if id(row) not in leaving]
 
     def take_out(self, row: Row) -> tuple[Caches, None] | None:
@@ -95,7 +97,7 @@ class Prefill:
         touched = [rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
         for row in touched:
             if row.caches is None:
-                self._begin(row)
+                self._begin(row, result)
         ready = []
         for place, tokens in chunk.slices:
             row = rows[place]
@@ -115,13 +117,15 @@ class Prefill:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
         if not self._abilities.mergeable:
             return [[row] for row in rows]
-        groups: dict[tuple[bool, int, int], list[Row]] = {}
-        for row in rows:
+        groups: dict[tuple[bool, int, int, int], list[Row]] = {}
+        for number, row in enumerate(rows):
             # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
             unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
             # A row that found much in the prompt cache must not make the others as long as itself.
-            constrained = row.matcher is not None
-            groups.setdefault((constrained, unread, (row.held // _ALIKE_TOKENS).bit_length()), []).append(row)
+            alike = (row.held // _ALIKE_TOKENS).bit_length()
+            # Who has to stop on the way is read alone.
+            alone = number if row.branches else -1
+            groups.setdefault((row.matcher is not None, unread, alike, alone), []).append(row)
         parts = []
         for group in groups.values():
             # What a group is padded to when it is through stays for as long as its rows.
@@ -135,28 +139,46 @@ class Prefill:
         picked: list[Row] = []
         for row in self.rows:
             if row.caches is None:
-                row.held = self._prefix_cache.longest(row.ids)
-                if self._prefix_cache.awaited(row.ids) >= row.held + _LED_TOKENS_MIN:
+                row.held = self._store.longest(row)
+                if self._store.awaited(row) >= row.held + _LED_TOKENS_MIN:
                     continue
-                if any(_leads(older, row) for older in picked if self._can_lead(older)):
+                if any(self._leads(older, row) for older in picked):
                     continue
             picked.append(row)
         return picked
 
-    def _can_lead(self, row: Row) -> bool:
-        shape = self._abilities.shape
-        return shape.trimmable and row.read_tokens * shape.token_bytes <= self._prefix_cache.bytes_max
+    def _leads(self, older: Row, row: Row) -> bool:
+        """Whether `row` had better wait for what `older` reads than read the same tokens again."""
+        if older.ids[0] != row.ids[0] or older.scope != row.scope or not self._store.may_keep(older):
+            return False
+        shared = shared_tokens(older.ids[:-1], row.ids[:-1])
+        if shared < row.held + _LED_TOKENS_MIN:
+            return False
+        if self._store.cuts_anywhere:
+            return True
+        # A state is good only where it was kept, so the older row has to stop there.
+        position = whole(shared)
+        if position <= older.held or position < row.held + _LED_TOKENS_MIN:
+            return False
+        older.branches = sorted({*older.branches, position})
+        return True
 
-    def _begin(self, row: Row) -> None:
-        found = self._prefix_cache.fetch(row.ids)
-        row.held, row.caches = found or (0, kv.new_caches(self._model))
-        row.cached = row.held
+    def _begin(self, row: Row, result: StepResult) -> None:
+        hit = self._store.fetch(row)
+        row.held = row.cached = hit.tokens
+        row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
         self.cached_tokens += row.held
+        if self._store.keeps_states:
+            found = branches(row.held, row.read_tokens - 1, hit.known)
+            row.branches = sorted({*found, *(stop for stop in row.branches if stop > row.held)})
+        if (divergence := _divergence(row, hit)) is not None:
+            self._store.divergences += 1
+            result.divergences.append(divergence)
 
     def _take_back(self, result: StepResult) -> None:
         """Give rows that were parked their caches again, and report the tokens that were on their way."""
         for row in self.rows:
-            parked = self._prefix_cache.take(row) if row.caches is None else None
+            parked = self._store.take(row) if row.caches is None else None
             if parked is None:
                 continue
             row.held, row.caches, row.cached = parked.held, parked.caches, parked.reusable
@@ -178,14 +200,20 @@ class Prefill:
             row.gone = True
             result.prefills.append(RowPrefill(row.id, row.read_tokens, row.read_tokens, row.cached))
             # Its token was made of these caches: they are good.
-            if row.caches is not None and self._prefix_cache.wants(row.tokens[: row.held]):
-                self._prefix_cache.store(row.tokens[: row.held], row.caches)
+            if row.caches is not None and self._store.wants(row):
+                self._store.store(row, row.caches)
 
     def _read_slice(self, row: Row, count: int) -> None:
         assert row.caches is not None
-        kv.read_alone(self._model, row.caches, row.tokens[row.held : row.held + count])
-        row.held += count
-        self._launch(row.caches, count)
+        end = row.held + count
+        while row.held < end:
+            stop = min([end, *row.branches])
+            kv.read_alone(self._model, row.caches, row.tokens[row.held : stop])
+            self._launch(row.caches, stop - row.held)
+            row.held = stop
+            if stop in row.branches:
+                row.branches.remove(stop)
+                self._offer(row, row.caches)
 
     def _read_group(self, rows: list[Row]) -> Ready:
         if len(rows) > 1 and rows[0].remaining:
@@ -203,17 +231,18 @@ class Prefill:
         self._launch(ready.caches, sum(map(len, unread)))
         for place, row in enumerate(rows):
             if row.held >= _COPIED_TOKENS_MIN:
-                self._offer(row, partial(kv.extract, ready.caches, place, row.held))
+                self._offer(row, ready.caches, kv.Place(place, row.held))
         return ready
 
     def _finish(self, rows: list[Row]) -> Ready:
         caches = [row.caches for row in rows if row.caches is not None]
         if len(rows) == 1:
-            # Merging copies, so what the row holds now stays good for others.
-            self._offer(rows[0], partial(list, caches[0]))
+            self._offer(rows[0], caches[0])
         for row in rows:
             row.caches = None
-        return Ready(rows, kv.merge(caches) if self._abilities.mergeable else caches[0])
+        if len(rows) == 1:
+            return Ready(rows, kv.as_batch(caches[0]) if self._abilities.mergeable else caches[0])
+        return Ready(rows, kv.merge(caches))
 
     def _launch(self, caches: Caches, count: int) -> None:
         self.prompt_tokens += count
@@ -223,17 +252,17 @@ class Prefill:
         kv.start(marker, arrays)
         self._markers.append(marker)
 
-    def _offer(self, row: Row, caches: Callable[[], Caches]) -> None:
-        tokens = row.tokens[: row.held]
-        if self._prefix_cache.wants(tokens):
-            row.offers.append(self._prefix_cache.offer(tokens, caches()))
+    def _offer(self, row: Row, caches: Caches, place: kv.Place | None = None) -> None:
+        if self._store.wants(row) and (offer := self._store.offer(row, caches, place)) is not None:
+            row.offers.append(offer)
 
 
-def _leads(older: Row, row: Row) -> bool:
-    """Whether `row` had better wait for what `older` reads than read the same tokens again."""
-    if older.ids[0] != row.ids[0]:
-        return False
-    return shared_tokens(older.ids[:-1], row.ids[:-1]) >= row.held + _LED_TOKENS_MIN
+def _divergence(row: Row, hit: Hit) -> RowDivergence | None:
+    total = row.read_tokens
+    if hit.differs is None or hit.known < max(_DIVERGED_TOKENS_MIN, total // 2):
+        return None
+    came = row.ids[hit.known : hit.known + _TOLD_TOKENS].tolist()
+    return RowDivergence(row.id, hit.known, total, hit.differs[:_TOLD_TOKENS].tolist(), came)
 
 
 def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:

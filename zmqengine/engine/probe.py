@@ -25,9 +25,14 @@ _MEASURED_TOKENS = 64
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a model's caches are like, and whether rows can share a call, with padding or without."""
+    """What a model's caches are like, and whether rows can share a call, with padding or without.
+
+    `layout` says how what they hold is kept; None if it cannot be, for the reason `not_kept`.
+    """
 
     shape: kv.CacheShape
+    layout: kv.BlockLayout | None
+    not_kept: str
     mergeable: bool
     paddable: bool
     read_bytes: float
@@ -45,7 +50,25 @@ def probe(model: Any) -> Abilities:
     alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
     mergeable = mergeable and _agrees(model, lambda: merged, alone)
     paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
-    return Abilities(kv.measure_caches(starts[0]), mergeable, paddable, _measure_reading(model))
+    layout, not_kept = _layout(model, alone[0])
+    shape = kv.measure_caches(starts[0])
+    return Abilities(shape, layout, not_kept, mergeable, paddable, _measure_reading(model))
+
+
+def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
+    """How caches are kept, if what was kept gives the logits that it gave `alone`; else why they are not."""
+    row = _ROWS[0]
+    try:
+        caches = _read_alone(model, row[:-1])
+        layout = kv.BlockLayout(caches)
+        parts = layout.take(caches, 0, [2, len(row) - 1], None)
+        again = layout.build(model, parts, len(row) - 1, layout.take_state(caches, None))
+        kept = _last_logits(model, [row[-1:]], again)[0]
+    except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
+        return None, f"{type(error).__name__}: {error}"
+    if not _is_alike(alone, kept):
+        return None, "caches that were kept give other tokens"
+    return layout, ""
 
 
 def _measure_reading(model: Any) -> float:
@@ -65,10 +88,11 @@ def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> 
         together = _last_logits(model, [row[-1:] for row in _ROWS], read())
     except Exception:  # noqa: BLE001 - whatever it raises, it is not to be done
         return False
-    return all(
-        bool(np.abs(one - other).max() <= _TOLERANCE * one.std())
-        for one, other in zip(alone, together, strict=True)
-    )
+    return all(map(_is_alike, alone, together))
+
+
+def _is_alike(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(np.abs(one - other).max() <= _TOLERANCE * one.std())
 
 
 def _read_alone(model: Any, tokens: list[int]) -> Caches:

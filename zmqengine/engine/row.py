@@ -11,7 +11,7 @@ from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
 from zmqengine.engine.random_bits import seed_key
 
 if TYPE_CHECKING:
-    from zmqengine.engine.prefix_index import Entry
+    from zmqengine.engine.prompt_store.offers import Offer
 
 # Caches of one row, a cache object of mlx-lm for each layer.
 Caches = list[Any]
@@ -28,12 +28,14 @@ class Row:
     """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
     `ids` are those to be read before the first output. Before the row has caches, `held` is what it may hope for.
 
-    `offers` are copies of its caches that are kept for other rows once its first logit turns out to be a number.
+    `offers` are what it has read, kept for other rows once its first logit turns out to be a number; `keys` name the
+    blocks of its tokens. Reading stops at `branches`, as the state there is kept.
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
     """
 
     __slots__ = (
+        "branches",
         "cached",
         "caches",
         "gone",
@@ -41,7 +43,9 @@ class Row:
         "held",
         "id",
         "ids",
+        "is_pinned",
         "key",
+        "keys",
         "launched",
         "logprobs",
         "matcher",
@@ -51,6 +55,7 @@ class Row:
         "read_tokens",
         "sampled",
         "sampling",
+        "scope",
         "stop",
         "tokens",
     )
@@ -70,7 +75,11 @@ class Row:
         self.held = 0
         self.cached = 0
         self.caches: Caches | None = None
-        self.offers: list[Entry] = []
+        self.scope = request.cache_scope
+        self.is_pinned = request.pin
+        self.keys: list[bytes] = []
+        self.branches: list[int] = []
+        self.offers: list[Offer] = []
         self.launched = False
         self.gone = False
         self._check(vocab_size)

@@ -2,30 +2,34 @@
 
 rows.py     caches of one row: new, cut, copied, checked, in bytes
 batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
+blocks.py   what caches hold, taken apart by tokens and put together again
 reading.py  reading prompt tokens into either
 shape.py    what caches of a model take in bytes, from real ones
 """
 
 from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
+from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.reading import read_alone, read_together
 from zmqengine.engine.kv.rows import (
-    are_finite,
+    all_finite,
     arrays,
+    as_batch,
     byte_count,
-    can_trim,
     new_caches,
     start,
-    take_prefix,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
 
 __all__ = [
+    "BlockLayout",
     "CacheShape",
-    "are_finite",
+    "Place",
+    "State",
+    "all_finite",
     "arrays",
+    "as_batch",
     "byte_count",
     "can_merge",
-    "can_trim",
     "extend",
     "extract",
     "keep_rows",
@@ -35,5 +39,4 @@ __all__ = [
     "read_alone",
     "read_together",
     "start",
-    "take_prefix",
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from zmqengine.engine.mlx_lm_border import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from zmqengine.engine.mlx_lm_border import BatchKVCache, KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 
 
@@ -18,22 +17,26 @@ def new_caches(model: Any) -> Caches:
     return list(make_prompt_cache(model))
 
 
-def can_trim(caches: Caches) -> bool:
-    """Whether the last tokens can be cut off."""
-    return bool(can_trim_prompt_cache(caches))
+def as_batch(caches: Caches) -> Caches:
+    """A batch of this one row, which has no caches of its own any more."""
+    return [_as_batch_of_kv(cache) if type(cache) is KVCache else cache.merge([cache]) for cache in caches]
 
 
-def take_prefix(caches: Caches, held: int, wanted: int) -> Caches:
-    """A copy of the caches of a row that hold `held` tokens, cut to the first `wanted`, where `can_trim` allows it."""
-    taken = copy.deepcopy(caches)
-    if held != wanted:
-        trim_prompt_cache(taken, held - wanted)
-    return taken
+def _as_batch_of_kv(cache: Any) -> Any:
+    # BatchKVCache.merge copies.
+    if cache.keys is None:
+        return cache.merge([cache])
+    batch = BatchKVCache([0])  # type: ignore[no-untyped-call]
+    batch.keys, batch.values = cache.keys, cache.values
+    batch.offset = mx.array([cache.offset])
+    batch._idx = cache.offset
+    return batch
 
 
-def are_finite(caches: Caches) -> bool:
-    """Whether every number is one. Waits until they are computed."""
-    return all(bool(mx.all(mx.isfinite(array)).item()) for array in arrays(caches))
+def all_finite(values: Iterable[mx.array]) -> bool:
+    """Whether every number is one. Waits until they are computed, once."""
+    finite = [mx.all(mx.isfinite(value)) for value in values]
+    return not finite or bool(mx.all(mx.stack(finite)).item())
 
 
 def arrays(caches: Iterable[Any]) -> list[mx.array]:

@@ -27,11 +27,6 @@ class ParkedRow:
         return cls(row, caches, row.held, made, kv.byte_count(caches))
 
     @property
-    def tokens(self) -> list[int]:
-        """Those that the caches hold."""
-        return self.row.tokens[: self.held]
-
-    @property
     def reusable(self) -> int:
         """How many tokens the row need not read again when it comes back."""
         return min(self.held, len(self.row.tokens) - 1)
@@ -43,6 +38,7 @@ class ParkedRow:
             len(ours.tokens) == len(row.ids)
             and ours.prompt_tokens == row.prompt_tokens
             and ours.key == row.key
+            and ours.scope == row.scope
             and ours.grammar is row.grammar
             and ours.sampling == row.sampling
             and ours.logprobs == row.logprobs

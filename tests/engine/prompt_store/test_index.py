@@ -1,0 +1,119 @@
+"""How much of a prompt is kept, and what has to go before what."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from zmqengine.engine.prompt_store import index as index_module
+from zmqengine.engine.prompt_store.block import StoredBlock
+from zmqengine.engine.prompt_store.eviction import EvictionOrder
+from zmqengine.engine.prompt_store.index import BlockIndex, Node
+from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS, block_keys, chained, salt_of
+
+SALT = salt_of(model="m")
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(32_000) for _ in range(length)]
+
+
+def blocks(text: list[int]) -> list[StoredBlock]:
+    keys = block_keys(text, SALT)
+    rest = text[len(keys) * BLOCK_TOKENS :]
+    if rest:
+        keys.append(chained(keys[-1] if keys else SALT, rest))
+    ids = np.array(text, np.uint32)
+    starts = range(0, len(text), BLOCK_TOKENS)
+    parents = [SALT, *keys]
+    return [
+        StoredBlock(key, parent, start, ids[start : start + BLOCK_TOKENS], ())
+        for key, parent, start in zip(keys, parents, starts, strict=False)
+    ]
+
+
+def keep(index: BlockIndex, text: list[int]) -> list[Node]:
+    return [node for block in blocks(text) if (node := index.add(block)) is not None]
+
+
+def shared(index: BlockIndex, text: list[int]) -> int:
+    return index.match(block_keys(text, SALT), np.array(text, np.uint32), SALT).tokens
+
+
+@pytest.mark.parametrize("turn", [0, 1, 20, 64, 65, 127, 128, 200, 300])
+def test_a_match_is_exact_to_the_token(turn):
+    """Wherever a prompt turns off, within a block or between two."""
+    index = BlockIndex()
+    text = tokens(300)
+    keep(index, text)
+    other = [*text[:turn], *(32_000 + token for token in text[turn:])]
+    assert shared(index, other) == turn
+    match = index.match(block_keys(other, SALT), np.array(other, np.uint32), SALT)
+    assert (match.differs is not None) == (0 < turn < 300)
+    if match.differs is not None:
+        following = text[turn : turn + len(match.differs)]
+        assert match.differs.tolist() == following
+
+
+def test_what_two_prompts_share_is_kept_once():
+    """And a block goes only when nothing goes on from it."""
+    index = BlockIndex()
+    head = tokens(3 * BLOCK_TOKENS)
+    first = keep(index, head + tokens(100, 1))
+    second = keep(index, head + tokens(100, 2))
+    assert (len(first), len(second), len(index), index.leaves) == (5, 2, 7, 2)
+    with pytest.raises(AssertionError):
+        index.remove(first[2])
+    for node in [*reversed(second), *reversed(first[3:])]:
+        index.remove(node)
+    assert (len(index), index.leaves) == (3, 1)
+    assert shared(index, head + tokens(100, 1)) == 3 * BLOCK_TOKENS
+
+
+def test_a_block_without_the_one_before_it_is_not_kept():
+    """Nobody could find it."""
+    index = BlockIndex()
+    first, second, _ = blocks(tokens(150))
+    assert index.add(second) is None
+    assert index.add(first) is not None
+    assert index.add(second) is not None
+    assert index.add(second) is None
+
+
+def test_a_look_up_costs_the_length_of_the_prompt(monkeypatch):
+    """However many prompts begin alike: 3,000 turn off at the same place, in the middle of a block."""
+    index = BlockIndex()
+    head = tokens(2 * BLOCK_TOKENS + 10)
+    for seed in range(3000):
+        keep(index, head + tokens(20, seed))
+    compared = []
+    real = index_module.shared_tokens
+    monkeypatch.setattr(index_module, "shared_tokens", lambda *args: compared.append(1) or real(*args))
+    assert shared(index, head + [40_000] * 50) == len(head)
+    assert len(compared) <= 32
+    assert shared(index, head + tokens(20, 2999)) == len(head) + 20
+
+
+def test_the_least_recently_used_leaf_goes_first_unless_it_costs_more():
+    """Of two prompts used at about the same time the one that is dearer to read again stays."""
+    index, order = BlockIndex(), EvictionOrder()
+    texts = [tokens(BLOCK_TOKENS, seed) for seed in range(4)]
+    nodes = [node for text in texts for node in keep(index, text)]
+    for node in [*nodes, nodes[0]]:
+        order.use(node)
+    assert order.next() is nodes[1]
+    index.remove(nodes[1])
+    nodes[2].pins = 1
+    assert order.next() is nodes[3]
+    index.remove(nodes[3])
+    assert order.next() is nodes[0]
+    index.remove(nodes[0])
+    assert order.next() is None
+    deep, shallow = keep(index, tokens(400 * BLOCK_TOKENS, 7)), keep(index, tokens(BLOCK_TOKENS, 8))
+    for node in [*deep, *shallow]:
+        order.use(node)
+    assert order.next() is shallow[0]
+    assert order.next() is deep[-1]

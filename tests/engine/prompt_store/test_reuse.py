@@ -1,0 +1,341 @@
+"""A shared beginning is computed once, and reuse never changes a token."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from tests.support.engines import Run, finish, greedy, make_engine, step
+from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
+from zmqengine.engine.prompt_store.store import PREFIX_TOKENS_MIN
+
+COUNT = 8
+KINDS = ["llama", "sliding", "mamba", "hybrid"]
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+def generate(engine, prompt: list[int], row: int = 0) -> tuple[list[int], int]:
+    """The output, and how many tokens came from the prompt cache."""
+    assert engine.insert([RowRequest(row, prompt, COUNT)]) == []
+    run = finish(engine)
+    return run.ids(row), run.cached(row)
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_the_next_turn_of_a_conversation_starts_where_the_last_one_ended(models, shape):
+    """Prompt and answer are both reused; the cached count says how much."""
+    model = models[shape]
+    engine = make_engine(model)
+    prompt = tokens(50)
+    answer, cached = generate(engine, prompt)
+    assert cached == 0
+    longer = prompt + answer + tokens(10, 1)
+    again, cached = generate(engine, longer)
+    # The last token of an answer is never fed to the model.
+    assert cached == 50 + COUNT - 1
+    assert again == greedy(model, longer, COUNT)
+    assert engine.stats().cached_tokens == cached
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_a_prompt_seen_before_keeps_one_token_out(models, shape):
+    """mlx-lm: an exact hit would leave an empty prompt."""
+    model = models[shape]
+    engine = make_engine(model)
+    prompt = tokens(20)
+    first, _ = generate(engine, prompt)
+    second, cached = generate(engine, prompt)
+    assert (second, cached) == (first, 19)
+
+
+def test_a_prompt_that_turns_off_early_shares_just_the_beginning(model):
+    """The caches of a longer text are cut to what is shared."""
+    engine = make_engine(model)
+    shared = tokens(40)
+    generate(engine, shared + tokens(30, 1))
+    prompt = shared + tokens(20, 2)
+    output, cached = generate(engine, prompt)
+    assert (output, cached) == (greedy(model, prompt, COUNT), 40)
+
+
+def test_a_shared_prompt_is_reused_while_its_first_reader_still_decodes(model):
+    """Caches are kept at the end of a prefill, not only at the end of a row."""
+    engine = make_engine(model)
+    shared = tokens(100)
+    engine.insert([RowRequest(0, [*shared, 1], 100)])
+    run = Run()
+    for _ in range(3):
+        step(engine, run)
+    engine.insert([RowRequest(row, shared + tokens(5, row), COUNT) for row in (1, 2, 3)])
+    finish(engine, run)
+    assert [run.cached(row) for row in (1, 2, 3)] == [100] * 3
+    for row in (1, 2, 3):
+        assert run.ids(row) == greedy(model, shared + tokens(5, row), COUNT)
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_requests_that_arrive_together_read_what_they_share_once(models, shape):
+    """Four answers to one prompt of 600 tokens, at the same time, while another row decodes."""
+    engine = make_engine(models[shape], prefill_chunk=128)
+    run = Run()
+    engine.insert([RowRequest(100, [5], 60)])
+    step(engine, run)
+    shared = tokens(600)
+    prompts = [shared + tokens(3, row) for row in range(1, 5)]
+    engine.insert([RowRequest(row, prompt, COUNT) for row, prompt in enumerate(prompts)])
+    finish(engine, run)
+    assert [run.ids(row) for row in range(4)] == [greedy(models[shape], prompt, COUNT) for prompt in prompts]
+    # States are kept at the ends of blocks.
+    reused = 600 if shape == "llama" else 600 // BLOCK_TOKENS * BLOCK_TOKENS
+    assert [run.cached(row) for row in range(1, 4)] == [reused] * 3
+    assert engine.stats().prompt_tokens == 602 + 3 * (602 - reused)
+
+
+def test_a_row_whose_leader_is_removed_reads_for_itself(model):
+    """Nobody waits for a row that is gone, and what it had read is used."""
+    engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=64)
+    prompt = tokens(400)
+    engine.insert([RowRequest(0, prompt, COUNT), RowRequest(1, [*prompt, 1], COUNT)])
+    run = Run()
+    step(engine, run)
+    engine.remove([0])
+    finish(engine, run)
+    assert run.ids(1) == greedy(model, [*prompt, 1], COUNT)
+    assert run.cached(1) == 64
+
+
+def test_an_aborted_row_leaves_what_it_read(model):
+    """A client that stops at a stop string comes back with the same conversation."""
+    engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=64)
+    prompt = tokens(100)
+    engine.insert([RowRequest(0, prompt, COUNT)])
+    engine.next()
+    engine.remove([0])
+    output, cached = generate(engine, prompt, row=1)
+    assert (output, cached) == (greedy(model, prompt, COUNT), 64)
+
+
+def test_the_caches_of_one_row_are_not_changed_by_another(model):
+    """Two rows that go on from one entry, at once and one after the other, do not see each other."""
+    engine = make_engine(model)
+    shared = tokens(60)
+    generate(engine, shared)
+    prompts = [shared + tokens(3, row) for row in range(1, 5)]
+    engine.insert([RowRequest(row, prompt, COUNT) for row, prompt in enumerate(prompts)])
+    run = finish(engine)
+    assert [run.ids(row) for row in range(4)] == [greedy(model, prompt, COUNT) for prompt in prompts]
+    assert generate(engine, prompts[0])[0] == run.ids(0)
+
+
+def test_the_budget_holds_and_zero_turns_it_off(model):
+    """vllm-mlx, measured at 5.5 GB for a 100 MB model: our budget is kept, and stats tell it."""
+    engine = make_engine(model, prompt_cache_bytes=100_000)
+    for seed in range(12):
+        generate(engine, tokens(60, seed))
+        assert engine.memory().prompt_cache <= 100_000
+    assert engine.stats().prompt_cache_entries > 1
+    assert generate(engine, tokens(60, 11))[1] == 59
+    assert generate(engine, tokens(60, 0))[1] == 0
+    freed = engine.limit_prompt_cache(0)
+    assert freed > 0
+    assert engine.memory().prompt_cache == engine.stats().prompt_cache_entries == 0
+    off = make_engine(model, prompt_cache_bytes=0)
+    for _ in range(2):
+        assert generate(off, tokens(60))[1] == 0
+
+
+def test_reset_forgets_all(model):
+    """What an engine held when it failed is not trusted."""
+    engine = make_engine(model)
+    generate(engine, tokens(60))
+    engine.reset()
+    assert generate(engine, tokens(60))[1] == 0
+
+
+def test_kept_caches_hold_nothing_lazy(model):
+    """omlx #1437, #1423: they are evaluated on the engine's thread, so another thread may read their bytes."""
+    engine = make_engine(model)
+    engine.insert([RowRequest(row, tokens(30 + row, row), COUNT) for row in range(3)])
+    run = Run()
+    for _ in range(4):
+        step(engine, run)
+    engine.remove([1])
+    finish(engine, run)
+    kept = [node.block.all_arrays() for node in engine._store._index._nodes.values()]
+    assert len(kept) == 3
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: [np.array(array).size > 0 for arrays in kept for array in arrays]).result()
+
+
+def test_what_is_too_short_is_not_kept(model):
+    """A few shared tokens are not worth a copy."""
+    engine = make_engine(model)
+    engine.insert([RowRequest(0, tokens(PREFIX_TOKENS_MIN - 2), 1)])
+    finish(engine)
+    assert (engine.stats().prompt_cache_entries, engine.memory().prompt_cache) == (0, 0)
+
+
+def test_a_prompt_over_the_budget_keeps_its_beginning(model):
+    """In whole blocks, and the rest is read again."""
+    token_bytes = engine_bytes(model, 200) // 200
+    engine = make_engine(model, prompt_cache_bytes=300 * token_bytes)
+    prompt = tokens(500)
+    generate(engine, prompt)
+    assert engine.memory().prompt_cache <= 300 * token_bytes
+    output, cached = generate(engine, prompt)
+    assert (output, cached) == (greedy(model, prompt, COUNT), 300 // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def engine_bytes(model, length: int) -> int:
+    engine = make_engine(model)
+    engine.insert([RowRequest(0, tokens(length + 1), 1)])
+    finish(engine)
+    return engine.memory().prompt_cache
+
+
+def test_chats_on_one_system_prompt_hold_it_once(model):
+    """A hundred chats of 200 tokens on 2,000: what is kept is at most a fifth over what they have of their own."""
+    token_bytes = engine_bytes(model, 1000) / 1000
+    engine = make_engine(model, context_tokens=4096)
+    system = tokens(2000)
+    for chats in (range(1), range(1, 32), range(32, 64), range(64, 96), range(96, 100)):
+        engine.insert([RowRequest(chat, [*system, chat, *tokens(192, chat + 1)], COUNT) for chat in chats])
+        run = finish(engine)
+        assert {run.cached(chat) for chat in chats} == {2000 if chats[0] else 0}
+    assert engine.memory().prompt_cache <= 1.2 * (2000 + 100 * 200) * token_bytes
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_requests_at_once_compute_a_shared_beginning_once(models, shape):
+    """16 requests of 1,024 shared tokens and 16 of their own; later, another one computes just its own."""
+    engine = make_engine(models[shape])
+    shared = tokens(1024)
+    engine.insert([RowRequest(row, shared + tokens(16, row + 1), COUNT) for row in range(16)])
+    run = finish(engine)
+    assert engine.stats().prompt_tokens <= (1024 + 16 * 16) * 1.05
+    prompt = shared + tokens(16, 99)
+    engine.insert([RowRequest(16, prompt, COUNT)])
+    finish(engine, run)
+    assert run.cached(16) == 1024
+    assert run.ids(16) == greedy(models[shape], prompt, COUNT)
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_where_two_prompts_turned_off_a_third_goes_on(models, shape):
+    """Nobody was told where the system prompt ends: the second chat shows it."""
+    engine = make_engine(models[shape])
+    system = tokens(700)
+    cached = []
+    for chat in range(3):
+        prompt = [*system, chat, *tokens(299, chat + 1)]
+        output, hit = generate(engine, prompt, chat)
+        assert output == greedy(models[shape], prompt, COUNT)
+        cached.append(hit)
+    assert cached == ([0, 700, 700] if shape == "llama" else [0, 0, 640])
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_a_turn_whose_reasoning_is_left_out_goes_on_from_the_prompt(models, shape):
+    """The head of the answer and the reasoning are not in the next prompt."""
+    engine = make_engine(models[shape])
+    prompt, head = tokens(600), tokens(6, 1)
+    generate(engine, prompt + head)
+    following = prompt + tokens(50, 2)
+    output, cached = generate(engine, following)
+    assert output == greedy(models[shape], following, COUNT)
+    assert cached == (600 if shape == "llama" else 576)
+
+
+def test_rows_of_different_scopes_share_nothing(model):
+    """Neither caches nor the time that they save, alone and at once."""
+    engine = make_engine(model)
+    prompt = tokens(600)
+    for row, scope in enumerate(["", "session a", "session b", "session a"]):
+        engine.insert([RowRequest(row, prompt, COUNT, cache_scope=scope)])
+        run = finish(engine)
+        assert run.cached(row) == (599 if row == 3 else 0)
+        assert run.ids(row) == greedy(model, prompt, COUNT)
+    read = engine.stats().prompt_tokens
+    engine.insert([RowRequest(row, tokens(600, 5), COUNT, cache_scope=str(row)) for row in range(3)])
+    run = finish(engine)
+    assert engine.stats().prompt_tokens == read + 3 * 599
+
+
+def test_a_pinned_prompt_stays_while_others_come_and_go(model):
+    """Until rows need its memory; it may be pinned by who has it from the store as well."""
+    token_bytes = engine_bytes(model, 200) // 200
+    engine = make_engine(model, prompt_cache_bytes=600 * token_bytes)
+    pinned = tokens(150)
+    engine.insert([RowRequest(0, pinned, 1)])
+    finish(engine)
+    engine.insert([RowRequest(0, pinned, 1, pin=True)])
+    finish(engine)
+    held = engine.stats().prompt_cache["pinned_bytes"]
+    assert held >= 149 * token_bytes
+    for seed in range(20):
+        generate(engine, tokens(150, seed + 1))
+    assert generate(engine, [*pinned, 1])[1] >= 149
+    engine.insert([RowRequest(0, tokens(400, 50), 1, pin=True)])
+    finish(engine)
+    assert engine.stats().prompt_cache["refused_too_long_to_pin"] == 1
+    assert engine.stats().prompt_cache["pinned_bytes"] == held
+    engine.limit_prompt_cache(10_000)
+    assert engine.memory().prompt_cache <= 10_000
+
+
+def test_a_long_prompt_that_turns_off_late_is_told(model):
+    """Where, and what stood there before."""
+    engine = make_engine(model)
+    prompt = tokens(1300)
+    generate(engine, prompt)
+    other = [*prompt[:1200], *((token + 1) % VOCAB_SIZE for token in prompt[1200:])]
+    engine.insert([RowRequest(0, other, COUNT)])
+    told = []
+    while engine.stats().rows_prefilling:
+        told += engine.next().divergences
+    assert [(each.row, each.shared, each.total) for each in told] == [(0, 1200, 1300)]
+    assert told[0].kept == prompt[1200 : 1200 + len(told[0].kept)]
+    assert told[0].came == other[1200 : 1200 + len(told[0].came)]
+    assert engine.stats().prompt_cache["divergences"] == 1
+
+
+def test_a_model_whose_caches_cannot_be_kept_says_why(model, caplog):
+    """Once, when it is loaded; every prompt is counted."""
+
+    class Odd:
+        layers = model.layers
+
+        def make_cache(self):
+            caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
+            return [OddCache(cache) for cache in caches]
+
+        def __call__(self, inputs, cache=None):
+            return model(inputs, cache=[each.inner for each in cache])
+
+    engine = make_engine(Odd())
+    assert [record.reason for record in caplog.records] == [
+        "TypeError: the state of this model's caches holds a set"
+    ]
+    for _ in range(2):
+        assert generate(engine, tokens(60))[1] == 0
+    assert engine.stats().prompt_cache["refused_not_possible_with_this_model"] >= 2
+
+
+class OddCache:
+    """A cache whose state is no array, and nothing that could be written down."""
+
+    def __init__(self, inner) -> None:
+        self.inner = inner
+        self.nbytes = 0
+        self.state = [mx.zeros(1), {1}]

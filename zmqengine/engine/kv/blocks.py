@@ -1,0 +1,167 @@
+"""Takes what caches hold apart by tokens, and puts it together again.
+
+Keys and values of plain caches are cut at any token. Everything else, a window that slides or a state that recurs, is
+good only as a whole and where it was taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from zmqengine.engine.kv.rows import new_caches, single_caches
+from zmqengine.engine.mlx_lm_border import KVCache
+from zmqengine.engine.row import Caches
+
+# mlx-lm's caches grow by so many tokens at a time: a row may have as many to spare.
+_SPARE_TOKENS = 256
+_COPIED_TOKENS = 1024
+_ARRAY = "array"
+
+
+class Place(NamedTuple):
+    """Where a row is in the caches of a batch, and how many tokens it holds there."""
+
+    row: int
+    held: int
+
+
+class State(NamedTuple):
+    """The state of all layers that cannot be cut. `form` is JSON that says where in it each of the arrays belongs."""
+
+    form: str
+    arrays: tuple[mx.array, ...]
+
+
+class _Group(NamedTuple):
+    """Arrays of one shape and type: of which caches, by their place, and which of each. They are kept as one."""
+
+    arrays: list[tuple[int, str]]
+    heads: int
+    width: int
+    dtype: mx.Dtype
+
+
+class BlockLayout:
+    """How the caches of one model come apart; `caches` are those of one row that holds at least one token."""
+
+    def __init__(self, caches: Caches) -> None:
+        groups: dict[tuple[int, int, mx.Dtype], _Group] = {}
+        self._states: list[int] = []
+        for place, cache in enumerate(single_caches(caches)):
+            if type(cache) is not KVCache:
+                self._states.append(place)
+                continue
+            for name in ("keys", "values"):
+                array = getattr(cache, name)
+                if array is not None:
+                    shape = (array.shape[1], array.shape[3], array.dtype)
+                    groups.setdefault(shape, _Group([], *shape)).arrays.append((place, name))
+        self._groups = list(groups.values())
+
+    @property
+    def is_cut_anywhere(self) -> bool:
+        """Whether all that a cache holds can be cut at any token."""
+        return not self._states
+
+    @property
+    def token_bytes(self) -> int:
+        """What one token takes of what can be cut."""
+        return sum(len(group.arrays) * group.heads * group.width * group.dtype.size for group in self._groups)
+
+    def describe(self) -> str:
+        """What decides whether blocks fit another engine's model."""
+        groups = [(group.arrays, group.heads, group.width, str(group.dtype)) for group in self._groups]
+        return json.dumps([groups, self._states])
+
+    def take(
+        self, caches: Caches, start: int, cuts: Sequence[int], place: Place | None
+    ) -> list[list[mx.array]]:
+        """The tokens from `start` to the first of `cuts`, from there to the next, and so on, as copies.
+
+        `caches` are of one row, or of a batch that has the row at `place`. Each part is one array for each group, of
+        shape (arrays of the group, 1, heads, tokens, width).
+        """
+        singles = list(single_caches(caches))
+        parts: list[list[mx.array]] = []
+        while len(parts) < len(cuts):
+            # Not all at once: both copies of what is taken are held for a moment.
+            taken = [cut for cut in cuts[len(parts) :] if cut - start <= _COPIED_TOKENS] or [cuts[len(parts)]]
+            whole = [self._stack(group, singles, start, taken[-1], place) for group in self._groups]
+            begins = [start, *taken]
+            parts += [
+                [mx.contiguous(array[..., begin - start : end - start, :]) for array in whole]
+                for begin, end in zip(begins, taken, strict=False)
+            ]
+            start = taken[-1]
+        return parts
+
+    def take_state(self, caches: Caches, place: Place | None) -> State | None:
+        """The state of the layers that cannot be cut, as copies; None where all can."""
+        if not self._states:
+            return None
+        if place is not None:
+            caches = [cache.extract(place.row) if hasattr(cache, "extract") else cache for cache in caches]
+        singles = list(single_caches(caches))
+        arrays: list[mx.array] = []
+        form = [_flatten(singles[place].state, arrays) for place in self._states]
+        return State(json.dumps(form), tuple(map(mx.contiguous, arrays)))
+
+    def build(
+        self,
+        model: Any,
+        parts: Sequence[Sequence[mx.array]],
+        tokens: int,
+        state: tuple[str, Sequence[mx.array]] | None,
+    ) -> Caches:
+        """Caches of one row that hold the first `tokens` of what `parts`, one after the other, hold; all copies."""
+        caches = new_caches(model)
+        singles = list(single_caches(caches))
+        for number, group in enumerate(self._groups):
+            row = [part[number] for part in parts]
+            spare = mx.zeros((len(group.arrays), 1, group.heads, _SPARE_TOKENS, group.width), group.dtype)
+            joined = mx.concatenate([*row, spare], axis=-2)
+            for index, (place, name) in enumerate(group.arrays):
+                setattr(singles[place], name, joined[index, :, :, : tokens + _SPARE_TOKENS])
+                singles[place].offset = tokens
+        if state is not None:
+            form, arrays = state
+            for place, nested in zip(self._states, json.loads(form), strict=True):
+                singles[place].state = _unflatten(nested, arrays)
+        return caches
+
+    def _stack(
+        self, group: _Group, singles: list[Any], start: int, end: int, place: Place | None
+    ) -> mx.array:
+        def cut(cache: Any, name: str) -> mx.array:
+            array = getattr(cache, name)
+            if place is None or type(cache) is KVCache:
+                return array[..., start:end, :]
+            # Rows of a batch are right-justified.
+            shift = cache._idx - place.held
+            return array[place.row : place.row + 1, :, shift + start : shift + end]
+
+        return mx.stack([cut(singles[cache], name) for cache, name in group.arrays])
+
+
+def _flatten(state: Any, arrays: list[mx.array]) -> Any:
+    if isinstance(state, mx.array):
+        arrays.append(state)
+        return {_ARRAY: len(arrays) - 1}
+    if isinstance(state, (list, tuple)):
+        return [_flatten(item, arrays) for item in state]
+    if state is None or isinstance(state, (bool, int, float, str)):
+        return state
+    raise TypeError(f"the state of this model's caches holds a {type(state).__name__}")
+
+
+def _unflatten(form: Any, arrays: Sequence[mx.array]) -> Any:
+    if isinstance(form, dict):
+        # Not the array itself: caches write into theirs.
+        return mx.array(arrays[form[_ARRAY]])
+    if isinstance(form, list):
+        return [_unflatten(item, arrays) for item in form]
+    return form
