@@ -164,7 +164,7 @@ class MlxEngine:
         if parked is None:
             return 0
         parked.gone = True
-        if not self._abilities.mergeable:
+        if not self._abilities.mergeable or not parked.held:
             self._prefill.leave([parked])
             self._decode.leave([parked])
             return 0

@@ -132,7 +132,7 @@ class PromptStore:
             for node in nodes:
                 if node is nodes[-1] or node.block.checkpoint is None:
                     self._order.use(node)
-        if row.is_pinned and match.tokens == len(row.ids) - 1:
+        if row.is_pinned and match.nodes and match.tokens == len(row.ids) - 1:
             self._pin(match.nodes[-1])
         return hit
 
