@@ -226,7 +226,7 @@ class MlxEngine:
             kv=kv.byte_count(self._decode.caches) + sum(map(kv.byte_count, prefilling)),
             padding=self._decode.padding_bytes,
             parked=self._store.parked_bytes,
-            prompt_cache=self._store.bytes,
+            prompt_cache=self._store.held_bytes,
             buffers=mx.get_cache_memory(),
             workspace=self._workspace_bytes(prefilling),
             active=mx.get_active_memory(),

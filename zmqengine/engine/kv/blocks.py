@@ -137,7 +137,7 @@ class BlockLayout:
         self, group: _Group, singles: list[Any], start: int, end: int, place: Place | None
     ) -> mx.array:
         def cut(cache: Any, name: str) -> mx.array:
-            array = getattr(cache, name)
+            array: mx.array = getattr(cache, name)
             if place is None or type(cache) is KVCache:
                 return array[..., start:end, :]
             # Rows of a batch are right-justified.

@@ -26,7 +26,7 @@ def _as_batch_of_kv(cache: Any) -> Any:
     # BatchKVCache.merge copies.
     if cache.keys is None:
         return cache.merge([cache])
-    batch = BatchKVCache([0])  # type: ignore[no-untyped-call]
+    batch = BatchKVCache([0])
     batch.keys, batch.values = cache.keys, cache.values
     batch.offset = mx.array([cache.offset])
     batch._idx = cache.offset

@@ -49,7 +49,7 @@ class StoredBlock:
     @cached_property
     def bytes(self) -> int:
         """What it takes, its tokens included."""
-        kept = sum(array.nbytes for array in self.arrays) + int(self.tokens.nbytes)
+        kept: int = sum(array.nbytes for array in self.arrays) + int(self.tokens.nbytes)
         return kept + (self.checkpoint.bytes if self.checkpoint is not None else 0)
 
     def all_arrays(self) -> list[Any]:

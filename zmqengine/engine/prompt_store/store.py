@@ -71,13 +71,13 @@ class PromptStore:
         return self._index.leaves
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """What all but parked rows take."""
         return self._kept_bytes + self._offers.bytes
 
     @property
     def parked_bytes(self) -> int:
-        """What parked rows take, beside `bytes`."""
+        """What parked rows take, beside `held_bytes`."""
         return self._parked.bytes
 
     @property
@@ -302,10 +302,10 @@ class PromptStore:
 
     def limit(self, bytes_max: int) -> int:
         """Keep at most `bytes_max` from now on, and no more than at first; returns the bytes dropped."""
-        before = self.bytes + self._parked.bytes
+        before = self.held_bytes + self._parked.bytes
         self.bytes_max = min(bytes_max, self._bytes_most)
         self._evict()
-        return before - self.bytes - self._parked.bytes
+        return before - self.held_bytes - self._parked.bytes
 
     def clear(self) -> None:
         """Drop everything."""
@@ -321,7 +321,7 @@ class PromptStore:
 
     def _evict(self) -> None:
         going: list[StoredBlock] = []
-        while self.bytes + self._parked.bytes > self.bytes_max:
+        while self.held_bytes + self._parked.bytes > self.bytes_max:
             node = self._order.next()
             if node is not None:
                 self._drop(node, going)
