@@ -9,6 +9,7 @@ mlx_engine.py          the engine on MLX: one step is a decode of every row, the
 
 row.py                 a request in the engine and how far it has come
 prefill.py             reads prompts in bounded chunks
+reading_order.py       who of those that read the same goes first
 pacing.py              how long such a chunk may be on this machine
 lanes.py               sorts rows that decode into batches of about the same length
 padding.py             what it costs that rows of a batch are as long as its longest

@@ -109,9 +109,9 @@ class DecodeBatch:
             return
         if row.held <= len(row.tokens) and self._store.wants(row):
             offer = self._store.offer(row, self.caches, kv.Place(place, row.held))
-            if offer is not None and flight is None:
+            if flight is None:
                 self._store.accept(offer)
-            elif offer is not None and flight is not None:
+            elif offer is not None:
                 flight.offers.append((row, offer))
 
     def _drop(self, leaving: set[int]) -> None:

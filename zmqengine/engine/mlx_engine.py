@@ -28,7 +28,7 @@ from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.probe import probe
 from zmqengine.engine.prompt_store.block import StoredBlock
 from zmqengine.engine.prompt_store.parked_rows import ParkedRow
-from zmqengine.engine.prompt_store.store import PromptStore
+from zmqengine.engine.prompt_store.store import PromptStore, numbers
 from zmqengine.engine.row import Caches, Row
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class MlxEngine:
             prompt_tokens=self._prompt_tokens + self._prefill.prompt_tokens,
             cached_tokens=self._cached_tokens + self._prefill.cached_tokens,
             generated_tokens=self._generated_tokens,
-            prompt_cache_entries=len(self._store),
-            prompt_cache=self._store.numbers(),
+            prompt_cache_entries=self._store.kept.index.leaves,
+            prompt_cache=numbers(self._store),
         )
 
     def memory(self) -> EngineMemory:
@@ -225,7 +225,7 @@ class MlxEngine:
             weights=self.info.parameter_bytes,
             kv=kv.byte_count(self._decode.caches) + sum(map(kv.byte_count, prefilling)),
             padding=self._decode.padding_bytes,
-            parked=self._store.parked_bytes,
+            parked=self._store.parked.bytes,
             prompt_cache=self._store.held_bytes,
             buffers=mx.get_cache_memory(),
             workspace=self._workspace_bytes(prefilling),

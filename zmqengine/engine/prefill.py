@@ -12,17 +12,15 @@ from zmqengine.engine import kv
 from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.engine.padding import padding_bytes, split_by_padding
 from zmqengine.engine.probe import Abilities
-from zmqengine.engine.prompt_store.branches import branches, whole
-from zmqengine.engine.prompt_store.index import shared_tokens
+from zmqengine.engine.prompt_store.branches import branches
 from zmqengine.engine.prompt_store.store import Hit, PromptStore
+from zmqengine.engine.reading_order import pick
 from zmqengine.engine.row import Caches, MadeToken, Row
 
 # A chunk shorter than this is not worth a model call of its own.
 _SLICE_TOKENS_MIN = 16
 # Rows that were read together are copied out for the prompt store from this length on.
 _COPIED_TOKENS_MIN = 256
-# A row waits for an older one if that saves it from reading so many tokens.
-_LED_TOKENS_MIN = 256
 # Rows that hold fewer tokens, or up to twice as many as others, may be padded alike.
 _ALIKE_TOKENS = 1024
 # A prompt that goes on differently after sharing so much is worth telling; it begins with so many tokens there.
@@ -90,7 +88,7 @@ class Prefill:
         self._take_back(result)
         while len(self._markers) >= _CHUNKS_MAX:
             mx.eval(self._markers.popleft())
-        rows = self._pick()
+        rows = pick(self.rows, self._store)
         if not rows:
             return []
         chunk = plan_chunk([row.remaining for row in rows], tokens_max)
@@ -134,35 +132,6 @@ class Prefill:
                 parts.append(part)
         return parts
 
-    def _pick(self) -> list[Row]:
-        """The rows that may read now, the oldest first: not those whose beginning an older row is about to read."""
-        picked: list[Row] = []
-        for row in self.rows:
-            if row.caches is None:
-                row.held = self._store.longest(row)
-                if self._store.awaited(row) >= row.held + _LED_TOKENS_MIN:
-                    continue
-                if any(self._leads(older, row) for older in picked):
-                    continue
-            picked.append(row)
-        return picked
-
-    def _leads(self, older: Row, row: Row) -> bool:
-        """Whether `row` had better wait for what `older` reads than read the same tokens again."""
-        if older.ids[0] != row.ids[0] or older.scope != row.scope or not self._store.may_keep(older):
-            return False
-        shared = shared_tokens(older.ids[:-1], row.ids[:-1])
-        if shared < row.held + _LED_TOKENS_MIN:
-            return False
-        if self._store.cuts_anywhere:
-            return True
-        # A state is good only where it was kept, so the older row has to stop there.
-        position = whole(shared)
-        if position <= older.held or position < row.held + _LED_TOKENS_MIN:
-            return False
-        older.branches = sorted({*older.branches, position})
-        return True
-
     def _begin(self, row: Row, result: StepResult) -> None:
         hit = self._store.fetch(row)
         row.held = row.cached = hit.tokens
@@ -178,7 +147,7 @@ class Prefill:
     def _take_back(self, result: StepResult) -> None:
         """Give rows that were parked their caches again, and report the tokens that were on their way."""
         for row in self.rows:
-            parked = self._store.take(row) if row.caches is None else None
+            parked = self._store.parked.take(row) if row.caches is None else None
             if parked is None:
                 continue
             row.held, row.caches, row.cached = parked.held, parked.caches, parked.reusable
@@ -201,7 +170,7 @@ class Prefill:
             result.prefills.append(RowPrefill(row.id, row.read_tokens, row.read_tokens, row.cached))
             # Its token was made of these caches: they are good.
             if row.caches is not None and self._store.wants(row):
-                self._store.store(row, row.caches)
+                self._store.accept(self._store.offer(row, row.caches))
 
     def _read_slice(self, row: Row, count: int) -> None:
         assert row.caches is not None

@@ -14,7 +14,7 @@ from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
-from zmqengine.engine.prompt_store.store import PREFIX_TOKENS_MIN
+from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN
 
 COUNT = 8
 KINDS = ["llama", "sliding", "mamba", "hybrid"]
@@ -172,7 +172,7 @@ def test_kept_caches_hold_nothing_lazy(model):
         step(engine, run)
     engine.remove([1])
     finish(engine, run)
-    kept = [node.block.all_arrays() for node in engine._store._index._nodes.values()]
+    kept = [node.block.all_arrays() for node in engine._store.kept.index._nodes.values()]
     assert len(kept) == 3
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: [np.array(array).size > 0 for arrays in kept for array in arrays]).result()

@@ -2,8 +2,10 @@
 
 keys.py         names of beginnings of prompts: chained hashes of their blocks
 block.py        what one block holds: keys and values of its tokens, or the state after them
-index.py        which blocks are kept, and how much of a prompt they make up
+index.py        the tree of kept blocks, and how much of a prompt is in it
 eviction.py     which of them goes next
+kept_blocks.py  that tree within its bytes: what comes, goes and is pinned
+lookup.py       rows in it
 offers.py       blocks that nobody gets before their row has made a number
 parked_rows.py  rows that were taken out of the batch and will come back
 branches.py     where in a prompt a state that cannot be cut is worth keeping

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from zmqengine.engine import kv
 from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock, total_bytes
 from zmqengine.engine.prompt_store.index import shared_tokens
+from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
+from zmqengine.engine.row import Caches, Row
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,3 +88,34 @@ class Offers:
         """Drop all."""
         self._offers.clear()
         self.bytes = 0
+
+
+def make_offer(
+    row: Row,
+    begin: int,
+    end: int,
+    keys: Sequence[bytes],
+    layout: kv.BlockLayout,
+    caches: Caches,
+    place: kv.Place | None,
+) -> Offer:
+    """What `caches` hold of a row's tokens from `begin`, where a block begins, to `end`; `keys` begin with the salt."""
+    first = begin // BLOCK_TOKENS
+    starts = list(range(first * BLOCK_TOKENS, end, BLOCK_TOKENS)) if end > begin else []
+    ends = [min(start + BLOCK_TOKENS, end) for start in starts]
+    ids = np.asarray(row.tokens[:end], np.uint32)
+    parts = layout.take(caches, begin, ends, place)
+    blocks = [
+        StoredBlock(keys[number + 1], keys[number], start, ids[start:stop], tuple(arrays))
+        for number, (start, stop, arrays) in enumerate(zip(starts, ends, parts, strict=True), first)
+    ]
+    state = layout.take_state(caches, place)
+    return Offer(
+        row=row.id,
+        tokens=ids,
+        salt=keys[0],
+        key=blocks[-1].key if blocks else keys[-1],
+        blocks=blocks,
+        checkpoint=None if state is None else Checkpoint(state.form, state.arrays),
+        is_pinned=row.is_pinned and end == len(row.ids) - 1,
+    )
