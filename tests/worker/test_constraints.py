@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,10 @@ from zmqengine.conformance.front_end import FrontEnd
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
 from zmqengine.testing import FakeWorker
-from zmqengine_client import Client
+from zmqengine_client import Client, TokenStream
 
 KILLS = int(os.environ.get("ZMQENGINE_TEST_KILLS", "2"))
+"""In this shorter form; by hand it is run with 25."""
 POINT = Constraint(
     "json_schema",
     json.dumps(
@@ -29,6 +33,10 @@ POINT = Constraint(
             "additionalProperties": False,
         }
     ),
+)
+PATH = Constraint(
+    "json_schema",
+    json.dumps({"type": "array", "items": json.loads(POINT.text), "minItems": 8, "maxItems": 12}),
 )
 YES = Constraint("choice", choices=["yes"])
 
@@ -93,22 +101,55 @@ def worker_client(worker: FakeWorker):
 
 
 def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
-    """A new life feeds the grammar what was said already: nothing is lost or repeated, and all of it is valid."""
-    with pico.client() as client:
-        prompts = [f"Tell me about number {index}." for index in range(8)]
-        alone = [
-            client.generate(text, constraint=POINT, temperature=0.9, seed=index, max_tokens=100).read().text
-            for index, text in enumerate(prompts)
-        ]
-        for _ in range(KILLS):
+    """32 streams of four front-ends, killed at any moment: no token is lost or repeated, and every output is valid."""
+    seed = random.randrange(2**32)
+    moments = random.Random(seed)
+    outputs = resumed = 0
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(pico.client()) for _ in range(4)]
+        tokenizer = clients[0].tokenizer()
+        for kill in range(KILLS):
             streams = [
-                client.generate(text, constraint=POINT, temperature=0.9, seed=index, max_tokens=100)
-                for index, text in enumerate(prompts)
-            ]
-            reading = iter(streams[0])
-            next(reading)
+                client.generate_tokens(
+                    tokenizer.encode(f"Tell me about number {kill} and {index}."),
+                    constraint=PATH, temperature=0.9, seed=index, max_tokens=400,
+                )
+                for client in clients
+                for index in range(8)
+            ]  # fmt: skip
+            said: list[list[int]] = [[] for _ in streams]
+            # The moment is what is tested: after so many tokens of one of them.
+            watched, wanted = moments.randrange(len(streams)), moments.randrange(1, 60)
+            while len(said[watched]) < wanted and read_chunk(streams[watched], said[watched]):
+                pass
             pico.kill_engine()
-            for text, stream in zip(alone, streams, strict=True):
-                done = stream.read()
-                assert done.finish == "stop"
-                assert done.text == text
+            for stream, tokens in zip(streams, said, strict=True):
+                while read_chunk(stream, tokens):
+                    pass
+                done = stream.result
+                assert tokens == done.tokens, f"seed {seed}"
+                assert done.finish == "stop", f"seed {seed}"
+                check_path(json.loads(tokenizer.decode(tokens)))
+                outputs += 1
+                resumed += done.resumed
+    print(f"{KILLS} kills (seed {seed}): {outputs} outputs whole and valid, {resumed} resumed")
+    assert outputs == 32 * KILLS
+    assert resumed >= KILLS
+
+
+def read_chunk(stream: TokenStream, tokens: list[int]) -> bool:
+    """Add what comes next, which goes on where the last chunk ended; False at the end."""
+    chunk = next(stream, None)
+    if chunk is None:
+        return False
+    assert chunk.first_index == len(tokens)
+    tokens.extend(chunk.tokens)
+    return True
+
+
+def check_path(path: Any) -> None:
+    assert 8 <= len(path) <= 12
+    for point in path:
+        assert set(point) == {"x", "s"}
+        assert point["x"] in range(1000)
+        assert point["s"] in ("up", "down")
