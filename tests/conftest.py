@@ -7,6 +7,6 @@ import os
 from hypothesis import settings
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
-settings.register_profile("default", deadline=None)
+settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("long", deadline=None, max_examples=3_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

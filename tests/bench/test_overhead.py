@@ -60,7 +60,7 @@ def test_a_request_that_arrives_while_three_decode_starts_with_the_next_pass(rep
     assert cell.measures["admission_wait_passes_max"] == 1
 
 
-def test_an_idle_worker_is_watched(report: Report) -> None:
-    """With a session open."""
+def test_an_idle_worker_does_not_spin(report: Report) -> None:
+    """With a session open. It uses next to nothing; one that spins gets its share of even a busy machine."""
     (cell,) = [cell for cell in report.cells if cell.scenario == "idle"]
-    assert cell.measures["idle_cpu_percent"] >= 0
+    assert 0 <= cell.measures["idle_cpu_percent"] < 15

@@ -12,9 +12,12 @@ from tests.support.workers import wait_in_loop
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import WorkerLost
 from zmqengine.testing import FakeWorker
+from zmqengine_client.core import liveness
 from zmqengine_client.core.session import Session
 
 Connect = Callable[..., Any]
+either = pytest.mark.parametrize("connect", ["async"], indirect=True)
+"""What only the core decides, which is the same behind both clients: once is enough."""
 
 
 @pytest.fixture
@@ -79,6 +82,7 @@ def test_text_goes_on_in_the_middle_of_a_character(connect: Connect, worker: Fak
     asyncio.run(scenario())
 
 
+@either
 def test_a_worker_killed_before_the_session_is_open_may_stay_away(
     connect: Connect, worker: FakeWorker
 ) -> None:
@@ -107,6 +111,7 @@ def test_a_worker_killed_before_the_session_is_open_may_stay_away(
     asyncio.run(scenario())
 
 
+@either
 def test_without_resume_a_death_is_worker_lost_with_what_there_is(
     connect: Connect, worker: FakeWorker
 ) -> None:
@@ -126,6 +131,7 @@ def test_without_resume_a_death_is_worker_lost_with_what_there_is(
     asyncio.run(scenario())
 
 
+@either
 def test_a_worker_that_does_not_come_back_is_worker_lost_in_time(
     connect: Connect, worker: FakeWorker
 ) -> None:
@@ -142,11 +148,15 @@ def test_a_worker_that_does_not_come_back_is_worker_lost_in_time(
     asyncio.run(scenario())
 
 
-def test_a_frozen_worker_is_worker_lost_in_time(connect: Connect, worker: FakeWorker) -> None:
+@either
+def test_a_frozen_worker_is_worker_lost_in_time(
+    connect: Connect, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """mlx-lm #1505: deadlocked, and healthy by the look of its connections. Silence is what counts."""
+    monkeypatch.setattr(liveness, "SILENCE_S", 2.0)
 
     async def scenario() -> None:
-        async with connect(worker.address, worker_lost_timeout_s=6.0) as client:
+        async with connect(worker.address, worker_lost_timeout_s=3.0) as client:
             stream = client.generate_tokens([1], max_tokens=4000)
             await stream.__anext__()
             worker.freeze()
@@ -158,6 +168,7 @@ def test_a_frozen_worker_is_worker_lost_in_time(connect: Connect, worker: FakeWo
     asyncio.run(scenario())
 
 
+@either
 def test_a_worker_frozen_for_a_while_loses_nothing(connect: Connect, worker: FakeWorker) -> None:
     """The stream waits and goes on."""
 
@@ -175,6 +186,7 @@ def test_a_worker_frozen_for_a_while_loses_nothing(connect: Connect, worker: Fak
     asyncio.run(scenario())
 
 
+@either
 def test_a_client_may_be_there_before_its_worker(connect: Connect) -> None:
     """Front-ends and worker start in any order."""
     late = FakeWorker(process=True)
@@ -210,6 +222,7 @@ def test_over_tcp_everything_is_the_same(connect: Connect) -> None:
         asyncio.run(scenario())
 
 
+@either
 def test_an_idle_client_finds_the_next_worker(connect: Connect, worker: FakeWorker) -> None:
     """A restart between two requests is nobody's business."""
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.workers import WorkerProcess
+from tests.support.workers import START_S, WorkerProcess
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.engine.interface import RowRequest
-from zmqengine_client import Client, TokenStream
-from zmqengine_client.errors import RowFailed
+from zmqengine_client import Client, ClientEvent, TokenStream
+from zmqengine_client.errors import RowFailed, WorkerLost
 
 POISON = 666
 
@@ -70,11 +70,22 @@ def test_steps_that_fail_now_and_then_cost_nobody_anything(make_worker: Callable
 
 def test_an_engine_that_never_works_ends_the_process(make_worker: Callable[..., WorkerProcess]) -> None:
     """A bounded number of failures, `fatal` to the clients, then exit code 1: never log and go on for ever."""
-    fault = FakeFault(place="next", action="raise", times=None, index=None)
-    worker = make_worker(
-        FakeEngineConfig(faults=(FakeFault(place="reset", action="raise", times=None), fault)), restarts_max=0
+    faults = (
+        FakeFault(place="next", action="raise", token=POISON, times=None),
+        FakeFault(place="reset", action="raise", times=None),
     )
-    assert worker.process.wait(60) != 0
+    worker = make_worker(FakeEngineConfig(faults=faults), supervise=False)
+    last_words: list[str] = []
+
+    def listen(event: ClientEvent) -> None:
+        if event.kind == "fatal":
+            last_words.append(event.message)
+
+    with worker.client(on_event=listen, worker_lost_timeout_s=1.0) as client:
+        with pytest.raises(WorkerLost):
+            client.generate_tokens([POISON], max_tokens=50).read()
+        assert worker.process.wait(START_S) == 1
+    assert ["could not be reset" in words for words in last_words] == [True]
 
 
 def test_an_abort_whose_removal_fails_is_logged_and_harms_nobody(

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.workers import wait_until
 from tests.worker.harness import Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
-from zmqengine.protocol.messages import Accepted, Done, Rejected, Watermark
+from zmqengine.protocol.messages import Accepted, Done, Fatal, Rejected, Watermark
 from zmqengine.worker.clockwork import REST_S
 
 Make = Callable[..., Harness]
@@ -294,7 +295,13 @@ def test_an_engine_that_keeps_failing_ends_the_loop(make_harness: Make) -> None:
         harness.run_until(lambda: False)
     assert harness.actor.counters.engine_failures == 4
     harness.actor.fail_all("broken")
-    assert harness.sockets.out.poll(0) is not None
+
+    def last_words() -> list[str]:
+        front_end.read()
+        return [output.message for output in front_end.outputs if isinstance(output, Fatal)]
+
+    wait_until(last_words, "nobody is told that the worker ends")
+    assert last_words() == ["broken"]
 
 
 def test_whichever_step_fails_each_client_gets_one_answer_and_the_worker_serves_on(

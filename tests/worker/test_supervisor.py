@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,9 @@ def serve_until_supervisor_is_gone():
 class Supervised:
     """A supervisor process whose workers run `body`."""
 
-    def __init__(self, directory: Path, body: str, parent: str = "", **options: object) -> None:
+    def __init__(
+        self, directory: Path, body: str, parent: str = "", *, kill_after_s: float = 60.0, **options: object
+    ) -> None:
         self.directory = directory
         worker = directory / "worker.py"
         worker.write_text(PRELUDE + textwrap.dedent(body))
@@ -62,9 +65,10 @@ class Supervised:
         program = textwrap.dedent(f"""
             import sys
             from zmqengine.config import WorkerConfig
-            from zmqengine.worker.supervisor import supervise
+            from zmqengine.worker import supervisor
+            supervisor.KILL_AFTER_S = {kill_after_s}
             config = WorkerConfig.from_json({config.to_json()!r})
-            sys.exit(supervise(config, command=[sys.executable, {str(worker)!r}]))
+            sys.exit(supervisor.supervise(config, command=[sys.executable, {str(worker)!r}]))
         """)
         command = [sys.executable, "-c", program]
         if parent:
@@ -95,7 +99,7 @@ def supervise(tmp_path: Path) -> Iterator[Start]:
     """Starts supervisors and leaves nothing running."""
     started: list[Supervised] = []
 
-    def start(body: str, parent: str = "", **options: object) -> Supervised:
+    def start(body: str, parent: str = "", **options: Any) -> Supervised:
         started.append(Supervised(tmp_path, body, parent, **options))
         return started[-1]
 
@@ -227,6 +231,7 @@ def test_a_worker_that_does_not_drain_is_killed_at_the_limit(supervise: Start) -
     run = supervise(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nbegin()\nserve_until_supervisor_is_gone()",
         drain_timeout_s=0,
+        kill_after_s=0.2,
     )
     pid = run.worker_pid()
     os.kill(pid, signal.SIGSTOP)
