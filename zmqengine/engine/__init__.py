@@ -29,6 +29,7 @@ machine_report.py      what MLX and this machine can do, for people
 mlx_lm_border.py       all that is imported of mlx-lm
 
 fake_engine.py         an engine without a model, for tests
+fake_faults.py         what goes wrong in it, on demand
 fake_prompt_cache.py   what it remembers
 fake_tokenizer.py      its tokenizer
 """

@@ -6,19 +6,17 @@ that it has no probabilities: sampling fields other than the seed do not change 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from zmqengine.engine.fake_faults import EXIT_CODE, FakeEngineError, FakeFault, FakeFaults
 from zmqengine.engine.fake_prompt_cache import FakePromptCache, Tokens
 from zmqengine.engine.interface import (
     EngineMemory,
@@ -33,36 +31,15 @@ from zmqengine.engine.interface import (
 )
 from zmqengine.engine.random_bits import mix, seed_key
 
-FaultPlace = Literal[
-    "insert", "next", "prefill", "token", "remove", "park", "reset", "trim", "stats", "memory", "close"
+__all__ = [
+    "EXIT_CODE",
+    "FakeCall",
+    "FakeEngine",
+    "FakeEngineConfig",
+    "FakeEngineError",
+    "FakeFault",
+    "expected_tokens",
 ]
-FaultAction = Literal["fail", "raise", "block", "hang", "spin", "exit"]
-
-EXIT_CODE = 86
-
-
-class FakeEngineError(Exception):
-    """A fault that the configuration asked for."""
-
-
-class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What goes wrong, and where.
-
-    `token` limits the fault to rows whose prompt holds that token; for `next` it means "while such a row is in
-    the engine". `index` limits it to one step (`next`: the first is 0) or one output index (`token`). It strikes
-    `times` times, or every time when that is None.
-
-    `fail` ends the row with a RowFailure (at `insert`, `prefill` and `token`); `raise` raises FakeEngineError
-    out of the method; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `hang`
-    blocks in native code and `spin` runs in native code with the interpreter lock held, both for ever; `exit` ends
-    the process at once with EXIT_CODE.
-    """
-
-    place: FaultPlace
-    action: FaultAction
-    token: int | None = None
-    index: int | None = None
-    times: int | None = 1
 
 
 class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +76,16 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Text that `from_json` reads back."""
         return msgspec.json.encode(self).decode()
 
+    def model_info(self) -> ModelInfo:
+        """Facts about the model that is not there."""
+        return ModelInfo(
+            name=self.name,
+            vocab_size=self.vocab_size,
+            context_tokens=self.context_tokens,
+            eos_token_ids=frozenset({0}),
+            parameter_bytes=self.parameter_bytes,
+        )
+
 
 class FakeCall(NamedTuple):
     """One call of an engine method: which, on which thread (`threading.get_ident`), with which rows."""
@@ -129,35 +116,18 @@ class FakeEngine:
 
     def __init__(self, config: FakeEngineConfig | None = None) -> None:
         self.config = config or FakeEngineConfig()
+        self.info = self.config.model_info()
+        self.rows_max = self.config.rows_max
+        self.padding_bytes_max = 0
         self.calls: deque[FakeCall] = deque(maxlen=20_000)
-        self.unblock = threading.Event()
+        self._faults = FakeFaults(self.config.faults)
+        self.unblock = self._faults.unblock
         self.closed = False
         self._rows: dict[int, _Row] = {}
         self._prompt_cache = FakePromptCache(self.config.prompt_cache_bytes, self.config.kv_bytes_token)
         self._peak_bytes = self._cached_tokens = 0
-        self._strikes = [0] * len(self.config.faults)
+        self._strike = self._faults.strike
         self._steps = self._prompt_tokens = self._generated_tokens = 0
-
-    @property
-    def info(self) -> ModelInfo:
-        """Facts about the model that is not there."""
-        return ModelInfo(
-            name=self.config.name,
-            vocab_size=self.config.vocab_size,
-            context_tokens=self.config.context_tokens,
-            eos_token_ids=frozenset({0}),
-            parameter_bytes=self.config.parameter_bytes,
-        )
-
-    @property
-    def rows_max(self) -> int:
-        """How many rows it takes at once."""
-        return self.config.rows_max
-
-    @property
-    def padding_bytes_max(self) -> int:
-        """Nothing is padded."""
-        return 0
 
     @property
     def row_ids(self) -> set[int]:
@@ -179,7 +149,9 @@ class FakeEngine:
         """One token for each decoding row, then one chunk of prefill."""
         self._record("next", ())
         step, self._steps = self._steps, self._steps + 1
-        self._strike_next(step)
+        self._strike("next", index=step)
+        for row in list(self._rows.values()):
+            self._strike("next", row, step)
         if self._rows and self.config.step_ms:
             time.sleep(self.config.step_ms / 1000)
         result = StepResult()
@@ -265,12 +237,7 @@ class FakeEngine:
         if len(self._rows) >= self.config.rows_max:
             raise ValueError(f"all {self.config.rows_max} rows are taken")
         row = _Row(request)
-        if not request.prompt:
-            raise ValueError("the prompt is empty")
-        if max(row.tokens) >= self.config.vocab_size:
-            raise ValueError(f"a prompt token is outside the vocabulary of {self.config.vocab_size}")
-        if _output_max(request, self.config) <= row.index:
-            raise ValueError("max_tokens leaves nothing to generate")
+        row.check(self.config)
         if self._strike("insert", row):
             raise ValueError("fake fault at insert")
         return row
@@ -318,56 +285,9 @@ class FakeEngine:
                 self._decode(row, result)
 
     def _count_memory(self) -> EngineMemory:
-        kv = sum(row.held for row in self._rows.values()) * self.config.kv_bytes_token
-        parked, prompts = self._prompt_cache.parked_bytes, self._prompt_cache.prompt_bytes
-        active = self.config.parameter_bytes + kv + parked + prompts
-        self._peak_bytes = max(self._peak_bytes, active)
-        return EngineMemory(
-            weights=self.config.parameter_bytes,
-            kv=kv,
-            padding=0,
-            parked=parked,
-            prompt_cache=prompts,
-            buffers=0,
-            workspace=0,
-            active=active,
-            peak=self._peak_bytes,
-        )
-
-    def _strike_next(self, step: int) -> None:
-        self._strike("next", index=step)
-        for row in list(self._rows.values()):
-            self._strike("next", row, step)
-
-    def _strike(self, place: FaultPlace, row: _Row | None = None, index: int | None = None) -> bool:
-        """Let the faults of this place happen; says whether the row is to fail."""
-        for number, fault in enumerate(self.config.faults):
-            if fault.place != place or fault.index not in (None, index):
-                continue
-            if place == "next" and (fault.token is None) != (row is None):
-                continue
-            if fault.token is not None and (row is None or fault.token not in row.request.prompt):
-                continue
-            if fault.times is not None and self._strikes[number] >= fault.times:
-                continue
-            self._strikes[number] += 1
-            if fault.action == "fail":
-                return True
-            self._act(fault)
-        return False
-
-    def _act(self, fault: FakeFault) -> None:
-        if fault.action == "exit":
-            os._exit(EXIT_CODE)
-        if fault.action == "block":
-            self.unblock.wait()
-            return
-        if fault.action == "hang":
-            while True:
-                ctypes.CDLL(None).pause()
-        if fault.action == "spin":
-            deque(repeat(None), maxlen=0)
-        raise FakeEngineError(f"fake fault at {fault.place}")
+        memory = _memory(self.config, self._rows.values(), self._prompt_cache, self._peak_bytes)
+        self._peak_bytes = memory.peak
+        return memory
 
     def _record(self, method: str, rows: Iterable[int]) -> None:
         self.calls.append(FakeCall(method, threading.get_ident(), tuple(rows)))
@@ -385,6 +305,15 @@ class _Row:
         self.done = self.cached = 0
         digest = hashlib.blake2b(array("Q", request.prompt).tobytes(), digest_size=8)
         self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
+
+    def check(self, config: FakeEngineConfig) -> None:
+        """Raise ValueError for a request that the engine cannot take."""
+        if not self.request.prompt:
+            raise ValueError("the prompt is empty")
+        if max(self.tokens) >= config.vocab_size:
+            raise ValueError(f"a prompt token is outside the vocabulary of {config.vocab_size}")
+        if _output_max(self.request, config) <= self.index:
+            raise ValueError("max_tokens leaves nothing to generate")
 
     @property
     def decoding(self) -> bool:
@@ -416,3 +345,23 @@ def _output_max(request: RowRequest, config: FakeEngineConfig) -> int:
     if request.max_tokens is not None:
         return request.max_tokens
     return config.context_tokens - len(request.prompt)
+
+
+def _memory(
+    config: FakeEngineConfig, rows: Iterable[_Row], prompt_cache: FakePromptCache, peak_bytes: int
+) -> EngineMemory:
+    """What would be held, and the most that ever was."""
+    kv = sum(row.held for row in rows) * config.kv_bytes_token
+    parked, prompts = prompt_cache.parked_bytes, prompt_cache.prompt_bytes
+    active = config.parameter_bytes + kv + parked + prompts
+    return EngineMemory(
+        weights=config.parameter_bytes,
+        kv=kv,
+        padding=0,
+        parked=parked,
+        prompt_cache=prompts,
+        buffers=0,
+        workspace=0,
+        active=active,
+        peak=max(peak_bytes, active),
+    )
