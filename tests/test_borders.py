@@ -66,8 +66,11 @@ ALLOWED = {
     "zmqengine.errors": set(),
     "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol"},
     "zmqengine.client_rules": {"zmqengine.errors"},
-    "zmqengine.config": {"zmqengine.client_rules", "zmqengine.errors", "zmqengine.protocol"},
-    "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine"},
+    "zmqengine.option": {"zmqengine.errors"},
+    "zmqengine.config": {
+        "zmqengine.client_rules", "zmqengine.engine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
+    },
+    "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine", "zmqengine.option"},
     "zmqengine.pico": {"zmqengine.engine", "zmqengine.pico"},
     "zmqengine.worker": {
         "zmqengine", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine", "zmqengine.errors",
@@ -86,13 +89,13 @@ ALLOWED = {
     },
     "zmqengine.cli": {
         "zmqengine", "zmqengine.bench", "zmqengine.checkpoint", "zmqengine.cli", "zmqengine.config",
-        "zmqengine.conformance", "zmqengine.doctor",
-        "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
-        "zmqengine_http", "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
+        "zmqengine.conformance", "zmqengine.doctor", "zmqengine.errors", "zmqengine.option", "zmqengine.pico",
+        "zmqengine.protocol", "zmqengine.worker", "zmqengine_client", "zmqengine_http", "zmqengine_metrics",
+        "zmqengine_smg", "zmqengine_top",
     },
     "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
-    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_http",
-        "zmqengine_metrics",
+    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol", "zmqengine_client",
+        "zmqengine_http", "zmqengine_metrics",
     },
     "zmqengine_metrics": {"zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics"},
     "zmqengine_top": {

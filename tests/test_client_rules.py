@@ -7,7 +7,6 @@ import pytest
 from zmqengine.client_rules import ClientRules
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError
-from zmqengine.worker.service_order import AGEING_S
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 
@@ -60,4 +59,3 @@ def test_the_worker_reads_its_rules_from_its_options() -> None:
     assert (config.priorities_min.of("a"), config.priorities_min.of("b1")) == (-100, 1)
     with pytest.raises(ConfigError, match=r"--priority-min 'b=-101': .* from -100 to 100"):
         WorkerConfig(priority_min=("b=-101",))
-    assert WorkerConfig().ageing_s == AGEING_S

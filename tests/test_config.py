@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from zmqengine.config import WorkerConfig, option_name
+from zmqengine.config import WorkerConfig
+from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.errors import ConfigError
+from zmqengine.option import options_of
 from zmqengine.protocol.addresses import Endpoints
+from zmqengine_http.config import HttpConfig
 
 
 def test_options_survive_the_way_to_a_child_process() -> None:
@@ -79,7 +80,24 @@ def test_a_restart_binds_the_addresses_of_the_first_life() -> None:
     assert WorkerConfig.from_json(config.to_json()).endpoints == real
 
 
-def test_every_option_has_a_name_of_its_own() -> None:
-    """No two fields share an option."""
-    names = [option_name(field.name) for field in dataclasses.fields(WorkerConfig)]
-    assert len(set(names)) == len(names)
+@pytest.mark.parametrize("config", [WorkerConfig, EngineOptions, HttpConfig])
+def test_every_option_has_a_flag_of_its_own_and_a_default_within_its_bounds(config: type) -> None:
+    """What can be declared wrong."""
+    options = options_of(config)
+    flags = [option.flag for option in options]
+    assert len(set(flags)) == len(flags)
+    for option in options:
+        option.check(option.default)
+        assert option.about.help.endswith((".", ")")), option.name
+
+
+def test_every_number_has_bounds() -> None:
+    """A bound that was forgotten is a number that nobody checks."""
+    for option in options_of(WorkerConfig):
+        if (int in option.kinds or float in option.kinds) and bool not in option.kinds:
+            low, high = option.about.within
+            assert low is not None, option.name
+            assert high is not None, option.name
+            for beyond in (low - 1, high + 1, float("nan"), float("inf")):
+                with pytest.raises(ConfigError, match=option.flag):
+                    option.check(beyond)

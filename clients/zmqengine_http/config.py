@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from zmqengine.option import check, option
 from zmqengine.protocol.addresses import resolve
 from zmqengine_client.errors import ConfigError
 
@@ -22,66 +25,113 @@ else:
 ENVIRONMENT_PREFIX = "ZMQENGINE_HTTP_"
 SECRET = ("api_keys",)
 
-Count = Annotated[int, Meta(ge=1)]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """How a front-end is to run. Building one raises `ConfigError` with what to change.
 
-class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every option, with its default."""
+    Every `option` is a flag of `zmqengine http`, a variable of its environment and a key of its file.
+    """
 
-    workers: tuple[str, ...] = ("default",)
-    """Addresses or names of workers. Several of one model share its requests."""
-    aliases: dict[str, str] = {}
-    """Further names of models, such as {"gpt-4o" = "my-model"}; with `*` a pattern, so that `*` alone is any name."""
-    max_tokens_overflow: Literal["cut", "refuse"] = "cut"
-    """Whether a max_tokens beyond what the context leaves is cut to that, or a 400."""
-    unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Whether an unknown field of a request is a 400, or ignored and named in the header x-ignored-fields."""
-    constrain_calls: Literal["strict", "always"] = "strict"
-    """Which calls are held to their schemas where the model chooses to call: those of strict tools, or all."""
-    client_key: str | None = None
-    """File of our secret key, for workers on a network; with `server_key`, theirs."""
-    server_key: str | None = None
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    """0 takes any free port; the address is logged."""
-    backlog: Annotated[int, Meta(ge=16)] = 2048
-    """Connections that may wait to be accepted; the system may hold it lower."""
-    api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = ()
-    """Any of them opens /v1, /tokenize and /detokenize. None: no key is asked for."""
-    insecure_no_key: bool = False
-    """Serve on an address that is not loopback without asking for a key."""
-    allow_hosts: tuple[str, ...] = ()
-    """Further names in the Host header, on loopback without keys; `*` for any. Its own are always taken."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins that browsers may call from; `*` for any. None: CORS is off."""
-    body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 1024 * 1024
-    choices_max: Count = 128
-    """Choices of one request: n times its prompts."""
-    default_temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    """For requests that give none. None: what the model's makers advise, or 1, which is OpenAI's."""
-    keepalive_ms: Annotated[int, Meta(ge=100)] = 15_000
-    """A stream that has been silent this long gets an SSE comment, so that no proxy gives it up."""
-    write_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000
-    """A client that takes nothing of its response for this long is given up."""
-    probe_ms: Annotated[int, Meta(ge=50)] = 1000
-    """How often each worker is asked for its state."""
-    drain_ms: Annotated[int, Meta(ge=0)] = 30_000
-    """On SIGTERM: how long running answers may go on."""
-    tokenize_threads: Count = 2
-    stable_head: bool = True
-    """Undo what agents change in the heads of their prompts, so that the worker's prompt cache finds them again."""
-    tracing: bool = False
-    """Send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT."""
-    log_format: Literal["json", "text"] = "json"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_prompts: bool = False
-    """Log the text of prompts. Off, no log line holds any text of a user."""
+    workers: tuple[str, ...] = option(
+        ("default",),
+        flag="--worker",
+        metavar="ADDRESS",
+        help="Name or address of a worker; repeatable. Several of one model share its requests.",
+        otherwise="$ZMQENGINE_ADDRESS, or default",
+    )
+    aliases: dict[str, str] = option(
+        {},
+        flag="--alias",
+        metavar="NAME=MODEL",
+        help="Another name for a model, such as gpt-4o=my-model; with * a pattern, so that * alone is any name; "
+        "repeatable.",
+    )
+    max_tokens_overflow: Literal["cut", "refuse"] = option(
+        "cut", help="Cut a max_tokens beyond the context to what it leaves, or answer 400."
+    )
+    unknown_fields: Literal["refuse", "ignore"] = option(
+        "refuse",
+        help="Answer 400 to an unknown field of a request, or ignore it and name it in the header x-ignored-fields.",
+    )
+    constrain_calls: Literal["strict", "always"] = option(
+        "strict",
+        help="Hold calls that the model chooses to make to their schemas: those of strict tools, or always.",
+    )
+    client_key: str | None = option(
+        None,
+        metavar="FILE",
+        help="This front-end's secret key, for a worker on a network; with --server-key.",
+    )
+    server_key: str | None = option(None, metavar="FILE", help="The worker's public key, or the key itself.")
+    host: str = option("127.0.0.1", help="Where to listen.")
+    port: int = option(8000, within=(0, 65535), help="0 takes any free port; the address is logged.")
+    backlog: int = option(
+        2048,
+        within=(16, None),
+        help="Connections that may wait to be accepted; the system may hold it lower.",
+    )
+    api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = option(
+        (),
+        flag="--api-key",
+        metavar="KEY",
+        help="Ask for one of these keys at /v1, /tokenize and /detokenize; repeatable. Other users can see options: "
+        "better in the environment or the file.",
+    )
+    insecure_no_key: bool = option(False, help="Serve on a network without asking for a key.")
+    allow_hosts: tuple[str, ...] = option(
+        (),
+        flag="--allow-host",
+        metavar="NAME",
+        help="A further name that this server is reached by; repeatable, * for any. Without keys, requests for other "
+        "names are refused: a web page could have brought them.",
+    )
+    cors_origins: tuple[str, ...] = option(
+        (),
+        flag="--cors-origin",
+        metavar="ORIGIN",
+        help="Let browsers call from here; repeatable, * for any. Off by default.",
+    )
+    body_bytes_max: int = option(16 << 20, within=(1024, None), help="Longest request body.")
+    choices_max: int = option(128, within=(1, None), help="Choices of one request: n times its prompts.")
+    default_temperature: float | None = option(
+        None,
+        within=(0, 2),
+        help="For requests that give none.",
+        otherwise="what the model's makers advise, or 1, which is OpenAI's",
+    )
+    keepalive_ms: int = option(
+        15_000,
+        within=(100, None),
+        help="A stream that has been silent this long gets an SSE comment, so that no proxy gives it up.",
+    )
+    write_timeout_ms: int = option(
+        30_000,
+        within=(100, None),
+        help="A client that takes nothing of its response for this long is given up.",
+    )
+    probe_ms: int = option(1000, within=(50, None), help="How often each worker is asked for its state.")
+    drain_ms: int = option(30_000, within=(0, None), help="On SIGTERM: how long running answers may go on.")
+    tokenize_threads: int = option(2, within=(1, None), help="Threads that turn text into tokens.")
+    stable_head: bool = option(
+        True,
+        help="Undo what agents change in the heads of their prompts, so that the worker's prompt cache finds them "
+        "again.",
+    )
+    tracing: bool = option(False, help="Send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT.")
+    log_format: Literal["json", "text"] = option("json", help="How to log.")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", help="How much to log.")
+    log_prompts: bool = option(
+        False, help="Log the text of prompts. Off, no log line holds any text of a user."
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def to_toml(self) -> str:
         """A file that `load` reads back, but for secrets, of which only the number is told."""
         lines = []
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
+        for name, value in _values(self).items():
             hidden = name in SECRET and value
             if value is not None:
                 lines.append(f"# {name}: {len(value)} given" if hidden else f"{name} = {_toml(value)}")
@@ -113,12 +163,20 @@ def load(options: Mapping[str, object], environ: Mapping[str, str], path: Path |
 
 
 def _checked(values: dict[str, object], source: str) -> dict[str, object]:
+    unknown = values.keys() - _values(HttpConfig()).keys()
+    if unknown:
+        raise ConfigError(f"{source}: there is no option {', '.join(sorted(unknown))}")
     try:
-        msgspec.convert(values, HttpConfig, strict=False)
+        converted = msgspec.convert(values, HttpConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {str(error).replace('`', '')}") from None
-    converted = msgspec.convert(values, HttpConfig, strict=False)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     return {name: getattr(converted, name) for name in values}
+
+
+def _values(config: HttpConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 def _read_file(path: Path) -> dict[str, object]:
@@ -131,12 +189,11 @@ def _read_file(path: Path) -> dict[str, object]:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
-    for name in HttpConfig.__struct_fields__:
+    for name, default in _values(HttpConfig()).items():
         text = environ.get(ENVIRONMENT_PREFIX + name.upper())
         if not text:
             continue
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        default = getattr(HttpConfig(), name)
         if isinstance(default, tuple):
             values[name] = parts
         elif isinstance(default, dict):

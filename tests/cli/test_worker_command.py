@@ -10,7 +10,7 @@ import pytest
 
 from zmqengine.cli.byte_size import byte_size, shown
 from zmqengine.cli.main import main
-from zmqengine.cli.worker import HELP, HIDDEN, INTERNAL, worker
+from zmqengine.cli.worker import worker
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.parent import EXIT_HOPELESS
 
@@ -31,8 +31,30 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
 def test_every_field_of_the_configuration_is_an_option() -> None:
     """None is forgotten, and each that people see is explained."""
     fields = {field.name for field in dataclasses.fields(WorkerConfig)}
-    assert {option.name for option in worker.params} == fields - INTERNAL
-    assert fields - INTERNAL - HIDDEN == HELP.keys()
+    shown = {option.name for option in worker.params if option.help and not option.hidden}
+    assert {option.name for option in worker.params} == fields - {"bind_cmd", "bind_out"}
+    assert {option.name for option in worker.params} - shown == {"engine", "fault_drop_frames"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--rows-max 0", "--rows-max is 0: it must be from 1 to 4096"),
+        ("--memory-limit 1K", "--memory-limit is 1024: it must be from 1048576 to"),
+        ("--rows-max three", "'three' is not a valid integer"),
+        ("--log-level loud", "'loud' is not one of 'debug', 'info', 'warning', 'error'"),
+        ("--wired-limit some", "--wired-limit is 'some': it must be auto, off or a size such as 12G"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(
+    arguments: str, said: str, supervised: list[WorkerConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, and no worker starts."""
+    assert main(["worker", *arguments.split()]) == 2
+    written = capsys.readouterr().err
+    assert said in written
+    assert written.count("\n") == 1
+    assert supervised == []
 
 
 def test_without_options_the_worker_is_the_default_one(supervised: list[WorkerConfig]) -> None:
@@ -51,7 +73,7 @@ def test_options_arrive(supervised: list[WorkerConfig]) -> None:
         WorkerConfig(
             name="one",
             memory_limit_bytes=3 << 29,
-            wired_limit=str(1 << 30),
+            wired_limit=1 << 30,
             prompt_cache_bytes=0,
             pass_timeout_s=2.5,
             log_format="json",

@@ -21,6 +21,7 @@ from mlx_lm.generate import BatchGenerator  # noqa: E402
 from mlx_lm.sample_utils import make_sampler  # noqa: E402
 
 from tests.support.models import LLAMA, build_model  # noqa: E402
+from zmqengine.engine.engine_options import EngineOptions  # noqa: E402
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling  # noqa: E402
 from zmqengine.engine.loader import evaluate  # noqa: E402
 from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
@@ -81,7 +82,7 @@ def main(rows: int = 32, rounds: int = 9, shape: str = "tiny", temperature: floa
     model = build_model(config)
     info = ModelInfo(shape, config["vocab_size"], 2048, frozenset(), evaluate(model))
     print(f"{shape}: {info.parameter_bytes / 4e6:.2f} M parameters, {rows} rows")
-    engine = MlxEngine(model, info, prefill_chunk=2048)
+    engine = MlxEngine(model, info, EngineOptions(prefill_ms=0))
     sampling = Sampling(temperature=temperature, top_p=top_p)
     sampler = make_sampler(temp=temperature, top_p=top_p if top_p < 1 else 0.0)
     draw = random.Random(0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.engines import Run, finish, step
+from tests.support.engines import Run, engine_options, finish, step
 from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
 from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.constraints.matcher import ConstraintBroken
@@ -48,7 +48,7 @@ class Pico:
         )
 
     def engine(self, **options: Any) -> MlxEngine:
-        return MlxEngine(self.loaded.model, self.loaded.info, **options)
+        return MlxEngine(self.loaded.model, self.loaded.info, engine_options(options), **options)
 
     def grammar(self, kind: Kind, text: str = "", choices: Sequence[str] = ()) -> Grammar:
         return compile_grammar(self.tokens, kind, text, choices)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tests.support.models import CHAT_TEMPLATE, EOS, VOCAB_SIZE
 from zmqengine import pico
+from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.loader import context_tokens, find_arrays, load
 from zmqengine.engine.opening import open_mlx_engine
 from zmqengine.errors import ModelLoadError
@@ -188,7 +189,7 @@ def test_the_context_is_read_from_whatever_key_the_config_uses(config, tokens):
 
 def test_pico_opens_by_its_name():
     """The default model of a worker, with facts for its status."""
-    opened = open_mlx_engine(str(pico.model_path()), name="pico", rows_max=3)
+    opened = open_mlx_engine(str(pico.model_path()), EngineOptions(rows_max=3), name="pico")
     assert opened.engine.info.name == "pico"
     assert opened.engine.rows_max == 3
     assert opened.memory_limit_bytes > 1 << 28

@@ -92,11 +92,11 @@ class Metal:
         return before
 
 
-@pytest.mark.parametrize(("asked", "wired"), [(None, 8_000), (5_000, 5_000), (50_000, 12_000)])
+@pytest.mark.parametrize(("asked", "wired"), [("auto", 8_000), (5_000, 5_000), (50_000, 12_000)])
 def test_memory_is_wired_within_bounds_and_restored_on_close(models, monkeypatch, asked, wired):
     """As much as the worker may hold, or as asked, and never more than Metal recommends."""
     metal = Metal(monkeypatch)
-    engine = make_engine(models["llama"], wired_bytes=asked)
+    engine = make_engine(models["llama"], wired_limit=asked)
     assert metal.limit == wired
     engine.close()
     engine.close()
@@ -106,7 +106,7 @@ def test_memory_is_wired_within_bounds_and_restored_on_close(models, monkeypatch
 def test_wiring_can_be_turned_off(models, monkeypatch):
     """mlx #3186: a machine whose memory is wired to the last has frozen. Then nothing is touched, at close neither."""
     metal = Metal(monkeypatch)
-    make_engine(models["llama"], wired_bytes=0).close()
+    make_engine(models["llama"], wired_limit="off").close()
     assert metal.asked == []
 
 

@@ -14,6 +14,7 @@ from mlx_lm.utils import quantize_model, save
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine import pico
+from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.loader import load
 from zmqengine.engine.mlx_engine import MlxEngine
@@ -81,7 +82,7 @@ def test_tokens_on_pico_are_those_of_mlx_lm_generate():
         [response.token for response in stream_generate(model, tokenizer, prompt, max_tokens=COUNT)]
         for prompt in prompts
     ]
-    engine = MlxEngine(loaded.model, loaded.info)
+    engine = MlxEngine(loaded.model, loaded.info, EngineOptions(prefill_ms=0))
     stop = loaded.info.eos_token_ids
     engine.insert(
         [RowRequest(row, prompt, COUNT, stop_token_ids=stop) for row, prompt in enumerate(prompts[:16])]
@@ -101,7 +102,7 @@ def test_a_quantised_copy_loads_and_generates_the_same_as_in_mlx_lm(model_direct
     assert loaded.info.parameter_bytes < load(str(model_directory)).info.parameter_bytes / 2
     prompts = some_prompts(4)
     wanted = [greedy(loaded.model, prompt, COUNT) for prompt in prompts]
-    engine = MlxEngine(loaded.model, loaded.info)
+    engine = MlxEngine(loaded.model, loaded.info, EngineOptions(prefill_ms=0))
     engine.insert(requests(prompts))
     run = finish(engine)
     assert [run.ids(row) for row in range(4)] == wanted
@@ -319,7 +320,7 @@ def test_the_engine_runs_on_the_thread_that_built_it_while_another_waits(model):
     def serve() -> None:
         try:
             loaded = load(str(pico.model_path()))
-            engine = MlxEngine(loaded.model, loaded.info)
+            engine = MlxEngine(loaded.model, loaded.info, EngineOptions(prefill_ms=0))
             engine.insert(requests([[9, 8, 7], [5, 6]], sampling=Sampling(temperature=1.0), logprobs=2))
             run = finish(engine)
             engine.remove([0])

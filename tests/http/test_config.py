@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -49,6 +50,9 @@ def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path)
         ({"ZMQENGINE_HTTP_ALIASES": "x"}, "", "NAME=MODEL"),
         ({}, "colour = 1", "colour"),
         ({}, "port = ", "http.toml"),
+        ({}, "port = 70000", "http.toml: --port is 70000: it must be from 0 to 65535"),
+        ({}, "choices_max = 0", "--choices-max is 0: it must be at least 1"),
+        ({}, 'api_keys = ["short"]', "api_keys"),
         ({}, 'log_prompts = "maybe"', "log_prompts"),
     ],
 )
@@ -74,6 +78,12 @@ def test_the_printed_configuration_can_be_read_back(tmp_path: Path) -> None:
     assert "a-secret-key" not in config.to_toml()
     again = load({"api_keys": config.api_keys}, {}, file)
     assert again == config
+
+
+def test_every_option_is_a_flag() -> None:
+    """And no flag is anything else, but for the two about the file."""
+    fields = {field.name for field in dataclasses.fields(HttpConfig)}
+    assert {option.name for option in http.params} == fields | {"path", "print_config"}
 
 
 def test_print_config_prints_and_ends() -> None:

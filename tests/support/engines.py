@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import ModelInfo, RowFailure, RowPrefill, RowToken
 from zmqengine.engine.mlx_engine import MlxEngine
 
@@ -36,7 +38,14 @@ class Run:
 def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> MlxEngine:
     """An engine on a model of tests.support.models."""
     info = ModelInfo("test", VOCAB_SIZE, context_tokens, frozenset(), 0)
-    return MlxEngine(model, info, **options)
+    return MlxEngine(model, info, engine_options(options), **options)
+
+
+def engine_options(options: dict[str, Any]) -> EngineOptions:
+    """Takes the fields of `EngineOptions` out of `options`. Chunks do not depend on how fast the machine is."""
+    names = options.keys() & {field.name for field in dataclasses.fields(EngineOptions)}
+    given = {name: options.pop(name) for name in names}
+    return EngineOptions(**({"prefill_chunk": 512, "prefill_ms": 0} | given))
 
 
 def step(engine: Any, run: Run) -> None:

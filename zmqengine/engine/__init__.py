@@ -1,6 +1,7 @@
 """One model and its batch: `interface.Engine`, made by MLX or faked. Nothing here knows sockets, sessions or threads.
 
 interface.py           what the worker knows of an engine: rows, tokens, memory
+engine_options.py      how an engine is to run: a part of the worker's options
 opening.py             from a model's name to an engine; the worker calls this and nothing else
 loader.py              loads a model and its tokenizer with mlx-lm
 tokenizer_export.py    what a front-end needs of the tokenizer

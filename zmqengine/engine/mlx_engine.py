@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.decode import DecodeBatch
+from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zmqengine.engine")
 
-PREFILL_CHUNK = 512
 PREFILL_CHUNK_IDLE = 2048
-PROMPT_CACHE_BYTES = 1 << 30
 _CLEAR_STEPS = 512
 # While nobody decodes, a long step holds up only those who arrive or abort.
 _IDLE_SHARE = 2.5
@@ -47,12 +46,11 @@ _IDLE_SHARE = 2.5
 class MlxEngine:
     """An `Engine` on a model that mlx-lm has loaded.
 
-    While rows decode, a step reads at most `prefill_chunk` tokens of prompts, padding included; while none does,
-    at most `prefill_chunk_idle`; with `prefill_s`, chunks shrink until reading adds no more than that many seconds
-    to a step (two and a half times as many while no row decodes). Prompts and what followed them are kept in at
-    most `prompt_cache_bytes`, for requests that begin with the same tokens. Rows of very different lengths decode
-    in batches of their own, so that padding takes at most `padding_bytes_max` in all. Everything runs on the
-    default stream of the default device. `wired_bytes` is for `wire_memory`; what it changes is restored by `close`.
+    While rows decode, a step reads at most `options.prefill_chunk` tokens of prompts, padding included; while none
+    does, at most `prefill_chunk_idle`; with `prefill_ms`, chunks shrink until reading adds no more than that to a step
+    (two and a half times as much while no row decodes). Rows of very different lengths decode in batches of their own,
+    so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
+    device. What `wired_limit` changes is restored by `close`.
 
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
     """
@@ -61,23 +59,20 @@ class MlxEngine:
         self,
         model: Any,
         info: ModelInfo,
+        options: EngineOptions = EngineOptions(),
         *,
-        rows_max: int = 32,
-        prefill_chunk: int = PREFILL_CHUNK,
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
-        prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
         padding_bytes_max: int | None = None,
-        prefill_s: float = 0.0,
-        wired_bytes: int | None = None,
     ) -> None:
         self.padding_bytes_max = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
         )
         self._model = model
-        self._pace = PrefillPace(prefill_chunk, prefill_s)
-        self._pace_idle = PrefillPace(max(prefill_chunk, prefill_chunk_idle), prefill_s * _IDLE_SHARE)
+        self._pace = PrefillPace(options.prefill_chunk, options.prefill_s)
+        idle_chunk = max(options.prefill_chunk, prefill_chunk_idle)
+        self._pace_idle = PrefillPace(idle_chunk, options.prefill_s * _IDLE_SHARE)
         self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
-        self._wired_limit = wire_memory(wired_bytes)
+        self._wired_limit = wire_memory(options.wired_bytes)
         self._closed = False
         self._masks: MaskFiller | None = None
         try:
@@ -86,7 +81,8 @@ class MlxEngine:
             self.close()
             raise
         self.info = replace(info, batchable=self._abilities.mergeable)
-        self.rows_max = rows_max if self._abilities.mergeable else 1
+        self.rows_max = options.rows_max if self._abilities.mergeable else 1
+        prompt_cache_bytes = options.prompt_cache_bytes
         self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.engine_options import EngineOptions
 
 # Before anything imports MLX, or it binds to the BLAS that its wheel carries.
 _BLAS = load_tuned_blas()
@@ -37,14 +38,10 @@ class OpenedEngine:
 
 def open_mlx_engine(
     model: str,
+    options: EngineOptions = EngineOptions(),
     *,
     name: str = "",
-    rows_max: int = 32,
-    prefill_chunk: int = 512,
-    prefill_s: float = 0.2,
-    prompt_cache_bytes: int = 512 << 20,
     limit_memory: Callable[[int, int], int] = lambda recommended_bytes, parameter_bytes: recommended_bytes,
-    wired_bytes: int | None = None,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedEngine:
     """Load `model` (a directory or a hub id), to be known as `name`, and build its engine on this thread.
@@ -59,15 +56,7 @@ def open_mlx_engine(
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
-    engine = MlxEngine(
-        loaded.model,
-        loaded.info,
-        rows_max=rows_max,
-        prefill_chunk=prefill_chunk,
-        prefill_s=prefill_s,
-        prompt_cache_bytes=prompt_cache_bytes,
-        wired_bytes=wired_bytes,
-    )
+    engine = MlxEngine(loaded.model, loaded.info, options)
     if not engine.info.batchable:
         log.warning(
             "this model is served row by row: mlx-lm cannot step several of its rows in one call",

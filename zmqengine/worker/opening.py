@@ -96,13 +96,9 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
 
     opened = open_mlx_engine(
         str(model_path(config.model)) if config.model in BUNDLED else config.model,
+        config,
         name=config.model if config.model in BUNDLED else "",
-        rows_max=config.rows_max,
-        prefill_chunk=config.prefill_chunk,
-        prefill_s=config.prefill_ms / 1000,
-        prompt_cache_bytes=config.prompt_cache_bytes,
         limit_memory=limit_memory,
-        wired_bytes=config.wired_bytes,
         report=report,
     )
     compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)

@@ -28,13 +28,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from zmqengine.config import WorkerConfig
 from zmqengine.worker.class_queue import ClassQueue
 from zmqengine.worker.ticket import PriorityClass, Ticket
 
-AGEING_S = 15.0
 STARTS_PER_TURN = 20
 PREFILL_COST = 0.5
 """Of reading a prompt token against making one, until it is measured."""
+_DEFAULTS = WorkerConfig()
 
 
 class ServiceOrder:
@@ -45,7 +46,7 @@ class ServiceOrder:
     O(rows). `queue_max` bounds what may wait, by `may_enqueue`.
     """
 
-    def __init__(self, *, queue_max: int = 1024, ageing_s: float = AGEING_S) -> None:
+    def __init__(self, *, queue_max: int = _DEFAULTS.queue_max, ageing_s: float = _DEFAULTS.ageing_s) -> None:
         self.prefill_cost = PREFILL_COST
         self.aged_starts = 0
         self._queue_max = queue_max

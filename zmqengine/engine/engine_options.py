@@ -1,0 +1,53 @@
+"""How an engine is to run: what a worker's options say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zmqengine.option import DAY_MS, MIB, check, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Building one raises `ConfigError` with what to change. Every `WorkerConfig` is one."""
+
+    rows_max: int = option(
+        32, within=(1, 4096), help="Requests in the batch at once, in prefill and decode together."
+    )
+    prefill_chunk: int = option(
+        2048,
+        within=(1, 65_536),
+        help="Prompt tokens read in one pass, at the most; --prefill-ms makes it less on slower machines.",
+    )
+    prefill_ms: float = option(
+        200.0,
+        within=(0, DAY_MS),
+        help="Milliseconds that reading prompts may add to a pass while others decode: chunks shrink to it. "
+        "0 for no limit.",
+    )
+    prompt_cache_bytes: int = option(
+        512 * MIB, within=(0, 1 << 50), help="Memory for prompts that start alike; 0 for none."
+    )
+    wired_limit: Literal["auto", "off"] | int = option(
+        "auto",
+        within=(0, 1 << 50),
+        help="macOS: memory that is never paged out: auto (the memory limit), off, or a size such as 12G. "
+        "Turn it off if the machine freezes under load.",
+        unit="bytes",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def prefill_s(self) -> float:
+        """`prefill_ms` in seconds."""
+        return self.prefill_ms / 1000
+
+    @property
+    def wired_bytes(self) -> int | None:
+        """`wired_limit` as a number: None is auto, 0 is off."""
+        if isinstance(self.wired_limit, int):
+            return self.wired_limit
+        return None if self.wired_limit == "auto" else 0
