@@ -64,17 +64,22 @@ MLX_LM_FILES = {
 ALLOWED = {
     "zmqengine": set(),
     "zmqengine.errors": set(),
-    "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol"},
+    "zmqengine.sampling_params": {"zmqengine.errors"},
+    "zmqengine.request_rules": {"zmqengine.errors", "zmqengine.sampling_params"},
+    "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol", "zmqengine.sampling_params"},
     "zmqengine.client_rules": {"zmqengine.errors"},
     "zmqengine.option": {"zmqengine.errors"},
     "zmqengine.config": {
         "zmqengine.client_rules", "zmqengine.engine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
     },
-    "zmqengine.engine": {"zmqengine.errors", "zmqengine.engine", "zmqengine.option"},
+    "zmqengine.engine": {
+        "zmqengine.errors", "zmqengine.engine", "zmqengine.option", "zmqengine.request_rules",
+        "zmqengine.sampling_params",
+    },
     "zmqengine.pico": {"zmqengine.engine", "zmqengine.pico"},
     "zmqengine.worker": {
         "zmqengine", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine", "zmqengine.errors",
-        "zmqengine.pico", "zmqengine.protocol", "zmqengine.worker",
+        "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.worker",
     },
     "zmqengine.bench": {
         "zmqengine.bench", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.pico",
@@ -90,18 +95,25 @@ ALLOWED = {
     "zmqengine.cli": {
         "zmqengine", "zmqengine.bench", "zmqengine.checkpoint", "zmqengine.cli", "zmqengine.config",
         "zmqengine.conformance", "zmqengine.doctor", "zmqengine.errors", "zmqengine.option", "zmqengine.pico",
-        "zmqengine.protocol", "zmqengine.worker", "zmqengine_client", "zmqengine_http", "zmqengine_metrics",
-        "zmqengine_smg", "zmqengine_top",
+        "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine.worker", "zmqengine_client", "zmqengine_http",
+        "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
     },
-    "zmqengine_client": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client"},
-    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol", "zmqengine_client",
-        "zmqengine_http", "zmqengine_metrics",
+    "zmqengine_client": {
+        "zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.sampling_params",
+        "zmqengine_client",
+    },
+    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
+        "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine_client", "zmqengine_http",
+        "zmqengine_metrics",
     },
     "zmqengine_metrics": {"zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics"},
     "zmqengine_top": {
         "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics", "zmqengine_top",
     },
-    "zmqengine_smg": {"zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_smg"},
+    "zmqengine_smg": {
+        "zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine_client",
+        "zmqengine_smg",
+    },
 }  # fmt: skip
 
 

@@ -161,8 +161,8 @@ class WorkerConfig(EngineOptions):
             raise ConfigError(
                 f"the engine {self.engine!r} is unknown: it must be mlx, or fake: followed by JSON"
             )
-        self._check_addresses()
-        self._check_keys()
+        _check_addresses(self)
+        _check_keys(self)
         _ = self.shares, self.priorities_min
 
     @property
@@ -197,37 +197,37 @@ class WorkerConfig(EngineOptions):
     @classmethod
     def from_json(cls, text: str) -> WorkerConfig:
         """The options in `text`. Raises `ConfigError` for a wrong type or an unknown key."""
+        names = {field.name for field in dataclasses.fields(cls)}
         try:
-            unknown = msgspec.json.decode(text, type=dict[str, object]).keys() - _NAMES
+            unknown = msgspec.json.decode(text, type=dict[str, object]).keys() - names
             if unknown:
                 raise ConfigError(f"unknown worker options: {', '.join(sorted(unknown))}")
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise ConfigError(f"invalid worker options: {error}") from error
 
-    def _check_addresses(self) -> None:
-        addresses = self.endpoints
-        if len({address.split("://")[0] for address in (addresses.ctl, addresses.cmd, addresses.out)}) > 1:
-            raise ConfigError(f"{addresses.ctl}, {addresses.cmd} and {addresses.out} are of different kinds")
-        for address in (addresses.ctl, addresses.cmd, addresses.out):
-            if not is_loopback(address) and not self.uses_curve:
-                raise ConfigError(
-                    f"{address} can be reached from other machines: make keys with `zmqengine keygen` and "
-                    "give --server-key and --authorized-keys, or bind 127.0.0.1"
-                )
 
-    def _check_keys(self) -> None:
-        if (self.authorized_keys is None) != (self.server_key is None):
+def _check_addresses(config: WorkerConfig) -> None:
+    addresses = config.endpoints
+    if len({address.split("://")[0] for address in (addresses.ctl, addresses.cmd, addresses.out)}) > 1:
+        raise ConfigError(f"{addresses.ctl}, {addresses.cmd} and {addresses.out} are of different kinds")
+    for address in (addresses.ctl, addresses.cmd, addresses.out):
+        if not is_loopback(address) and not config.uses_curve:
             raise ConfigError(
-                "--authorized-keys and --server-key belong together: make keys with `zmqengine keygen`"
-            )
-        if self.operator_keys is not None and not self.uses_curve:
-            raise ConfigError("--operator-keys needs --server-key and --authorized-keys too")
-        if self.uses_curve and self.endpoints.is_ipc:
-            raise ConfigError(
-                "keys are for tcp; an ipc address is protected by its directory: "
-                "leave the key options out or give --bind tcp://HOST:PORT"
+                f"{address} can be reached from other machines: make keys with `zmqengine keygen` and "
+                "give --server-key and --authorized-keys, or bind 127.0.0.1"
             )
 
 
-_NAMES = {field.name for field in dataclasses.fields(WorkerConfig)}
+def _check_keys(config: WorkerConfig) -> None:
+    if (config.authorized_keys is None) != (config.server_key is None):
+        raise ConfigError(
+            "--authorized-keys and --server-key belong together: make keys with `zmqengine keygen`"
+        )
+    if config.operator_keys is not None and not config.uses_curve:
+        raise ConfigError("--operator-keys needs --server-key and --authorized-keys too")
+    if config.uses_curve and config.endpoints.is_ipc:
+        raise ConfigError(
+            "keys are for tcp; an ipc address is protected by its directory: "
+            "leave the key options out or give --bind tcp://HOST:PORT"
+        )

@@ -95,7 +95,8 @@ class Option:
 
 def check(config: object) -> None:
     """Raise `ConfigError` for the first option out of its bounds; for `__post_init__`."""
-    for each in options_of(type(config)):
+    kind: Any = type(config)
+    for each in options_of(kind):
         each.check(getattr(config, each.name))
 
 

@@ -138,6 +138,8 @@ def _whole(value: object) -> object:
 
 
 def _is_whole(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
     kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
     return any(isinstance(each, msgspec.inspect.IntType) for each in kinds) and not any(
         isinstance(each, msgspec.inspect.FloatType) for each in kinds

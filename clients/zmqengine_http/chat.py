@@ -12,9 +12,9 @@ from zmqengine_http.answer_events import AnswerWriter
 from zmqengine_http.constraints import Wishes, check_constraints, make_constraint
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation, answer_generation
+from zmqengine_http.generation_options import GenerationOptions
 from zmqengine_http.prompts import Conversation, Prompt, encode_chat
 from zmqengine_http.reasoning import reasoning_variables
-from zmqengine_http.sampling import Sampling
 from zmqengine_http.service import Service
 from zmqengine_http.stable_head import HeadChanges, RememberingWriter
 from zmqengine_http.tool_calls import TextSplitter, make_splitter
@@ -47,7 +47,7 @@ class Chat:
     response_format: Mapping[str, object] = field(default_factory=dict)
     effort: str | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
-    sampling: Sampling = field(default_factory=Sampling)
+    options: GenerationOptions = field(default_factory=GenerationOptions)
     prompt_param: str = "messages"
     cut_max_tokens: bool = True
 
@@ -63,13 +63,13 @@ async def answer_chat(
     """Render, generate, and let the writer tell it. Raises what becomes a refusal."""
     check_constraints(chat.tool_choice, chat.response_format)
     prompt = await render(service, exchange, chat)
-    cache_key = chat.sampling.cache_key or _session(exchange)
+    cache_key = chat.options.cache_key or _session(exchange)
     wishes = Wishes(
         tools=chat.tools,
         tool_choice=chat.tool_choice,
         parallel=chat.parallel_tool_calls,
         response_format=chat.response_format,
-        asked=chat.sampling.constraint,
+        asked=chat.options.constraint,
         every_call=service.config.constrain_calls == "always",
     )
     held = make_constraint(chat.model, prompt, wishes)
@@ -79,7 +79,7 @@ async def answer_chat(
         model=chat.model,
         prompts=[prompt],
         prompt_param=chat.prompt_param,
-        sampling=msgspec.structs.replace(chat.sampling, cache_key=cache_key, constraint=held.constraint),
+        options=msgspec.structs.replace(chat.options, cache_key=cache_key, constraint=held.constraint),
         splitter=functools.partial(_splitter, chat),
         first_call_only=not chat.parallel_tool_calls,
         cut_max_tokens=chat.cut_max_tokens,

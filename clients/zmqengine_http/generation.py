@@ -11,9 +11,14 @@ from zmqengine_http.answer_events import AnswerWriter
 from zmqengine_http.answer_text import AnswerText
 from zmqengine_http.errors import bad_field
 from zmqengine_http.exchange import Exchange
+from zmqengine_http.generation_options import (
+    GenerationOptions,
+    choice_seed,
+    fitting_max_tokens,
+    make_options,
+)
 from zmqengine_http.prompts import Prompt
 from zmqengine_http.respond import respond_events, respond_whole
-from zmqengine_http.sampling import Sampling, choice_seed, fitting_max_tokens, make_options
 from zmqengine_http.service import Service
 from zmqengine_http.tool_calls import TextSplitter
 from zmqengine_http.worker import Model
@@ -28,7 +33,7 @@ def no_splitter(prompt: Prompt) -> TextSplitter | None:
 class Generation:
     """What is to be generated, in no API's words.
 
-    `id` names the response. Each of the `prompts` gets `sampling.n` choices; `prompt_param` is what the API calls the
+    `id` names the response. Each of the `prompts` gets `options.n` choices; `prompt_param` is what the API calls the
     prompt in a refusal. `splitter` makes what finds reasoning and tool calls in the answer to a prompt.
     `first_call_only` ends a choice after its first tool call. Without `cut_max_tokens` more than the context leaves is
     always a 400: some clients then ask for less.
@@ -38,7 +43,7 @@ class Generation:
     model: Model
     prompts: Sequence[Prompt]
     prompt_param: str
-    sampling: Sampling
+    options: GenerationOptions
     splitter: Callable[[Prompt], TextSplitter | None] = no_splitter
     first_call_only: bool = False
     cut_max_tokens: bool = True
@@ -62,41 +67,41 @@ async def answer_generation(
 @contextlib.asynccontextmanager
 async def _choices(service: Service, generation: Generation) -> AsyncIterator[Choices]:
     """The choices, being generated on the workers that fit; whatever happens, none runs on after the block."""
-    model, sampling = generation.model, generation.sampling
-    count = len(generation.prompts) * sampling.n
+    model, asked = generation.model, generation.options
+    count = len(generation.prompts) * asked.n
     if count > service.config.choices_max:
         raise bad_field("n", f"{count} choices are more than the {service.config.choices_max} allowed")
     cut = generation.cut_max_tokens and service.config.max_tokens_overflow == "cut"
     limits = [
-        fitting_max_tokens(generation.prompt_param, prompt.tokens, sampling.max_tokens, model, cut=cut)
+        fitting_max_tokens(generation.prompt_param, prompt.tokens, asked.max_tokens, model, cut=cut)
         for prompt in generation.prompts
     ]
-    options = make_options(sampling, model, default_temperature=service.config.default_temperature)
-    ends = frozenset(sampling.stop_token_ids) | frozenset(
-        () if sampling.ignore_eos else model.tokenizer.eos_token_ids
+    options = make_options(asked, model, default_temperature=service.config.default_temperature)
+    ends = frozenset(asked.stop_token_ids) | frozenset(
+        () if asked.ignore_eos else model.tokenizer.eos_token_ids
     )
     answers: list[Answer] = []
     with contextlib.ExitStack() as busy:
         try:
             for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
                 options["max_tokens"] = max_tokens
-                worker = service.pool.choose(model, prompt.tokens, sampling.cache_key)
-                busy.enter_context(worker.busy(sampling.n))
-                for _ in range(sampling.n):
+                worker = service.pool.choose(model, prompt.tokens, asked.cache_key)
+                busy.enter_context(worker.busy(asked.n))
+                for _ in range(asked.n):
                     index = len(answers)
-                    options["seed"] = choice_seed(sampling.seed, index)
+                    options["seed"] = choice_seed(asked.seed, index)
                     options["request_id"] = f"{generation.id}-{index}"
                     stream = worker.client.generate_tokens(prompt.tokens, **options)
                     splitter = generation.splitter(prompt)
-                    text = AnswerText(model.tokenizer, sampling.stop, ends, show_special=splitter is not None)
+                    text = AnswerText(model.tokenizer, asked.stop, ends, show_special=splitter is not None)
                     answers.append(
                         Answer(
                             index, stream, text,
-                            prompt_tokens=len(prompt.tokens), with_logprobs=sampling.logprobs is not None,
+                            prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,
                             splitter=splitter, first_call_only=generation.first_call_only,
                         )
                     )  # fmt: skip
-            yield Choices(answers, sampling.n)
+            yield Choices(answers, asked.n)
         finally:
             for answer in answers:
                 answer.close()

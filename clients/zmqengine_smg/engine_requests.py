@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
+from zmqengine.sampling_params import Sampling
 from zmqengine_client import Options
 from zmqengine_client.errors import BadRequest
 from zmqengine_smg.engine_constraints import constraint_options
 from zmqengine_smg.engine_messages import Add
 from zmqengine_smg.refusals import refused, worker_request_id, worker_seed
 
-# Sampling parameters that are ours by another form. Left out, they have the wire's defaults below.
+
+def _same(name: str) -> Callable[[Any], Options]:
+    return lambda value: cast(Options, {name: value})
+
+
+# Sampling parameters that are ours, by the same name or by another form. Left out, they have the wire's defaults below.
 _TRANSLATED: dict[str, Callable[[Any], Options]] = {
-    "temperature": lambda value: Options(temperature=value),
-    "top_p": lambda value: Options(top_p=value),
+    **{name: _same(name) for name in Sampling.__struct_fields__},
     # -1 is another way to say "all".
     "top_k": lambda value: Options(top_k=max(0, value)),
-    "min_p": lambda value: Options(min_p=value),
     "seed": lambda value: Options(seed=worker_seed(value)),
     "logprobs": lambda value: Options(logprobs=value),
-    "frequency_penalty": lambda value: Options(frequency_penalty=value),
-    "presence_penalty": lambda value: Options(presence_penalty=value),
-    "repetition_penalty": lambda value: Options(repetition_penalty=value),
-    "logit_bias": lambda value: Options(logit_bias=value),
     "structured_outputs": constraint_options,
 }
 # Read together below, or without an effect on tokens: stop strings, choices and text are the gateway's own work.

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import msgspec
 from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 
+from zmqengine.protocol.messages import DEADLINE_MS_MAX
+from zmqengine.sampling_params import Sampling
 from zmqengine_client import Options
 from zmqengine_client.errors import BadRequest
 from zmqengine_smg.refusals import worker_request_id, worker_seed
 
-DEADLINE_MS_MAX = 86_400_000
 OPENAI_TEMPERATURE = 1.0
+_PARAMETERS = [
+    field
+    for field in msgspec.structs.fields(Sampling)
+    if field.name in pb.SamplingParams.DESCRIPTOR.fields_by_name
+]
 
 
 def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple[list[int], Options]:
     """The prompt and the options; `deadline_s` is the time the caller still gives the call.
 
-    A number that proto3 has no way to leave out (top_p, repetition_penalty) counts as left out when it is 0. Raises
-    `BadRequest` with the field's name; ranges are checked where the request is started.
+    A number that proto3 has no way to leave out counts as left out when it is 0. Raises `BadRequest` with the field's
+    name; ranges are checked where the request is started.
     """
     if request.WhichOneof("input") != "tokenized":
         raise BadRequest("text: send token ids, in `tokenized`")
@@ -27,18 +36,11 @@ def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple
     options = Options(
         request_id=worker_request_id(request.request_id),
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else OPENAI_TEMPERATURE,
-        top_p=sampling.top_p or 1.0,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        logit_bias=dict(sampling.logit_bias),
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
     )
+    options.update(_parameters(sampling))
     if options["max_tokens"] == 0:
         raise BadRequest("max_tokens: must be at least 1, or left out")
     if sampling.HasField("seed"):
@@ -46,3 +48,14 @@ def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple
     if deadline_s is not None:
         options["deadline_ms"] = min(DEADLINE_MS_MAX, max(1, round(deadline_s * 1000)))
     return prompt, options
+
+
+def _parameters(sampling: pb.SamplingParams) -> Options:
+    """Those that are ours by the same name."""
+    given: dict[str, Any] = {
+        field.name: getattr(sampling, field.name) or field.default for field in _PARAMETERS
+    }
+    given["logit_bias"] = dict(sampling.logit_bias)
+    if not sampling.HasField("temperature"):
+        given["temperature"] = OPENAI_TEMPERATURE
+    return cast(Options, given)

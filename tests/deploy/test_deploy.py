@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import plistlib
 import re
@@ -86,7 +87,7 @@ def test_the_launchd_job_of_the_front_end_is_a_command_of_ours() -> None:
     _, *arguments = job["ProgramArguments"]
     run([*arguments, "--print-config"])
     assert set(job["EnvironmentVariables"]) <= {
-        f"ZMQENGINE_HTTP_{name.upper()}" for name in HttpConfig.__struct_fields__
+        f"ZMQENGINE_HTTP_{field.name.upper()}" for field in dataclasses.fields(HttpConfig)
     }
 
 

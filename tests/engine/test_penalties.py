@@ -28,7 +28,7 @@ def changed(logits: np.ndarray, output: list[int], sampling: Sampling) -> np.nda
 CASES = [
     Sampling(repetition_penalty=1.8),
     Sampling(repetition_penalty=0.5),
-    Sampling(presence_penalty=3.0),
+    Sampling(presence_penalty=2.0),
     Sampling(frequency_penalty=1.5),
     Sampling(frequency_penalty=-1.5, presence_penalty=-2.0),
     Sampling(logit_bias={11: 100.0}),

@@ -14,7 +14,7 @@ import msgpack
 
 from tests.protocol import specification
 from tests.protocol.test_bounds import HOSTILE
-from zmqengine.protocol.messages import SamplingFields
+from zmqengine.sampling_params import Sampling
 
 CORPUS = Path(__file__).parent / "corpus"
 WORDS = Path(__file__).parent / "words.dict"
@@ -42,7 +42,7 @@ def write(directory: Path) -> None:
 def words() -> str:
     """The field names as msgpack has them, in libFuzzer's dictionary format."""
     names = {name for cls in specification.message_classes() for name in cls.__struct_fields__}
-    names |= set(SamplingFields.__struct_fields__)
+    names |= set(Sampling.__struct_fields__)
     packed = ("".join(f"\\x{byte:02x}" for byte in msgpack.packb(name)) for name in sorted(names))
     return "".join(f'"{word}"\n' for word in packed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import http.client
 import json
 import socket
@@ -12,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
 import uvicorn
 
 from zmqengine_http import HttpApp, HttpConfig
@@ -42,7 +42,7 @@ def serving(config: HttpConfig, connect: Connect | None = None, *, ready: bool =
     """A front-end that is up and, with `ready`, has a worker."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     app = HttpApp(config, connect)
-    server = uvicorn.Server(uvicorn_config(app, msgspec.structs.replace(config, drain_ms=5000)))
+    server = uvicorn.Server(uvicorn_config(app, dataclasses.replace(config, drain_ms=5000)))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:

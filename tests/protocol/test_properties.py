@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.protocol import specification
 from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
 from zmqengine.protocol import codec
-from zmqengine.protocol.messages import Insert, SamplingFields, TokenFrame
+from zmqengine.protocol.messages import Insert, TokenFrame
+from zmqengine.sampling_params import Sampling
 
 DECODERS: dict[str, codec.Decoder[Any]] = {
     name: codec.Decoder(union) for name, union in specification.UNIONS.items()
@@ -21,7 +22,7 @@ REFUSALS = (BadRequest, TooLarge, UnsupportedProtocol)
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 sampling = st.builds(
-    SamplingFields,
+    Sampling,
     temperature=st.floats(0, 100),
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=st.integers(0, 2**31 - 1),

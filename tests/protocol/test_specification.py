@@ -13,6 +13,7 @@ from msgspec import inspect
 from tests.protocol import specification
 from zmqengine import errors
 from zmqengine.protocol import codec, messages
+from zmqengine.sampling_params import Sampling
 
 DECODERS = {
     "command": codec.command_decoder(),
@@ -105,7 +106,7 @@ def test_every_field_is_named_in_the_paragraph_of_its_message(cls: type[messages
     [
         ("### `H` hello", messages.Hello),
         ("### `I` insert", messages.Insert),
-        ("`sampling`, applied in this order", messages.SamplingFields),
+        ("`sampling`, applied in this order", Sampling),
     ],
 )
 def test_a_field_table_has_the_types_bounds_and_defaults_of_the_code(
@@ -130,6 +131,8 @@ def _notations(names: str, notations: str) -> list[str]:
 def _assert_notation(notation: str, described: Any, field: Any) -> None:
     """`notation` is, for example, `float > 0, <= 1 = 1` or `[token id] = [], <= 128` or `uint <= 20, nil`."""
     nil = notation.endswith(", nil")
+    if isinstance(described, inspect.Metadata):
+        described = described.type
     if isinstance(described, inspect.UnionType):
         assert nil, field.name
         (described,) = (kind for kind in described.types if not isinstance(kind, inspect.NoneType))

@@ -64,7 +64,8 @@ def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
 def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> None:
     """The longest prompt and emitted, with the largest ids and every other field full, are within the bound."""
     from zmqengine.protocol.codec import encode
-    from zmqengine.protocol.messages import Insert, SamplingFields
+    from zmqengine.protocol.messages import Insert
+    from zmqengine.sampling_params import Sampling
 
     context = 5000
     insert = Insert(
@@ -74,7 +75,7 @@ def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> No
         prompt=[2**31 - 1] * context,
         emitted=[2**31 - 1] * context,
         max_tokens=context,
-        sampling=SamplingFields(logit_bias={2**31 - 1 - index: -99.5 for index in range(1024)}),
+        sampling=Sampling(logit_bias={2**31 - 1 - index: -99.5 for index in range(1024)}),
         seed=2**63 - 1,
         stop_token_ids=[2**31 - 1] * 128,
     )

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
+import msgspec
+
+from zmqengine.sampling_params import Sampling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
+
+def _sampling() -> Iterator[tuple[str, type, str]]:
+    """The parameters that are one number."""
+    for field in msgspec.structs.fields(Sampling):
+        kind, meta = get_args(field.type)
+        if kind in (int, float):
+            yield field.name.replace("_", "-"), kind, meta.description
+
+
 _GENERATION: tuple[tuple[str, type, str], ...] = (
-    ("temperature", float, "0: always the most probable token; higher: more variety."),
-    ("top-p", float, "Keep the smallest set of tokens with this probability."),
-    ("top-k", int, "Keep this many of the most probable tokens."),
-    ("min-p", float, "Keep tokens of at least this share of the highest probability."),
-    ("repetition-penalty", float, "Over 1: against repeating the prompt and itself."),
-    ("presence-penalty", float, "Against tokens that were used."),
-    ("frequency-penalty", float, "Against tokens, by how often they were used."),
+    *_sampling(),
     ("seed", int, "The same seed gives the same text."),
     ("priority", int, "-100 to 100; the lower is served first."),
     ("deadline-ms", int, "End the answer after this time."),

@@ -10,28 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from zmqengine.sampling_params import Sampling as Sampling
+
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.grammar import Grammar
 
 EngineFinish = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. The order is: logit_bias, penalties, temperature, top_k, top_p, min_p.
-
-    The neutral value of a field turns it off: temperature 0 is greedy, top_p 1, top_k 0, min_p 0,
-    repetition_penalty 1, presence_penalty 0 and frequency_penalty 0.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,7 @@ class RowRequest:
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probabilities after bias and penalties, before temperature; `top` is sorted, best first."""
+    """Natural-log probabilities after bias and penalties, before sampling; `top` is sorted, best first."""
 
     logprob: float
     top: list[tuple[int, float]]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.interface import Sampling
 from zmqengine.engine.row import Row
+from zmqengine.sampling_params import Sampling
 
 
 def uses_penalties(sampling: Sampling) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
 from zmqengine.engine.random_bits import seed_key
+from zmqengine.request_rules import check_token_ids
+from zmqengine.sampling_params import check_sampling
 
 if TYPE_CHECKING:
     from zmqengine.engine.prompt_store.offers import Offer
@@ -111,20 +112,7 @@ class Row:
         # mistake there must end in a failed row and not in a dead process.
         if not self.prompt_tokens:
             raise ValueError("the prompt is empty")
-        if min(self.tokens) < 0 or max(self.tokens) >= vocab_size:
-            raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size}")
-        bias = self.sampling.logit_bias
-        if bias and (min(bias) < 0 or max(bias) >= vocab_size):
-            raise ValueError(f"a logit_bias token is outside the vocabulary of {vocab_size}")
+        check_token_ids(vocab_size, self.sampling, prompt=self.tokens)
+        check_sampling(self.sampling)
         if self.max_tokens <= self.sampled:
             raise ValueError("max_tokens leaves nothing to generate")
-        numbers = (
-            self.sampling.temperature,
-            self.sampling.top_p,
-            self.sampling.min_p,
-            self.sampling.repetition_penalty,
-            self.sampling.presence_penalty,
-            self.sampling.frequency_penalty,
-        )
-        if not all(map(math.isfinite, [*numbers, *bias.values()])) or self.sampling.temperature < 0:
-            raise ValueError("a sampling parameter is out of range")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine.interface import Sampling
 from zmqengine.engine.random_bits import uniform
 from zmqengine.engine.row import Row
+from zmqengine.sampling_params import Sampling
 
 # Halvings of the search for the top_p threshold: enough for 1 part in 10,000.
 _NUCLEUS_STEPS = 18

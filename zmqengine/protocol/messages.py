@@ -10,25 +10,32 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from zmqengine.sampling_params import LOGIT_BIAS_MAX, Sampling
+from zmqengine.sampling_params import TOKEN_ID_MAX as TOKEN_ID_MAX
+from zmqengine.sampling_params import TokenId as TokenId
+
 PROTOCOL_VERSION = 1
 MAGIC = b"ZE1"
 
-TOKEN_ID_MAX = 2**31 - 1
 REQUEST_ID_CHARS_MAX = 64
 LOGPROBS_MAX = 20
 STOP_TOKEN_IDS_MAX = 128
-LOGIT_BIAS_MAX = 1024
+DEADLINE_MS_MAX = 86_400_000
 CONSTRAINT_CHARS_MAX = 65_536
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Default bound of one body from a front-end. Replies of a worker may be four times as long (tokenizers)."""
 
-TokenId = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
 TokenIndex = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 CallId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Epoch = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 SessionSecret = Annotated[bytes, Meta(min_length=16, max_length=64)]
+MaxTokens = Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=STOP_TOKEN_IDS_MAX)]
+LogprobCount = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
+Priority = Annotated[int, Meta(ge=-100, le=100)]
+DeadlineMs = Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 WorkerState = Literal["loading", "warming", "ready", "draining", "failed"]
@@ -43,21 +50,6 @@ class Message(Struct, frozen=True, omit_defaults=True):
 
 
 # --- parts -------------------------------------------------------------------------------------------------
-
-
-class SamplingFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How the next token is chosen; the default of each field turns it off (see SPEC.md for the order)."""
-
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)] = 0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=LOGIT_BIAS_MAX)
-    ] = {}
 
 
 class Constraint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -215,15 +207,15 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     request: RequestId
     epoch: Epoch
     prompt: Annotated[list[TokenId], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
+    max_tokens: MaxTokens | None = None
     emitted: list[TokenId] = []
-    sampling: SamplingFields = SamplingFields()
+    sampling: Sampling = Sampling()
     seed: Seed | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=STOP_TOKEN_IDS_MAX)] = []
+    stop_token_ids: StopTokenIds = []
     ignore_eos: bool = False
-    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+    logprobs: LogprobCount | None = None
+    priority: Priority = 0
+    deadline_ms: DeadlineMs | None = None
     constraint: Constraint | None = None
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from itertools import count
 
 from zmqengine.engine.interface import Engine
-from zmqengine.errors import ContextExceeded, DeadlineExceeded, NeverFits, NotAuthorized, Overloaded
+from zmqengine.errors import DeadlineExceeded, NeverFits, NotAuthorized, Overloaded
 from zmqengine.protocol.messages import Insert
+from zmqengine.request_rules import check_context, length_of
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.ledger import Ledger
 from zmqengine.worker.request import LiveRequest
@@ -122,18 +123,13 @@ class Admission:
 
     def _tokens_allowed(self, insert: Insert) -> int:
         """What the request asks for, or all that fit."""
-        prompt = len(insert.prompt)
-        asked = "" if insert.max_tokens is None else f" + max_tokens {insert.max_tokens}"
-        wanted = prompt + (insert.max_tokens or 1)
-        if wanted > self._context_tokens:
-            raise ContextExceeded(
-                f"prompt of {prompt} tokens{asked} is over the context of {self._context_tokens} tokens"
-            )
+        check_context(insert.prompt, insert.max_tokens, self._context_tokens)
+        wanted = len(insert.prompt) + (insert.max_tokens or 1)
         if wanted > self._tokens_max:
             raise NeverFits(
-                f"prompt of {prompt} tokens{asked} needs {self._engine.project_bytes(wanted)} bytes of KV cache, the "
-                f"worker has {self.ledger.kv_bytes_max}: the largest request that fits has {self._tokens_max} tokens "
-                "of prompt and output; shorten it or raise --memory-limit"
+                f"{length_of(insert.prompt, insert.max_tokens)} needs {self._engine.project_bytes(wanted)} bytes of KV "
+                f"cache, the worker has {self.ledger.kv_bytes_max}: the largest request that fits has "
+                f"{self._tokens_max} tokens of prompt and output; shorten it or raise --memory-limit"
             )
         return self._tokens_max if insert.max_tokens is None else wanted
 

@@ -6,7 +6,6 @@ import logging
 
 from zmqengine.errors import (
     Aborted,
-    BadRequest,
     Conflict,
     NotSubscribed,
     Overloaded,
@@ -33,6 +32,7 @@ from zmqengine.protocol.messages import (
     TokenRow,
     Welcome,
 )
+from zmqengine.request_rules import check_token_ids
 from zmqengine.worker.batch import Batch
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.request import LiveRequest, Phase
@@ -134,14 +134,13 @@ class CommandHandler:
         return Accepted(insert.call, self._epoch, request.id, len(request.log), request.seed, state)
 
     def _check_ids(self, insert: Insert) -> None:
-        vocabulary = self._context.model.vocab_size
-        for name in ("prompt", "emitted", "stop_token_ids"):
-            ids: list[int] = getattr(insert, name)
-            if ids and max(ids) >= vocabulary:
-                raise BadRequest(f"{name} has id {max(ids)}, the vocabulary has {vocabulary} tokens")
-        bias = insert.sampling.logit_bias
-        if bias and max(bias) >= vocabulary:
-            raise BadRequest(f"logit_bias has id {max(bias)}, the vocabulary has {vocabulary} tokens")
+        check_token_ids(
+            self._context.model.vocab_size,
+            insert.sampling,
+            prompt=insert.prompt,
+            emitted=insert.emitted,
+            stop_token_ids=insert.stop_token_ids,
+        )
 
     def _check_held(self, session: Session) -> None:
         bytes_max = self._context.config.token_log_bytes_max

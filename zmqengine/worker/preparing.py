@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from zmqengine.errors import BadRequest, ZmqEngineError
 from zmqengine.protocol.messages import Insert
+from zmqengine.request_rules import NO_CONSTRAINT
 from zmqengine.worker.request import LiveRequest, digest
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def preparation_of(insert: Insert, compiler: ConstraintCompiler | None) -> Prepa
     """What has to be done before this request can start, or None. Raises `BadRequest` for what cannot be done here."""
     if insert.constraint is not None:
         if compiler is None:
-            raise BadRequest("this worker does not support constraints")
+            raise BadRequest(NO_CONSTRAINT)
         return lambda: _compile(insert, compiler)
     if len(insert.prompt) >= LONG_PROMPT_TOKENS:
         return lambda: _pack(insert)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.interface import RowRequest
 from zmqengine.protocol.messages import End, Insert
 from zmqengine.worker.ticket import Ticket
 from zmqengine.worker.token_log import TokenLog
@@ -132,22 +132,12 @@ class LiveRequest:
         """What the engine needs to go on from the tokens in the log."""
         insert = self.insert
         assert insert is not None, "an ended request is not generated again"
-        fields = insert.sampling
         return RowRequest(
             row=row,
             prompt=self.prompt,
             emitted=self.log.tokens.tolist(),
             max_tokens=self.tokens_max - self.prompt_tokens,
-            sampling=Sampling(
-                temperature=fields.temperature,
-                top_p=fields.top_p,
-                top_k=fields.top_k,
-                min_p=fields.min_p,
-                repetition_penalty=fields.repetition_penalty,
-                presence_penalty=fields.presence_penalty,
-                frequency_penalty=fields.frequency_penalty,
-                logit_bias=fields.logit_bias,
-            ),
+            sampling=insert.sampling,
             seed=self.seed,
             stop_token_ids=self.stop_token_ids,
             logprobs=insert.logprobs,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from zmqengine.errors import BadRequest, ContextExceeded, TooLarge, ZmqEngineError
+from zmqengine.errors import BadRequest, RequestError, TooLarge, ZmqEngineError
 from zmqengine.protocol.messages import Insert, Limits, ModelCard
+from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_token_ids
 from zmqengine_client.core.request import Request
 
 
@@ -13,20 +14,19 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
     room = limits.context_tokens_max - len(request.prompt)
     request.max_tokens = options.max_tokens or max(1, room)
     request.open_ended = options.max_tokens is None and limits.open_max_tokens
-    if len(request.prompt) > limits.prompt_tokens_max or request.max_tokens > room:
-        asked = "" if options.max_tokens is None else f" + max_tokens {options.max_tokens}"
-        return ContextExceeded(
-            f"prompt of {len(request.prompt)} tokens{asked} is over the context of "
-            f"{limits.context_tokens_max} tokens"
-        )
-    if options.constraint is not None and not limits.constraints:
-        return BadRequest("this worker does not support constraints")
-    if model is None:
-        return None
-    ids = {"prompt": request.prompt, "stop_token_ids": options.stop_token_ids}
-    for name, values in (*ids.items(), ("logit_bias", options.sampling.logit_bias)):
-        if values and max(values) >= model.vocab_size:
-            return BadRequest(f"{name} has id {max(values)}, the vocabulary has {model.vocab_size} tokens")
+    try:
+        check_context(request.prompt, options.max_tokens, limits.context_tokens_max)
+        if options.constraint is not None and not limits.constraints:
+            return BadRequest(NO_CONSTRAINT)
+        if model is not None:
+            check_token_ids(
+                model.vocab_size,
+                options.sampling,
+                prompt=request.prompt,
+                stop_token_ids=options.stop_token_ids,
+            )
+    except RequestError as error:
+        return error
     return None
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
 from msgspec import Struct
 
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Constraint, Insert, SamplingFields, TokenId
+from zmqengine.protocol.messages import Constraint, Insert, TokenId
+from zmqengine.sampling_params import Sampling, SamplingOptions
 from zmqengine_client.core.constrained import take_constraint
 
 MAX_TOKENS = 256
 
-_SAMPLING = frozenset(SamplingFields.__struct_fields__)
+_SAMPLING = frozenset(Sampling.__struct_fields__)
 _CHECK_EPOCH = bytes(8)
 
 
-class Options(TypedDict, total=False):
+class Options(SamplingOptions, total=False):
     """Keyword options of `generate_tokens`, `generate` and `chat`, as SPEC.md defines them.
 
     `max_tokens` is 256 if left out, and with None as many as the context and the worker's memory allow. Without a
@@ -31,14 +32,6 @@ class Options(TypedDict, total=False):
     """
 
     max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
     seed: int | None
     stop_token_ids: Iterable[int]
     ignore_eos: bool
@@ -58,7 +51,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
 
     request_id: str
     seed: int
-    sampling: SamplingFields = SamplingFields()
+    sampling: Sampling = Sampling()
     max_tokens: int | None = MAX_TOKENS
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
@@ -88,7 +81,7 @@ def make_options(options: Options) -> RequestOptions:
     if "stop_token_ids" in given:
         given["stop_token_ids"] = list(cast("Iterable[int]", given["stop_token_ids"]))
     fields = {
-        "sampling": SamplingFields(**sampling),  # type: ignore[arg-type]
+        "sampling": Sampling(**sampling),  # type: ignore[arg-type]
         "seed": secrets.randbits(63) if seed is None else seed,
         "request_id": secrets.token_hex(8) if request_id is None else request_id,
         "constraint": constraint,

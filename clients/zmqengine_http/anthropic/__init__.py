@@ -7,7 +7,7 @@ import secrets
 from zmqengine_http.anthropic.conversation import plain_messages, plain_tools
 from zmqengine_http.anthropic.errors import anthropic_error, overloaded_as_529
 from zmqengine_http.anthropic.request import COUNT_BODY, MESSAGES_BODY, CountRequest, MessagesRequest
-from zmqengine_http.anthropic.wishes import effort, response_format, sampling, tool_choice
+from zmqengine_http.anthropic.wishes import effort, generation_options, response_format, tool_choice
 from zmqengine_http.anthropic.writer import MessagesWriter
 from zmqengine_http.chat import Chat, answer_chat, render
 from zmqengine_http.endpoint import post
@@ -54,7 +54,7 @@ def _chat(service: Service, request: CountRequest) -> Chat:
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         response_format=response_format(request),
         effort=effort(model, request),
-        sampling=sampling(request),
+        options=generation_options(request),
         # Claude Code reads the refusal, and asks for less from then on.
         cut_max_tokens=False,
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.messages import TOKEN_ID_MAX
+from zmqengine.protocol.messages import TOKEN_ID_MAX, MaxTokens
 from zmqengine_http.body import Body, ignored
 
 
@@ -94,7 +94,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     """The body of POST /v1/messages."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)]
+    max_tokens: MaxTokens
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)] | None = None

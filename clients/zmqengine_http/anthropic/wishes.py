@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from zmqengine.sampling_params import SamplingOptions
 from zmqengine_http.anthropic.request import CountRequest, MessagesRequest, ToolChoice
+from zmqengine_http.generation_options import GenerationOptions
 from zmqengine_http.reasoning import thinking_keyword
-from zmqengine_http.sampling import Sampling
 from zmqengine_http.worker import Model
 
 _EFFORTS = {"max": "high", "xhigh": "high"}
@@ -44,16 +45,20 @@ def effort(model: Model, request: CountRequest) -> str | None:
     return _EFFORTS.get(wanted, wanted) if wanted else None
 
 
-def sampling(request: CountRequest) -> Sampling:
+def generation_options(request: CountRequest) -> GenerationOptions:
     """How tokens are drawn and when they end; nothing where tokens are only counted."""
     if not isinstance(request, MessagesRequest):
-        return Sampling()
+        return GenerationOptions()
     metadata = request.metadata
-    return Sampling(
-        max_tokens=request.max_tokens,
-        temperature=request.temperature,
+    sampling = SamplingOptions(
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=request.top_k or 0,
+    )
+    if request.temperature is not None:
+        sampling["temperature"] = request.temperature
+    return GenerationOptions(
+        sampling=sampling,
+        max_tokens=request.max_tokens,
         # White space alone is what some clients send for none.
         stop=[stop for stop in request.stop_sequences if stop.strip()],
         cache_key=metadata.user_id if metadata else None,

@@ -28,7 +28,7 @@ async def chat_completions(service: Service, exchange: Exchange, request: ChatRe
         response_format=request.response_format,
         effort=request.reasoning_effort,
         variables=conversation.variables,
-        sampling=request.to_sampling(
+        options=request.options(
             max_tokens=request.max_completion_tokens or request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ),

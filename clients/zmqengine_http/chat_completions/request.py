@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from zmqengine.protocol.messages import LOGPROBS_MAX, TOKEN_ID_MAX
+from zmqengine.protocol.messages import LogprobCount, MaxTokens
 from zmqengine_http.body import Body, refused, without_nulls
 from zmqengine_http.chat_completions.messages import ChatMessage, ToolDefinition
 from zmqengine_http.constraints import check_constraints
@@ -22,9 +22,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    top_logprobs: LogprobCount | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=1024)] = field(default_factory=list)
     tool_choice: str | dict[str, object] = "auto"
     parallel_tool_calls: bool = True

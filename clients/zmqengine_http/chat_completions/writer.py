@@ -36,7 +36,7 @@ class ChatWriter:
             generation.id, "chat.completion.chunk", "chat.completion", model, include_usage=include_usage
         )
         self._model = generation.model
-        self._top = generation.sampling.logprobs or 0
+        self._top = generation.options.logprobs or 0
         self._starts: dict[tuple[int, str], bytes] = {}
         self._end = b'},"logprobs":null,"finish_reason":null}]' + self._frame.after
 

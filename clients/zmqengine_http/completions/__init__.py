@@ -13,8 +13,8 @@ from zmqengine_http.completions.writer import TextWriter
 from zmqengine_http.endpoint import post
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation, answer_generation
+from zmqengine_http.generation_options import check_ids
 from zmqengine_http.prompts import Prompt
-from zmqengine_http.sampling import check_ids
 from zmqengine_http.service import Service
 from zmqengine_http.worker import Model
 
@@ -25,18 +25,16 @@ DEFAULT_MAX_TOKENS = 16
 async def answer_completion(service: Service, exchange: Exchange, request: CompletionRequest) -> None:
     """Translate, generate, and answer in OpenAI's words."""
     model = service.pool.model(request.model)
-    sampling = request.to_sampling(
-        max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs
-    )
+    options = request.options(max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs)
     if request.suffix:
-        ends = [*sampling.stop_token_ids, *middle_ends(model)]
-        sampling = msgspec.structs.replace(sampling, stop_token_ids=list(dict.fromkeys(ends)))
+        ends = [*options.stop_token_ids, *middle_ends(model)]
+        options = msgspec.structs.replace(options, stop_token_ids=list(dict.fromkeys(ends)))
     generation = Generation(
         id=f"cmpl-{secrets.token_hex(16)}",
         model=model,
         prompts=[await _prompt(service, exchange, request, model, prompt) for prompt in request.prompts],
         prompt_param="prompt",
-        sampling=sampling,
+        options=options,
     )
     name = request.model or model.card.name
     writer = TextWriter(generation, name, include_usage=request.include_usage)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from zmqengine.protocol.messages import LOGPROBS_MAX
+from zmqengine.protocol.messages import LogprobCount
+from zmqengine.sampling_params import TokenId
 from zmqengine_http.body import Body, refused
 from zmqengine_http.errors import bad_field
 from zmqengine_http.openai_api.generation_request import (
     GENERATION_FIELDS,
     GenerationRequest,
-    TokenId,
     check_generation,
 )
 
@@ -26,7 +26,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
     prompt: Prompt
     suffix: str | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    logprobs: LogprobCount | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:

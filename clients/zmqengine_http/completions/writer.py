@@ -31,7 +31,7 @@ class TextWriter:
             generation.id, "text_completion", "text_completion", model, include_usage=include_usage
         )
         self._model = generation.model
-        self._top = generation.sampling.logprobs or 0
+        self._top = generation.options.logprobs or 0
         self._shapes: dict[int, TextLogprobs] = {}
         self._starts: dict[int, bytes] = {}
         self._end = b',"logprobs":null,"finish_reason":null}]' + self._frame.after

@@ -5,23 +5,25 @@ Bounds here are OpenAI's where it states one and the worker's elsewhere.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.messages import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOKEN_ID_MAX, Constraint
+from zmqengine.protocol.messages import Constraint, DeadlineMs, MaxTokens, Priority, StopTokenIds
+from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, SamplingOptions
 from zmqengine_http.body import ignored, refused
 from zmqengine_http.errors import bad_field
+from zmqengine_http.generation_options import GenerationOptions
 from zmqengine_http.openai_api.guided import Choices, StructuredOutputs, Text
-from zmqengine_http.sampling import Sampling
+from zmqengine_http.openai_api.sampling_fields import SamplingFields, sampling_given
 
 STOP_MAX = 16
 N_MAX = 128
 
-TokenId = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, Meta(ge=0.0, le=1.0)]
 StopString = Annotated[str, Meta(max_length=1000)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=STOP_MAX)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,30 +33,24 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both ways to generate have in common."""
+class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both ways to generate have in common: the parameters of `Sampling`, four of them in OpenAI's form."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=TOKEN_ID_MAX)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[
-        dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=LOGIT_BIAS_MAX)
-    ] = {}
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=LOGIT_BIAS_MAX)] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop = []
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=STOP_TOKEN_IDS_MAX)] = []
+    stop: Stop = field(default_factory=list)
+    stop_token_ids: StopTokenIds = field(default_factory=list)
     ignore_eos: bool = False
     n: Annotated[int, Meta(ge=1, le=N_MAX)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+    priority: Priority = 0
+    deadline_ms: DeadlineMs | None = None
     prompt_cache_key: str | None = None
     guided_json: dict[str, object] | Text | None = None
     guided_regex: Text | None = None
@@ -81,19 +77,13 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def to_sampling(self, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
+    def options(self, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
         """The inner form. The fields must have been checked."""
-        return Sampling(
+        bias = {int(key): value for key, value in self.logit_bias.items()}
+        return GenerationOptions(
+            sampling=cast(SamplingOptions, sampling_given(self) | {"logit_bias": bias}),
             max_tokens=max_tokens,
             logprobs=logprobs,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias={int(key): value for key, value in self.logit_bias.items()},
             seed=self.seed,
             stop=[stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop) if stop],
             stop_token_ids=self.stop_token_ids,

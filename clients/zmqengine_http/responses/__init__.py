@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import secrets
 
+from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.chat import Chat, answer_chat
 from zmqengine_http.endpoint import post
 from zmqengine_http.errors import ApiError, from_engine
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation
+from zmqengine_http.generation_options import GenerationOptions
 from zmqengine_http.responses.conversation import InputItems, skipped_facts
 from zmqengine_http.responses.failure import tells_by_event
 from zmqengine_http.responses.item_memory import ItemMemory
 from zmqengine_http.responses.request import RESPONSES_BODY, ResponsesRequest
 from zmqengine_http.responses.tools import ToolBook, tool_choice
 from zmqengine_http.responses.writer import ReasoningShape, ResponsesWriter
-from zmqengine_http.sampling import Sampling
 from zmqengine_http.service import Service
 from zmqengine_http.sse import EVENT_STREAM
 
@@ -42,10 +43,9 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_response_format(request),
         effort=reasoning.effort if reasoning else None,
-        sampling=Sampling(
+        options=GenerationOptions(
+            sampling=_sampling(request),
             max_tokens=request.max_output_tokens,
-            temperature=request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
             cache_key=request.prompt_cache_key,
         ),
         prompt_param="input",
@@ -67,6 +67,13 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
         exchange.facts["error"] = refusal.code
         await exchange.start(200, EVENT_STREAM)
         await exchange.write(writer(chat).error(refusal), last=True)
+
+
+def _sampling(request: ResponsesRequest) -> SamplingOptions:
+    sampling = SamplingOptions(top_p=1.0 if request.top_p is None else request.top_p)
+    if request.temperature is not None:
+        sampling["temperature"] = request.temperature
+    return sampling
 
 
 def _forget(document: dict[str, object]) -> None:

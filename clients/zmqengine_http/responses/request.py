@@ -6,12 +6,11 @@ nothing to say to this model. Source: https://platform.openai.com/docs/api-refer
 
 from __future__ import annotations
 
-from typing import Annotated
+from msgspec import Struct, field
 
-from msgspec import Meta, Struct, field
-
-from zmqengine.protocol.messages import TOKEN_ID_MAX
+from zmqengine.protocol.messages import MaxTokens
 from zmqengine_http.body import Body, ignored, refused
+from zmqengine_http.openai_api.generation_request import Temperature, TopP
 
 
 class Part(Struct, frozen=True):
@@ -80,9 +79,9 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     include: list[str] = field(default_factory=list)
     stream: bool = False
     store: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     prompt_cache_key: str | None = None
 
 

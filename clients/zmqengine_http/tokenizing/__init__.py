@@ -5,8 +5,8 @@ from __future__ import annotations
 from zmqengine_http.chat_completions.conversation import to_conversation
 from zmqengine_http.endpoint import post
 from zmqengine_http.exchange import Exchange
+from zmqengine_http.generation_options import check_ids
 from zmqengine_http.prompts import encode_chat, encode_text
-from zmqengine_http.sampling import check_ids
 from zmqengine_http.service import Service
 from zmqengine_http.tokenizing.request import (
     DETOKENIZE_BODY,

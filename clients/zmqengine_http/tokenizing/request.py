@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from zmqengine.sampling_params import TokenId
 from zmqengine_http.body import Body, without_nulls
 from zmqengine_http.chat_completions.messages import ChatMessage, ToolDefinition
 from zmqengine_http.errors import bad_field
-from zmqengine_http.openai_api.generation_request import TokenId
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

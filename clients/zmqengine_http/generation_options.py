@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from msgspec import Struct
 
 from zmqengine.protocol.messages import Constraint
+from zmqengine.request_rules import outside_vocabulary
+from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.core.options import Options
 from zmqengine_http.errors import ContextTooLong, bad_field
 from zmqengine_http.worker import Model
@@ -16,24 +19,17 @@ TOP_P_MIN = 1e-6
 SEED_MASK = 2**63 - 1
 
 
-class Sampling(Struct, frozen=True, kw_only=True):
+class GenerationOptions(Struct, frozen=True, kw_only=True):
     """The options of a request, checked for range. `max_tokens` None is all that the context leaves.
 
-    A `temperature`, `top_p` or `top_k` of None is the model's own default.
+    `sampling` has what was given: a temperature, top_p or top_k that is left out is the model's own default.
     `logprobs`: None for none, else how many alternatives each token has. `n` choices are made of each prompt.
     Requests of one `cache_key` go to one worker. `constraint` is what the output must be.
     """
 
+    sampling: SamplingOptions = {}
     max_tokens: int | None = None
     logprobs: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop: list[str] = []
     stop_token_ids: list[int] = []
@@ -45,33 +41,31 @@ class Sampling(Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
 
 
-def make_options(sampling: Sampling, model: Model, *, default_temperature: float | None) -> Options:
+def make_options(asked: GenerationOptions, model: Model, *, default_temperature: float | None) -> Options:
     """The client library's options of every choice but for seed, id and max_tokens.
 
     `default_temperature` wins over the model's own. Raises a 400 for token ids outside the vocabulary.
     """
-    check_ids("logit_bias", list(sampling.logit_bias), model)
-    check_ids("stop_token_ids", sampling.stop_token_ids, model)
+    check_ids("logit_bias", list(asked.sampling.get("logit_bias", ())), model)
+    check_ids("stop_token_ids", asked.stop_token_ids, model)
     defaults = model.sampling_defaults
-    temperature = defaults.temperature if default_temperature is None else default_temperature
-    top_p = defaults.top_p if sampling.top_p is None else sampling.top_p
-    top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
-    return Options(
-        temperature=temperature if sampling.temperature is None else sampling.temperature,
-        top_p=max(top_p, TOP_P_MIN),
-        top_k=max(top_k, 0),
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=sampling.logprobs,
-        priority=sampling.priority,
-        deadline_ms=sampling.deadline_ms,
-        constraint=sampling.constraint,
+    if default_temperature is not None:
+        defaults = defaults._replace(temperature=default_temperature)
+    options = Options(
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        stop_token_ids=asked.stop_token_ids,
+        ignore_eos=asked.ignore_eos,
+        logprobs=asked.logprobs,
+        priority=asked.priority,
+        deadline_ms=asked.deadline_ms,
+        constraint=asked.constraint,
     )
+    options.update(cast(Options, asked.sampling))
+    options["top_p"] = max(options["top_p"], TOP_P_MIN)
+    options["top_k"] = max(options["top_k"], 0)
+    return options
 
 
 def choice_seed(seed: int | None, index: int) -> int | None:
@@ -81,9 +75,9 @@ def choice_seed(seed: int | None, index: int) -> int | None:
 
 def check_ids(param: str, ids: Sequence[int], model: Model) -> None:
     """Raise a 400 if a token id is outside the model's vocabulary."""
-    highest = max(ids, default=0)
-    if highest >= model.card.vocab_size:
-        raise bad_field(param, f"token id {highest} is outside the vocabulary of {model.card.vocab_size}")
+    fault = outside_vocabulary(ids, model.card.vocab_size)
+    if fault is not None:
+        raise bad_field(param, fault)
 
 
 def fitting_max_tokens(
