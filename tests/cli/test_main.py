@@ -116,7 +116,7 @@ def test_the_traceback_is_there_for_who_asks(
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", sorted(set(errors.BY_CODE.values()), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(set(errors.BY_CODE.values()), key=lambda kind: kind.__name__))  # type: ignore[attr-defined]
 def test_every_error_becomes_one_line(kind: type[ZmqEngineError]) -> None:
     """No error of ours is left without words."""
     line = one_line(kind("it went wrong."))

@@ -262,7 +262,7 @@ class ScriptedWorker:
         held = session.requests.get(insert.request)
         if held is None:
             assert insert.seed is not None
-            made = expected_output(insert.prompt, insert.seed, insert.max_tokens, self._stops(insert))
+            made = expected_output(insert.prompt, insert.seed, insert.max_tokens, self._stops(insert))  # type: ignore[arg-type]
             assert insert.emitted == made[: len(insert.emitted)], "emitted is not what was generated"
             assert len(insert.emitted) < len(made), "inserted again although it was complete"
             held = Held(insert, list(insert.emitted), len(insert.emitted))
@@ -280,7 +280,7 @@ class ScriptedWorker:
         held.tokens.append(token_at(held.insert.prompt, held.insert.seed, len(held.tokens)))
         if held.tokens[-1] in self._stops(held.insert):
             held.end = End("stop", prompt_tokens=len(held.insert.prompt))
-        elif len(held.tokens) >= held.insert.max_tokens:
+        elif len(held.tokens) >= held.insert.max_tokens:  # type: ignore[operator]
             held.end = End("length", prompt_tokens=len(held.insert.prompt))
 
     def _stops(self, insert: Insert) -> set[int]:

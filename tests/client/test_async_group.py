@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_streams_join_while_others_are_read(worker: FakeWorker) -> None:
     async def main() -> None:
         async with AsyncClient(worker.address) as client:
             group: AsyncGroup[TokenChunk] = AsyncGroup()
-            numbers = {
+            numbers: dict[Any, int] = {
                 client.generate_tokens([number + 1], max_tokens=20, seed=0): number for number in range(8)
             }
             for stream in numbers:

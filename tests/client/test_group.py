@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from zmqengine.testing import FakeWorker
@@ -12,7 +14,9 @@ def test_streams_are_read_together_and_one_that_leaves_by_itself(worker: FakeWor
     """Each gives all of its tokens and one end, wherever it is read."""
     with Client(worker.address) as client:
         group: Group[TokenChunk] = Group()
-        streams = {client.generate_tokens([number + 1], max_tokens=20, seed=0): number for number in range(4)}
+        streams: dict[Any, int] = {
+            client.generate_tokens([number + 1], max_tokens=20, seed=0): number for number in range(4)
+        }
         for stream in streams:
             group.add(stream)
         left = next(stream for stream, number in streams.items() if number == 3)

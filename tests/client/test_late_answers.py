@@ -19,7 +19,7 @@ def test_an_insert_that_was_put_off_is_not_sent_again_when_an_earlier_one_is_acc
         network.carry_out()
         taken = [command_decoder().decode(frames) for frames in network.up["cmd"]]
         network.up["cmd"].clear()
-        return taken
+        return taken  # type: ignore[return-value]
 
     def publish(first_index: int) -> None:
         frame = TokenFrame(epoch, 0, [TokenRow(one.id, first_index, [5])])
@@ -39,7 +39,7 @@ def test_an_insert_that_was_put_off_is_not_sent_again_when_an_earlier_one_is_acc
     assert one.phase is RequestPhase.INSERTING
     full = Rejected(second.call, epoch, "overloaded", "the queue is full", retry_after_ms=500)
     session.receive("cmd", encode(full), network.now)
-    assert one.phase is RequestPhase.PUT_OFF
+    assert one.phase is RequestPhase.PUT_OFF  # type: ignore[comparison-overlap]
     session.receive("cmd", encode(Accepted(first.call, epoch, one.id, 1, 7, "running")), network.now)
     assert one.phase is RequestPhase.ACCEPTED
     network.wait(0.9)

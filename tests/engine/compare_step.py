@@ -86,7 +86,7 @@ def main(rows: int = 32, rounds: int = 9, shape: str = "tiny", temperature: floa
     sampling = Sampling(temperature=temperature, top_p=top_p)
     sampler = make_sampler(temp=temperature, top_p=top_p if top_p < 1 else 0.0)
     draw = random.Random(0)
-    figures = {"bare": [], "ours": []}
+    figures: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
     for round_ in range(rounds + 2):
         prompts = [[draw.randrange(info.vocab_size) for _ in range(64)] for _ in range(rows)]
         turns = {

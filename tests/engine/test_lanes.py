@@ -90,7 +90,7 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     def rows(*lengths):
         return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
 
-    lanes = Lanes(Lane, lambda tokens: tokens, padding_bytes_max=100)
+    lanes = Lanes(Lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
     lanes.join([(rows(500), [])])
     lanes.join([(rows(440, 460), []), (rows(10, 70), [])])
     assert lanes.padding_bytes == 20 + 60

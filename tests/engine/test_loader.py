@@ -48,13 +48,13 @@ def test_every_array_is_found_even_where_it_is_no_parameter():
             self.angles = mx.arange(3)
             self.itself = self
 
-    class Layer(nn.Module):
+    class Layer(nn.Module):  # type: ignore[name-defined]
         def __init__(self):
             super().__init__()
             self.weight = mx.zeros((2,))
             self._frequencies = mx.ones((4,))
             self.table = Table()
-            self.towers = [{"left": nn.Linear(2, 2)}]
+            self.towers = [{"left": nn.Linear(2, 2)}]  # type: ignore[attr-defined]
             object.__setattr__(self, "hidden", (mx.zeros((7,)),))
             self.freeze()
 

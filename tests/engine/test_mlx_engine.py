@@ -74,7 +74,7 @@ def test_rows_that_come_and_go_do_not_change_each_other(models, shape):
 
 def test_tokens_on_pico_are_those_of_mlx_lm_generate():
     """20 prompts through the batch end where and as `stream_generate` ends them."""
-    model, tokenizer = load_with_mlx_lm(str(pico.model_path()))
+    model, tokenizer = load_with_mlx_lm(str(pico.model_path()))  # type: ignore[misc]
     loaded = load(str(pico.model_path()))
     words = ["Once upon a time", "One day", "Tom had a", "The cat", "There was a little"]
     prompts = [tokenizer.encode(f"{start}{rest}") for start in words for rest in ("", " big", " and", " red")]
@@ -95,7 +95,7 @@ def test_tokens_on_pico_are_those_of_mlx_lm_generate():
 
 def test_a_quantised_copy_loads_and_generates_the_same_as_in_mlx_lm(model_directory, tmp_path):
     """mlx-lm's own quantiser, saver and loader; then our batch."""
-    model, tokenizer, config = load_with_mlx_lm(str(model_directory), return_config=True)
+    model, tokenizer, config = load_with_mlx_lm(str(model_directory), return_config=True)  # type: ignore[misc]
     model, config = quantize_model(model, config, group_size=32, bits=4)
     save(tmp_path / "quantised", str(model_directory), model, tokenizer, config)
     loaded = load(str(tmp_path / "quantised"))
@@ -198,7 +198,7 @@ def test_everybody_can_be_removed_at_once_and_the_engine_goes_on(model):
         {"prompt": [5], "sampling": Sampling(logit_bias={VOCAB_SIZE + 1: 1.0})},
         {"prompt": [5], "sampling": Sampling(temperature=float("nan"))},
         {"prompt": ["x"]},
-        {"prompt": [5], "sampling": Sampling(logit_bias={4: "x"})},
+        {"prompt": [5], "sampling": Sampling(logit_bias={4: "x"})},  # type: ignore[dict-item]
     ],
 )
 def test_a_poisoned_row_fails_alone(model, poison):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -122,7 +122,7 @@ class FrontEnd:
             self._indices[stream] = 0
             self._started += 1
 
-    def _check_indices(self, stream: TokenStream, first_index: int, count: int) -> None:
+    def _check_indices(self, stream: Any, first_index: int, count: int) -> None:
         expected = self._indices[stream]
         self.tally.missing += max(0, first_index - expected)
         self.tally.repeated += max(0, expected - first_index)
@@ -131,7 +131,7 @@ class FrontEnd:
             print("READY", flush=True)
         self.tally.tokens += count
 
-    def _finish(self, stream: TokenStream) -> None:
+    def _finish(self, stream: Any) -> None:
         request = self._running.pop(stream)
         seen = self._indices.pop(stream)
         self.tally.streams += 1

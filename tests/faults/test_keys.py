@@ -51,7 +51,7 @@ class Team:
 
     def raw(self, keys: CurveKeys, kind: int, address: str, identity: bytes = b"") -> zmq.Socket[bytes]:
         """A socket of somebody who writes their own client."""
-        socket = zmq.Context.instance().socket(kind)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
         if identity:

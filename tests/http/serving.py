@@ -18,7 +18,6 @@ import uvicorn
 from zmqengine_http import HttpApp, HttpConfig
 from zmqengine_http.server import uvicorn_config
 from zmqengine_http.service import Service
-from zmqengine_http.worker import Connect
 
 WAIT_S = 60.0
 
@@ -38,7 +37,9 @@ class Front(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(config: HttpConfig, connect: Connect | None = None, *, ready: bool = True) -> Iterator[Front]:
+def serving(
+    config: HttpConfig, connect: Callable[..., Any] | None = None, *, ready: bool = True
+) -> Iterator[Front]:
     """A front-end that is up and, with `ready`, has a worker."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     app = HttpApp(config, connect)

@@ -48,7 +48,7 @@ TIME: Any = {
         "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
     },
 }
-NOT = {"not": {}}
+NOT: dict[str, Any] = {"not": {}}
 
 
 class Person(BaseModel):
@@ -181,7 +181,7 @@ def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> N
     url = str(client.base_url).removesuffix("/v1/")
     with anthropic.Anthropic(base_url=url, api_key="-", max_retries=0) as claude:
         for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
-            message = claude.messages.create(
+            message = claude.messages.create(  # type: ignore[call-overload]
                 model="tools", max_tokens=300, messages=MESSAGES, tools=[tool], tool_choice=choice,  # type: ignore[list-item, arg-type]
             )  # fmt: skip
             assert message.stop_reason == "tool_use"
@@ -197,7 +197,7 @@ def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> N
         model="tools", input="Tell me about Tom.", text_format=Person, max_output_tokens=300
     )
     assert parsed.output_parsed is not None
-    forced = client.responses.create(
+    forced = client.responses.create(  # type: ignore[call-overload]
         model="tools", input="Tell me.", tools=[{"type": "function", **function}], tool_choice="required",
         max_output_tokens=300,
     )  # fmt: skip

@@ -218,7 +218,7 @@ def test_any_name_may_be_an_alias() -> None:
 def test_why_it_stopped_is_told_as_vllm_tells_it(asked: Asked) -> None:
     """The string or the token of the request's own; null for the model's end, and for length."""
     (s,) = asked.client._tokenizer.encode("s")
-    say = {"stop": ["e"]}, {"stop_token_ids": [s]}, {}, {"max_tokens": 1}
+    say: tuple[dict[str, Any], ...] = {"stop": ["e"]}, {"stop_token_ids": [s]}, {}, {"max_tokens": 1}
     reasons = [asked.chat(**fields).json["choices"][0] for fields in say]
     assert [reason["stop_reason"] for reason in reasons] == ["e", s, None, None]
     streamed = asked.chat(stream=True, stop="e").events[-1]["choices"][0]

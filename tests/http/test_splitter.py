@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -188,7 +189,7 @@ def test_almost_json_becomes_json(written: str, meant: dict[str, object], cuts: 
 
 
 BAR, GAP = "\uff5c", "\u2581"
-TYPED = {
+TYPED: dict[str, Any] = {
     "f": {"properties": {"a": {"type": "integer"}}},
     "g": {"properties": {"b": {"type": "string"}, "c": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
 }

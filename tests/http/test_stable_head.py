@@ -94,7 +94,7 @@ def test_a_user_who_speaks_of_a_countdown_is_left_alone(head: StableHead) -> Non
 def test_later_system_messages_stay_in_place_as_marked_user_turns(head: StableHead) -> None:
     """Moved to the head they would change it; most templates refuse them where they are."""
     messages = [system("a"), {"role": "developer", "content": "b"}, user("1"), system("plan mode"), user("2")]
-    made = head.stabilise(messages, [])
+    made = head.stabilise(messages, [])  # type: ignore[arg-type]
     assert made.messages == [
         system("a\n\nb"),
         user("1"),

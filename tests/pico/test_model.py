@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from zmqengine.pico import corpus, model_path
 from zmqengine.pico.evaluate import evaluate
-from zmqengine.pico.tokens import SPECIAL_TOKENS, encode
+from zmqengine.pico.markers import SPECIAL_TOKENS
+from zmqengine.pico.tokens import encode
 from zmqengine.pico.train import Plan
 
 TOKENS_MAX = 300

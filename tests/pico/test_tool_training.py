@@ -104,7 +104,7 @@ def test_what_is_written_loads_and_has_a_card(smoke: tuple[Outcome, list[str]], 
     pair: Any = mlx_lm.load(str(tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["max_position_embeddings"] == 8192
-    (measured,) = evaluate_tools(*pair, [Chats("system", 0, 2, 1, 1)])
+    (measured,) = evaluate_tools(*pair, [Chats("system", 0, 2, 1, 1)])  # type: ignore[call-arg]
     assert (measured.asked, measured.unmet) == (1, 1)
     write_card(tmp_path, asdict(Figures((measured,), (3, 7), {"counting": (1, 2)})))
     card = (tmp_path / "README.md").read_text()

@@ -138,9 +138,9 @@ def test_sixty_four_users_and_a_worker_that_is_killed(site: Fleet) -> None:
         begun.wait(60)
         for worker in site.workers:
             with worker.client() as client:
-                wait_until(lambda c=client: c.status().numbers["running"] >= 4, "nothing runs on this worker")
+                wait_until(lambda c=client: c.status().numbers["running"] >= 4, "nothing runs on this worker")  # type: ignore[misc]
             pid = worker.kill_engine()
-            wait_until(lambda w=worker, p=pid: w.engine_pid() != p, "the supervisor brings nothing back")
+            wait_until(lambda w=worker, p=pid: w.engine_pid() != p, "the supervisor brings nothing back")  # type: ignore[misc]
         replies = [future.result(60) for future in asked]
     assert [reply.status for reply in replies] == [200] * 64
     for user, reply in enumerate(replies):

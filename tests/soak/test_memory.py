@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_the_memory_limit_holds_while_more_wait_than_fit() -> None:
     ) as worker:
         with worker.client() as client:
             client.wait_ready()
-            running = [new_stream(client, chance) for _ in range(STREAMS)]
+            running: list[Any] = [new_stream(client, chance) for _ in range(STREAMS)]
             # More than is ever free at once under this load: it must not be overtaken for ever.
             running.append(client.generate_tokens([7] * 1000, max_tokens=300, ignore_eos=True))
             finished, queued_most, sampled_s = 0, 0.0, 0.0

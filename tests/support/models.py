@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -73,17 +72,17 @@ HYBRID: dict[str, Any] = {
 }
 
 
-def build_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> nn.Module:
+def build_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> Any:
     """A model of mlx-lm's class for `config` with weights drawn from `seed`, evaluated.
 
     The weights are larger than usual, so that the likeliest token stands clear of the second.
     """
     module = import_module(f"mlx_lm.models.{config['model_type']}")
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(dict(config)))
+    model = module.Model(module.ModelArgs.from_dict(dict(config)))
     mx.random.seed(seed)
     model.update_modules(model.leaf_modules())
     drawn = [
-        (name, mx.random.normal(leaf.shape) * (0.3 if leaf.ndim > 1 else 0.05) + (leaf.ndim == 1))
+        (name, mx.random.normal(leaf.shape) * (0.3 if leaf.ndim > 1 else 0.05) + (leaf.ndim == 1))  # type: ignore[str-unpack]
         for name, leaf in tree_flatten(model.parameters())
         if isinstance(leaf, mx.array)
     ]

@@ -42,7 +42,7 @@ TOOLS: dict[str, Schema] = {
     "shell of words": _object("command", closed=True, command=_list({"type": "string"}), workdir=_text()),
     "grep": _object(
         "pattern",
-        **{"-i": FLAG, "-A": COUNT, "-n": FLAG},
+        **{"-i": FLAG, "-A": COUNT, "-n": FLAG},  # type: ignore[arg-type]
         pattern=_text(),
         mode={"enum": ["content", "files_with_matches", "count"]},
     ),

@@ -76,7 +76,7 @@ class Serving:
         else:
             self.order.charge(row, 0, 1)
             self._running[row] += 1
-        self.cost[row.flow] += row.served_cost - before
+        self.cost[row.flow] += row.served_cost - before  # type: ignore[assignment]
         if self._running[row] == row.max_tokens:
             del self._running[row]
             self.order.withdraw(row)

@@ -57,7 +57,7 @@ class Door:
     def connect(self, socket: zmq.Socket[bytes], target: zmq.Socket[bytes]) -> None:
         """Connect, and watch the handshake from its start."""
         self.monitors[socket] = socket.get_monitor_socket(SETTLED)
-        socket.connect(target.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))
+        socket.connect(target.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))  # type: ignore[arg-type]
 
     def outcome(self, socket: zmq.Socket[bytes]) -> int:
         """The first event that settles whether a connection of this socket stands."""

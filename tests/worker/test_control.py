@@ -148,7 +148,7 @@ def test_long_replies_that_nobody_reads_are_bounded_in_bytes(served: Served) -> 
         glutton.send_multipart(codec.encode(GetTokenizer(call)))
     other = served.dealer()
     assert isinstance(served.ask(other, GetTokenizer(1)), TokenizerBundle)
-    kinds = []
+    kinds: list[type] = []
     while kinds.count(TokenizerBundle) < 1 or kinds.count(Rejected) < 20:
         assert glutton.poll(ANSWER_MS), kinds
         kinds.append(type(codec.control_reply_decoder().decode(glutton.recv_multipart())))

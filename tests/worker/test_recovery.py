@@ -82,7 +82,7 @@ def test_a_suspect_that_ends_meanwhile_is_forgotten() -> None:
     assert join(recovery) is a
     recovery.discard(a)
     assert recovery.next_to_join() is b
-    recovery.discard(b)
+    recovery.discard(b)  # type: ignore[arg-type]
     assert not recovery.is_active
 
 

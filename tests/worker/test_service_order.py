@@ -181,7 +181,7 @@ def test_for_memory_the_worst_class_is_parked_and_then_the_youngest() -> None:
         enqueued(order, row)
         order.start(row, 0.0)
     parked = []
-    while (row := order.victim(rows, 0.0)) is not None:
+    while (row := order.victim(rows, 0.0)) is not None:  # type: ignore[assignment]
         rows.remove(row)
         parked.append(row.priority)
     assert parked == [1, 1, 0, 0, -1, -1]

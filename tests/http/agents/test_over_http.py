@@ -246,7 +246,7 @@ def test_a_response_with_reasoning_text_and_a_call(model: Model, front: Front, s
     generated = model.prompt + model.text
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
     reasoning |= {"summary": []}
-    post(front, RESPONSES, body | {"input": [*body["input"], reasoning, message, call, output]})
+    post(front, RESPONSES, body | {"input": [*body["input"], reasoning, message, call, output]})  # type: ignore[misc]
     assert model.prompt.startswith(generated)
 
 
@@ -298,7 +298,7 @@ def test_items_made_here_may_be_referred_to(model: Model, front: Front, stream: 
     generated = model.prompt + model.text
     references = [{"type": "item_reference", "id": item["id"]} for item in output]
     result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "3"}
-    assert post(front, RESPONSES, body | {"input": [*body["input"], *references, result]}).status == 200
+    assert post(front, RESPONSES, body | {"input": [*body["input"], *references, result]}).status == 200  # type: ignore[misc]
     assert model.prompt.startswith(generated)
     private = post(front, RESPONSES, body | {"store": False, "stream": False}).json["output"]
     reply = post(front, RESPONSES, body | {"input": [{"type": "item_reference", "id": private[0]["id"]}]})

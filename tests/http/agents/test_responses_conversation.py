@@ -196,7 +196,11 @@ def test_the_choice_of_tools_becomes_that_of_chat() -> None:
         "type": "function",
         "function": {"name": "a"},
     }
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}
+    allowed: dict[str, object] = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "b"}],
+    }
     assert tool_choice(allowed, tools) == "auto"
     assert [tool["function"]["name"] for tool in tools.plain] == ["b"]  # type: ignore[index]
     with pytest.raises(ApiError, match="web_search"):

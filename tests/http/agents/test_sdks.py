@@ -41,7 +41,7 @@ def gpt(front: Front) -> Iterator[openai.OpenAI]:
 def test_anthropic_tool_loop(claude: anthropic.Anthropic) -> None:
     """A call, its result, the answer; the content goes back as it came, thinking and all."""
     messages: list[anthropic.types.MessageParam] = [{"role": "user", "content": QUESTION}]
-    first = claude.messages.create(
+    first = claude.messages.create(  # type: ignore[call-overload]
         model="scripted", max_tokens=500, messages=messages, tools=[SHELL],  # type: ignore[list-item]
         thinking={"type": "enabled", "budget_tokens": 1024},
     )  # fmt: skip
