@@ -14,6 +14,7 @@ from zmqengine.errors import ConfigError
 from zmqengine.option import DAY_MS, DAY_S, MIB, check, option
 from zmqengine.protocol.addresses import DEFAULT_NAME, Endpoints, endpoints, is_loopback, resolve
 
+CacheScope = Literal["session", "key", "shared"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -44,6 +45,16 @@ class WorkerConfig(EngineOptions):
     )
     growth_tokens: int = option(
         256, within=(8, 1 << 20), help="Memory promised to a row ahead of its output, in tokens."
+    )
+    prompt_cache_share: float = option(
+        0.5,
+        within=(0, 1),
+        help="Share of the memory that weights leave, for prompts that start alike while rows do not need it.",
+    )
+    cache_scope: CacheScope = option(
+        "shared",
+        help="Who goes on from a prompt that was read before, unless a request says otherwise: its session, its key, "
+        "or everybody.",
     )
     memory_limit_bytes: int | None = option(
         None,
@@ -122,6 +133,9 @@ class WorkerConfig(EngineOptions):
 
     log_level: LogLevel = option("info", help="How much to log.")
     log_format: LogFormat = option("text", help="How to log.")
+    log_prompts: bool = option(
+        False, help="Log some words of a long prompt where it goes on differently from one that was kept."
+    )
 
     supervise: bool = option(
         True, help="Start the worker again when it dies. Turn off under launchd, systemd or a container."

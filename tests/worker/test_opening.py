@@ -55,10 +55,10 @@ def test_a_wrong_fake_engine_is_one_error() -> None:
 def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
     """What is left beside the weights is the budget for caches; nothing left is an error that says what to do."""
     engine = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=100))
-    assert Ledger(engine, limit_bytes=1000, prompt_cache_bytes=0).kv_bytes_max == 800
+    assert Ledger(engine, limit_bytes=1000, prompt_cache_share=0).kv_bytes_max == 800
     heavy = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=900))
     with pytest.raises(ConfigError, match="--memory-limit"):
-        Ledger(heavy, limit_bytes=1000, prompt_cache_bytes=0)
+        Ledger(heavy, limit_bytes=1000, prompt_cache_share=0)
 
 
 def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "Find out what is wrong here, and what to do.",
     "models": "List the models of this machine.",
     "pull": "Fetch a model from the hub.",
+    "warm": "Read a prompt before anybody asks, and keep it.",
     "drain": "Let a worker finish what runs, then end it.",
     "demo": "See two programs share one worker.",
     "http": "Serve the OpenAI API in front of workers.",

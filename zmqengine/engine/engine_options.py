@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zmqengine.option import DAY_MS, MIB, check, option
+from zmqengine.option import DAY_MS, check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,11 @@ class EngineOptions:
         help="Milliseconds that reading prompts may add to a pass while others decode: chunks shrink to it. "
         "0 for no limit.",
     )
-    prompt_cache_bytes: int = option(
-        512 * MIB, within=(0, 1 << 50), help="Memory for prompts that start alike; 0 for none."
+    prompt_cache_bytes: int | None = option(
+        None,
+        within=(0, 1 << 50),
+        help="Memory for prompts that start alike; 0 for none.",
+        otherwise="--prompt-cache-share",
     )
     wired_limit: Literal["auto", "off"] | int = option(
         "auto",

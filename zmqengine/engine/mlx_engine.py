@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK_IDLE = 2048
+UNBOUNDED = 1 << 60
 _CLEAR_STEPS = 512
 # While nobody decodes, a long step holds up only those who arrive or abort.
 _IDLE_SHARE = 2.5
@@ -50,7 +51,8 @@ class MlxEngine:
     does, at most `prefill_chunk_idle`; with `prefill_ms`, chunks shrink until reading adds no more than that to a step
     (two and a half times as much while no row decodes). Rows of very different lengths decode in batches of their own,
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
-    device. What `wired_limit` changes is restored by `close`.
+    device. What `wired_limit` changes is restored by `close`. Without `prompt_cache_bytes` prompts are kept within what
+    `limit_prompt_cache` says.
 
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
     """
@@ -82,7 +84,7 @@ class MlxEngine:
             raise
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
-        prompt_cache_bytes = options.prompt_cache_bytes
+        prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
         self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})

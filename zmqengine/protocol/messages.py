@@ -39,6 +39,7 @@ DeadlineMs = Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 WorkerState = Literal["loading", "warming", "ready", "draining", "failed"]
+CacheScope = Literal["session", "key", "shared"]
 RequestState = Literal["queued", "running", "ended"]
 Finish = Literal["stop", "length", "abort", "deadline", "error", "lease", "slow_consumer", "shutdown"]
 
@@ -80,6 +81,8 @@ class Limits(Struct, frozen=True):
     """Whether an insert may leave out `max_tokens`."""
     constraints: bool = False
     """Whether an insert may have a `constraint`."""
+    cache_scope: str = ""
+    """What an insert without a `cache_scope` has. Empty: an insert may have neither that nor `pin`."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -217,6 +220,8 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     priority: Priority = 0
     deadline_ms: DeadlineMs | None = None
     constraint: Constraint | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
 
 
 class Abort(Message, frozen=True):

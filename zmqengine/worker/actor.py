@@ -175,6 +175,7 @@ class Actor:
             "cached_tokens": stats.cached_tokens,
             "generated_tokens": stats.generated_tokens,
             "prompt_cache_entries": stats.prompt_cache_entries,
+            **{f"prompt_cache_{name}": number for name, number in stats.prompt_cache.items()},
             "frames": self.outgoing.frames,
             "lags": self.outgoing.lags,
         }

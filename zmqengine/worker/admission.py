@@ -33,7 +33,10 @@ class Admission:
         self.order = ServiceOrder(queue_max=context.limits.queued_max, ageing_s=config.ageing_s)
         self.rates = ServiceRates()
         self.ledger = Ledger(
-            engine, limit_bytes=context.memory_limit_bytes, prompt_cache_bytes=config.prompt_cache_bytes
+            engine,
+            limit_bytes=context.memory_limit_bytes,
+            prompt_cache_share=config.prompt_cache_share,
+            prompt_cache_bytes=config.prompt_cache_bytes,
         )
         self._engine = engine
         self._growth_tokens = config.growth_tokens

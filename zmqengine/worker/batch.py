@@ -19,6 +19,7 @@ from zmqengine.worker.admission import Admission
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
 from zmqengine.worker.deadlines import Deadlines
+from zmqengine.worker.divergences import Divergences
 from zmqengine.worker.outgoing import Outgoing
 from zmqengine.worker.preparing import Preparation, Preparer, preparation_of
 from zmqengine.worker.recovery import Recovery
@@ -55,6 +56,7 @@ class Batch:
         self._recovery = Recovery(
             failures_max=config.engine_failures_max, window_s=config.engine_failures_window_s
         )
+        self._divergences = Divergences(context.tokenizer_json if config.log_prompts else None)
         self.rows: dict[int, LiveRequest] = {}
         self._live: dict[Ticket, LiveRequest] = {}
         self._leaving: dict[int, LiveRequest] = {}
@@ -126,6 +128,7 @@ class Batch:
             seed=secrets.randbits(63) if insert.seed is None else insert.seed,
             stop_token_ids=stops if insert.ignore_eos else stops | self._context.model.eos_token_ids,
             tokens_max=tokens_max,
+            cache_scope=self._cache_scope(insert, session),
         )
         request.arrival_pass = self._counters.passes
         self._live[ticket] = request
@@ -135,6 +138,15 @@ class Batch:
         self._deadlines.add(request)
         self._start(request, preparation, now_s)
         return request
+
+    def _cache_scope(self, insert: Insert, session: Session) -> str:
+        """Rows of the same one share what they read. It outlives the worker, as the session's secret does."""
+        scope = insert.cache_scope or self._context.config.cache_scope
+        if scope == "shared":
+            return ""
+        if scope == "key" and session.user:
+            return f"key {session.user}"
+        return f"session {session.secret_digest.hex()}"
 
     def end(self, request: LiveRequest, finish: Finish, message: str, code: str = "") -> None:
         """Give a request its terminal answer, in whatever phase it is. `code` says more of an `error`."""
@@ -342,6 +354,8 @@ class Batch:
                 request.grows_at = request.tokens_max
                 self._growing.append(request)
         self._counters.latencies.stepped(stepped)
+        for divergence in result.divergences:
+            self._divergences.note(divergence, rows.get(divergence.row))
         for prefill in result.prefills:
             self._note_prefill(*prefill)
         for row, message in result.failures:

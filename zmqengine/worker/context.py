@@ -35,6 +35,8 @@ class WorkerContext:
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     memory_share: MemoryShare | None = None
+    tokenizer_json: bytes | None = None
+    """What makes text of tokens, for the log."""
 
     @property
     def epoch(self) -> bytes:

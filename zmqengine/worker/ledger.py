@@ -14,10 +14,21 @@ class Ledger:
 
     A row's reservation is an upper bound of what its cache takes until the reservation is extended, so the sum of
     all reservations bounds the KV bytes at every step. Raises `ConfigError` when nothing is left for rows.
+
+    The prompt cache gets what rows leave, up to `prompt_cache_share` of all that is not weights, padding and workspace,
+    or up to `prompt_cache_bytes`.
     """
 
-    def __init__(self, engine: Engine, *, limit_bytes: int, prompt_cache_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        limit_bytes: int,
+        prompt_cache_share: float,
+        prompt_cache_bytes: int | None = None,
+    ) -> None:
         self._engine = engine
+        self._prompt_cache_share = prompt_cache_share
         self._prompt_cache_bytes = prompt_cache_bytes
         self.limit_bytes = limit_bytes
         taken = self._taken_bytes(limit_bytes)
@@ -48,7 +59,10 @@ class Ledger:
 
     def settle(self) -> None:
         """Let the prompt cache have what is left, and no more. Before every step, so that the limit holds in it."""
-        room = min(self._prompt_cache_bytes, self.kv_bytes_max - self.reserved_bytes)
+        most = self._prompt_cache_bytes
+        if most is None:
+            most = int(self.kv_bytes_max * self._prompt_cache_share)
+        room = min(most, self.kv_bytes_max - self.reserved_bytes)
         if room != self._room_told:
             self._room_told = room
             self._engine.limit_prompt_cache(room)

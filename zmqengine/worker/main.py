@@ -131,6 +131,7 @@ class Worker:
             requests_per_session_max=self._config.requests_per_session_max,
             open_max_tokens=True,
             constraints=opened.compiler is not None,
+            cache_scope=self._config.cache_scope,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer
@@ -151,6 +152,7 @@ class Worker:
             opened.memory_limit_bytes,
             memory_share=opened.memory_share,
             compiler=opened.compiler,
+            tokenizer_json=opened.tokenizer.tokenizer_json,
         )
         return Actor(context, opened.engine, sockets, self._watchdog)
 

@@ -40,6 +40,7 @@ class LiveRequest:
         "accepted_s",
         "admitted_s",
         "arrival_pass",
+        "cache_scope",
         "cached_tokens",
         "charged_tokens",
         "digest",
@@ -81,6 +82,7 @@ class LiveRequest:
         ticket: Ticket,
         *,
         seed: int,
+        cache_scope: str = "",
         stop_token_ids: frozenset[int],
         tokens_max: int,
     ) -> None:
@@ -94,6 +96,7 @@ class LiveRequest:
         self.grammar: Grammar | None = None
         self.is_whole = False
         self.seed = seed
+        self.cache_scope = cache_scope
         self.stop_token_ids = stop_token_ids
         self.tokens_max = tokens_max
         self.is_open = insert.max_tokens is None
@@ -142,6 +145,8 @@ class LiveRequest:
             stop_token_ids=self.stop_token_ids,
             logprobs=insert.logprobs,
             grammar=self.grammar,
+            cache_scope=self.cache_scope,
+            pin=insert.pin,
         )
 
     def is_of(self, insert: Insert) -> bool:

@@ -18,6 +18,8 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
         check_context(request.prompt, options.max_tokens, limits.context_tokens_max)
         if options.constraint is not None and not limits.constraints:
             return BadRequest(NO_CONSTRAINT)
+        if (options.cache_scope is not None or options.pin) and not limits.cache_scope:
+            return BadRequest("this worker is older than cache_scope and pin")
         if model is not None:
             check_token_ids(
                 model.vocab_size,
@@ -59,5 +61,7 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Ins
         logprobs=options.logprobs,
         priority=options.priority,
         deadline_ms=deadline_ms,
+        cache_scope=options.cache_scope,
+        pin=options.pin,
         constraint=options.constraint,
     )

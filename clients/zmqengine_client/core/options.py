@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Constraint, Insert, TokenId
+from zmqengine.protocol.messages import CacheScope, Constraint, Insert, TokenId
 from zmqengine.sampling_params import Sampling, SamplingOptions
 from zmqengine_client.core.constrained import take_constraint
 
@@ -29,6 +29,8 @@ class Options(SamplingOptions, total=False):
     One of these says what the output must be: `schema`, a JSON schema or a type that has one (a pydantic model, a
     dataclass, a `msgspec.Struct`), which `read_object()` then gives back; `regex`; `choice`, a list of texts;
     `grammar`, in llguidance's form of Lark; or a `constraint`.
+
+    `cache_scope` says who may go on from what is read of the prompt; with `pin` it stays in the prompt cache.
     """
 
     max_tokens: int | None
@@ -38,6 +40,8 @@ class Options(SamplingOptions, total=False):
     logprobs: int | None
     priority: int
     deadline_ms: int | None
+    cache_scope: CacheScope | None
+    pin: bool
     constraint: Constraint | None
     schema: object
     regex: str | None
@@ -58,6 +62,8 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     priority: int = 0
     deadline_ms: int | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
     constraint: Constraint | None = None
     shape: object = None
     """What was given as `schema`."""
@@ -106,6 +112,8 @@ def check_options(options: RequestOptions) -> None:
         logprobs=options.logprobs,
         priority=options.priority,
         deadline_ms=options.deadline_ms,
+        cache_scope=options.cache_scope,
+        pin=options.pin,
         constraint=options.constraint,
     )
     try:

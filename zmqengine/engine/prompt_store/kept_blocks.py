@@ -28,6 +28,11 @@ class KeptBlocks:
         self._pinned: OrderedDict[Node, None] = OrderedDict()
         self._going: list[StoredBlock] = []
 
+    def find(self, key: bytes) -> StoredBlock | None:
+        """The block with this key, if it is kept. May be called from any thread."""
+        node = self.index.get(key)
+        return None if node is None else node.block
+
     def usable(self, match: Match) -> tuple[list[Node], int]:
         """The blocks of a match that can be used, and how many tokens they give."""
         if self.cut_anywhere:

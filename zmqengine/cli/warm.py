@@ -1,0 +1,58 @@
+"""`zmqengine warm`: a prompt is read before anybody asks, and stays."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from zmqengine.cli.connection import ready_client
+from zmqengine.cli.options import Target, worker_options
+
+
+class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
+    """The head of a conversation, as front-ends send it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@click.command()
+@click.argument("file", type=click.File("r", encoding="utf-8"))
+@worker_options
+def warm(file: TextIO, target: Target) -> int:
+    """Read the prompt in FILE and keep it, however many others come and go.
+
+    FILE is JSON, {"messages": [...], "tools": [...]} as a front-end sends them, or else plain text. What later
+    prompts share with it they need not read. At most half of the memory for prompts is kept so.
+    """
+    text = file.read()
+    with ready_client(target, name="warm") as client:
+        limits = client.describe().limits
+        if limits is not None and limits.cache_scope == "session":
+            raise click.ClickException(
+                "this worker keeps the prompts of each session to itself (--cache-scope session): "
+                "nobody else could use this one"
+            )
+        conversation = _conversation(text)
+        if conversation is None:
+            stream = client.generate(text, max_tokens=1, pin=True)
+        else:
+            stream = client.chat(conversation.messages, tools=conversation.tools, max_tokens=1, pin=True)
+        stream.text()
+        completion = stream.result
+    assert completion is not None, "the stream has ended"
+    new = completion.prompt_tokens - completion.cached_tokens
+    click.echo(f"{completion.prompt_tokens} tokens are kept, {new} of them new", err=True)
+    return 0
+
+
+def _conversation(text: str) -> _Conversation | None:
+    """What JSON says; None for plain text."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        return msgspec.json.decode(text.encode(), type=_Conversation)
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"FILE is no conversation: {error}") from None
