@@ -42,6 +42,7 @@ GAUGES = (
     Plain("zmqengine_kv_reserved_bytes", "KV cache promised to the requests that run.", "kv_projected_bytes"),
     Plain("zmqengine_kv_limit_bytes", "KV cache that may be promised.", "kv_bytes_max"),
     Plain("zmqengine_prompt_cache_entries", "Prompts kept for those that start alike.", "prompt_cache_entries"),
+    Plain("zmqengine_prompt_cache_pinned_bytes", "What of them stays while others go.", "prompt_cache_pinned_bytes"),
     Plain("zmqengine_memory_peak_bytes", "The most that was held at once.", "peak_bytes"),
 )  # fmt: skip
 
@@ -62,6 +63,10 @@ COUNTERS = (
     Plain("zmqengine_parkings", "Times that a row was taken from a request for want of memory.", "parked"),
     Plain("zmqengine_engine_failures", "Steps that raised.", "engine_failures"),
     Plain("zmqengine_slow_passes", "Turns of the loop over --slow-pass-ms.", "slow_passes"),
+    Plain(
+        "zmqengine_prompt_divergences", "Long prompts that went on differently from a kept one.",
+        "prompt_cache_divergences",
+    ),
     Plain("zmqengine_frames", "Frames published.", "frames"),
     Plain("zmqengine_session_lags", "Times that a front-end could not take its frame.", "lags"),
     Plain("zmqengine_worker_restarts", "Times that the supervisor started the worker again.", "restarts"),

@@ -53,9 +53,10 @@ _COUNTERS = frozenset(
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
         "restarts", "control_failures", "parked", "tokens_read_again",
+        "prompt_cache_divergences", "prompt_cache_restored_tokens",
     }
 )  # fmt: skip
 
 
 def _kind(name: str) -> str:
-    return "counter" if name in _COUNTERS or name.startswith("ended_") else "gauge"
+    return "counter" if name in _COUNTERS or name.startswith(("ended_", "prompt_cache_refused_")) else "gauge"
