@@ -31,7 +31,11 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
 def test_every_field_of_the_configuration_is_an_option() -> None:
     """None is forgotten, and each that people see is explained."""
     fields = {field.name for field in dataclasses.fields(WorkerConfig)}
-    shown = {option.name for option in worker.params if option.help and not option.hidden}
+    shown = {
+        option.name
+        for option in worker.params
+        if getattr(option, "help", "") and not getattr(option, "hidden", False)
+    }
     assert {option.name for option in worker.params} == fields - {"bind_cmd", "bind_out"}
     assert {option.name for option in worker.params} - shown == {"engine", "fault_drop_frames"}
 

@@ -81,9 +81,10 @@ def build_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> Any:
     model = module.Model(module.ModelArgs.from_dict(dict(config)))
     mx.random.seed(seed)
     model.update_modules(model.leaf_modules())
+    named: Any = tree_flatten(model.parameters())
     drawn = [
-        (name, mx.random.normal(leaf.shape) * (0.3 if leaf.ndim > 1 else 0.05) + (leaf.ndim == 1))  # type: ignore[str-unpack]
-        for name, leaf in tree_flatten(model.parameters())
+        (name, mx.random.normal(leaf.shape) * (0.3 if leaf.ndim > 1 else 0.05) + (leaf.ndim == 1))
+        for name, leaf in named
         if isinstance(leaf, mx.array)
     ]
     model.load_weights(drawn)
