@@ -9,7 +9,7 @@ from typing import Any
 from zmqengine_client import AsyncClient, Client
 from zmqengine_client.sync.streams import Stream
 
-AWAITED = {"describe", "status", "metrics", "drain", "ping", "tokenizer", "wait_ready", "close"}
+AWAITED = {"ask", "describe", "status", "metrics", "drain", "ping", "tokenizer", "wait_ready", "close"}
 _END = object()
 
 

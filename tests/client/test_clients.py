@@ -17,8 +17,9 @@ from zmqengine.errors import (
     Fenced,
     RowFailed,
     WorkerLost,
+    ZmqEngineError,
 )
-from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine.protocol.messages import Description, GetMetrics, Metrics, Ping, TokenizerBundle
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Completion
 from zmqengine_client.text import tokenizer_cache
@@ -425,6 +426,9 @@ def test_the_worker_can_be_asked_about(connect: Connect, worker: FakeWorker) -> 
             assert description.model.name == "fake"
             assert (await client.status()).state == "ready"
             assert "zmqengine_" in await client.metrics()
+            assert "zmqengine_" in (await client.ask(GetMetrics, Metrics)).text
+            with pytest.raises(ZmqEngineError, match="not Description"):
+                await client.ask(Ping, Description)
             assert 0 < await client.ping() < HANG_S
             assert (await client.wait_ready(5.0)).epoch == description.epoch
 

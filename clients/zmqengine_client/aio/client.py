@@ -11,6 +11,7 @@ import msgspec
 
 from zmqengine.protocol.addresses import resolve
 from zmqengine.protocol.messages import (
+    ControlRequest,
     Describe,
     Description,
     Drain,
@@ -25,7 +26,7 @@ from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.aio.preparation import Preparation
-from zmqengine_client.aio.questions import AsyncQuestions
+from zmqengine_client.aio.questions import AsyncQuestions, ReplyT
 from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.events import ClientEvent, Counters
@@ -134,6 +135,13 @@ class AsyncClient:
         started = time.perf_counter()
         await self._questions.tell(Ping)
         return time.perf_counter() - started
+
+    async def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
+        """What SPEC.md has on ctl and no method here: `make` gets the call's number, the answer is of this `kind`.
+
+        Raises what the worker refuses it with.
+        """
+        return await self._questions.ask(make, kind)
 
     async def wait_ready(self, timeout_s: float | None = None) -> Description:
         """Wait until the worker takes requests; None is `connect_timeout_s` for a sign of life, then `ready_timeout_s`.

@@ -12,6 +12,7 @@ import msgspec
 
 from zmqengine.protocol.addresses import resolve
 from zmqengine.protocol.messages import (
+    ControlRequest,
     Describe,
     Description,
     Drain,
@@ -32,7 +33,7 @@ from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
 from zmqengine_client.sync.preparation import Preparation
-from zmqengine_client.sync.questions import Questions
+from zmqengine_client.sync.questions import Questions, ReplyT
 from zmqengine_client.sync.streams import Stream, TextStream, TokenStream
 from zmqengine_client.sync.waiting import Notifier
 from zmqengine_client.text.new_request import (
@@ -135,6 +136,13 @@ class Client:
         started = time.perf_counter()
         self._questions.tell(Ping)
         return time.perf_counter() - started
+
+    def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
+        """What SPEC.md has on ctl and no method here: `make` gets the call's number, the answer is of this `kind`.
+
+        Raises what the worker refuses it with.
+        """
+        return self._questions.ask(make, kind)
 
     def wait_ready(self, timeout_s: float | None = None) -> Description:
         """Wait until the worker takes requests; None is `connect_timeout_s` for a sign of life, then `ready_timeout_s`.
