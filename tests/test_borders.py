@@ -18,15 +18,21 @@ CLIENTS = ROOT / "clients"
 # Everything that may import MLX. Nothing else does, so nothing else can break when MLX changes.
 MLX_FILES = {
     "zmqengine/bench/bare.py",
+    "zmqengine/bench/echo_model.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",
+    "zmqengine/engine/drafts/draft_model.py",
+    "zmqengine/engine/drafts/start_costs.py",
     "zmqengine/engine/kv/batch.py",
     "zmqengine/engine/kv/blocks.py",
+    "zmqengine/engine/kv/ragged.py",
     "zmqengine/engine/kv/reading.py",
     "zmqengine/engine/kv/rows.py",
     "zmqengine/engine/kv/shape.py",
+    "zmqengine/engine/choosing.py",
     "zmqengine/engine/constraints/mask.py",
     "zmqengine/engine/decode.py",
+    "zmqengine/engine/flight.py",
     "zmqengine/engine/loader.py",
     "zmqengine/engine/machine_report.py",
     "zmqengine/engine/memory.py",
@@ -38,6 +44,7 @@ MLX_FILES = {
     "zmqengine/engine/probe.py",
     "zmqengine/engine/prompt_store/store.py",
     "zmqengine/engine/sampling.py",
+    "zmqengine/engine/window.py",
     "zmqengine/pico/directory.py",
     "zmqengine/pico/evaluate.py",
     "zmqengine/pico/loss.py",
@@ -52,6 +59,7 @@ MLX_FILES = {
 # mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
 MLX_LM_FILES = {
     "zmqengine/bench/bare.py",
+    "zmqengine/bench/echo_model.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",
     "zmqengine/engine/mlx_lm_border.py",

@@ -17,6 +17,7 @@ from zmqengine.protocol.addresses import DEFAULT_NAME, Endpoints, endpoints, is_
 CacheScope = Literal["session", "key", "shared"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+Speculate = Literal["off", "auto", "ngram", "draft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

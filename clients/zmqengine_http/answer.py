@@ -106,6 +106,9 @@ class Answer:
         usage.reasoning += self._reasoning_tokens
         result = self._stream.result
         usage.take_times(result.queue_ms, result.prefill_ms, result.decode_ms)
+        for proposed, accepted in result.drafts.values():
+            usage.drafted += proposed
+            usage.drafted_accepted += accepted
         if prompt:
             usage.prompt += result.prompt_tokens
             usage.cached += result.cached_tokens

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 class Usage:
     """Counts over all choices; a prompt counts once, however many choices it has.
 
-    `completion` holds every token the model made, reasoning and end tokens too. The worker's times are those of the
-    choice that took longest in all.
+    `completion` holds every token the model made, reasoning and end tokens too. `drafted` tokens were proposed to it;
+    those accepted are among them. The worker's times are those of the choice that took longest in all.
     """
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    drafted: int = 0
+    drafted_accepted: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0

@@ -85,6 +85,17 @@ LABELLED_COUNTERS = (
         "zmqengine_prompt_cache_hit_tokens", "Prompt tokens served from the prompt cache, by where they lay.", "tier",
         {"memory": "cached_tokens", "disk": "cached_tokens_disk"},
     ),
+    ByLabel(
+        "zmqengine_drafted_tokens", "Tokens proposed to the model, by who proposed them.", "source",
+        {"ngram": "drafted_ngram", "draft": "drafted_draft", "grammar": "drafted_grammar"},
+    ),
+    ByLabel(
+        "zmqengine_drafted_tokens_accepted", "Of these, those that the model would have made.", "source",
+        {
+            "ngram": "drafts_accepted_ngram", "draft": "drafts_accepted_draft",
+            "grammar": "drafts_accepted_grammar",
+        },
+    ),
 )  # fmt: skip
 
 DISTRIBUTIONS = (

@@ -11,7 +11,7 @@ from mlx_lm.generate import generate_step
 
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.engine_options import EngineOptions
-from zmqengine.engine.interface import ModelInfo, RowFailure, RowPrefill, RowToken
+from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowToken
 from zmqengine.engine.mlx_engine import MlxEngine
 
 STEPS_MAX = 2000
@@ -24,12 +24,16 @@ class Run:
         self.tokens: dict[int, list[RowToken]] = {}
         self.prefills: list[RowPrefill] = []
         self.failures: list[RowFailure] = []
+        self.drafts: list[RowDraft] = []
 
     def ids(self, row: int) -> list[int]:
         return [token.token for token in self.tokens.get(row, [])]
 
     def finish(self, row: int) -> str | None:
         return self.tokens[row][-1].finish
+
+    def ended(self, row: int) -> bool:
+        return row in self.tokens and self.finish(row) is not None
 
     def cached(self, row: int) -> int:
         return [prefill.cached for prefill in self.prefills if prefill.row == row][-1]
@@ -55,6 +59,7 @@ def step(engine: Any, run: Run) -> None:
         run.tokens.setdefault(token.row, []).append(token)
     run.prefills += result.prefills
     run.failures += result.failures
+    run.drafts += result.drafts
 
 
 def finish(engine: Any, run: Run | None = None) -> Run:

@@ -14,6 +14,7 @@ from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
 from zmqengine.bench.scenarios import SCENARIOS
 from zmqengine.bench.schedule.scenarios import SCHEDULE
+from zmqengine.bench.speculation_scenarios import SPECULATION
 
 MANY_CASES = 3
 
@@ -42,7 +43,8 @@ def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
 def shown_measures(scenario: str) -> Sequence[str]:
     """The measures of a short table, the most telling first."""
     known = SCENARIOS.get(scenario)
-    return known.shown if known else (OVERHEAD | SCHEDULE | CONSTRAINED).get(scenario, ())
+    every = OVERHEAD | SCHEDULE | CONSTRAINED | SPECULATION
+    return known.shown if known else every.get(scenario, ())
 
 
 def _by_case(

@@ -31,6 +31,7 @@ SCENARIO_NAMES = (
     "front-ends",
     "trace",
 )
+SPECULATION_WORK = ("echo", "new text", "set drafts")
 SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160
@@ -248,6 +249,24 @@ def schedule(
     if keep_trace:
         write_requests(generate(options, Machine(options), others["seed"]), keep_trace)
     _finish(run(SchedulePlan(options=options, **others), _progress), out, picture, ranges)
+
+
+@bench.command()
+@click.option("--work", multiple=True, type=click.Choice(SPECULATION_WORK), default=("echo", "new text"))
+@click.option("--model", default="pico", show_default=True, help="Writes the new text: pico or a directory.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
+@click.option("--seed", default=1, show_default=True, help="Makes the prompts.")
+@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
+    """What drafts gain where text repeats itself, and cost where it does not."""
+    from zmqengine.bench.arguments import with_settings
+    from zmqengine.bench.speculation import SpeculationOptions, SpeculationPlan
+    from zmqengine.bench.speculation import speculation as run
+
+    options = with_settings(SpeculationOptions(), settings)
+    _finish(run(SpeculationPlan(options=options, **others), _progress), out, None, ranges)
 
 
 @bench.command()

@@ -15,6 +15,10 @@ pacing.py              how long such a chunk may be on this machine
 lanes.py               sorts rows that decode into batches of about the same length
 padding.py             what it costs that rows of a batch are as long as its longest
 decode.py              one batch: a model call a step, a token for each row
+choosing.py            from the logits of a batch to its tokens
+flight.py              a step on its way, and what becomes of it
+window.py              several tokens a row in one step: drafts are read and accepted
+drafts/                who proposes them, and how many are worth it
 penalties.py           logit bias and penalties of the rows that use them
 sampling.py            from logits to tokens and log-probabilities
 random_bits.py         random numbers of a seed and an index

@@ -1,43 +1,28 @@
-"""One batch of rows that decode: one model call a step makes one token for each of them.
+"""One batch of rows that decode: one model call a step makes a token for each of them, or several.
 
 The call of a step is started before the tokens of the step before are looked at, so the device computes while
-the caller hands those tokens on.
+the caller hands those tokens on. Where rows draft, those tokens are waited for first: they say what to draft.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.interface import RowFailure, RowToken, StepResult, TokenLogprobs
-from zmqengine.engine.penalties import Penalties
+from zmqengine.engine.choosing import Choosing
+from zmqengine.engine.flight import Flight
+from zmqengine.engine.interface import StepResult
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Caches, MadeToken, Row
-from zmqengine.engine.sampling import DrawPlan, LogprobArrays, choose, measure, plan_draw
+from zmqengine.engine.window import Draft, Window
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.mask import MaskFiller
-
-
-@dataclass
-class _Flight:
-    """A step on its way: the tokens that it makes for `rows`, in order.
-
-    `offers` are caches that it goes on from, with the row whose logit tells whether they are good.
-    """
-
-    rows: list[Row]
-    tokens: mx.array
-    chosen_logits: mx.array
-    measured: list[Row]
-    logprobs: LogprobArrays | None
-    offers: list[tuple[Row, Offer]]
+    from zmqengine.engine.drafts.speculation import Speculation
 
 
 class DecodeBatch:
@@ -45,26 +30,31 @@ class DecodeBatch:
 
     With `masks` every row has a grammar. Then the tokens of a step are looked at before the next one starts: they
     say which tokens may follow. Their masks are filled while the forward pass runs.
+
+    With `speculation` rows may draft.
     """
 
     def __init__(
-        self, model: Any, vocab_size: int, store: PromptStore, masks: MaskFiller | None = None
+        self,
+        model: Any,
+        vocab_size: int,
+        store: PromptStore,
+        masks: MaskFiller | None = None,
+        *,
+        speculation: Speculation | None = None,
     ) -> None:
         self.rows: list[Row] = []
         self.caches: Caches = []
         self.steps = 0
         self._model = model
-        self._vocab_size = vocab_size
         self._store = store
-        self._flight: _Flight | None = None
-        self._landing: _Flight | None = None
+        self._flight: Flight | None = None
+        self._landing: Flight | None = None
         self._changed = True
-        self._plan: DrawPlan | None = None
-        self._penalties = Penalties(vocab_size)
+        self._choosing = Choosing(vocab_size, masks)
         self._masks = masks
+        self._speculation = speculation
         self._landed = StepResult()
-        self._measured: list[Row] = []
-        self._measured_index: mx.array | None = None
 
     @property
     def constrained(self) -> bool:
@@ -73,7 +63,7 @@ class DecodeBatch:
 
     def join(self, rows: Sequence[Row], caches: Caches) -> None:
         """Add rows whose caches hold all of the prompt but its last token."""
-        self.caches = kv.extend(self.caches, caches)
+        self.caches = kv.extend(self.caches, caches, self._columns())
         self.rows.extend(rows)
         self._changed = True
 
@@ -90,25 +80,25 @@ class DecodeBatch:
 
         None if that token was made of something that is not a number: nobody may go on from these caches.
         """
-        caches = kv.extract(self.caches, self.rows.index(row), row.held)
+        caches = kv.extract(self.caches, self.rows.index(row), row.held + row.window, row.held)
         self._drop({id(row)})
         if not row.launched:
             self._store.prove(row)
             return caches, None
+        if row.window:
+            # What a window makes of a row can be left out of its caches: it is made again.
+            return caches, None
         assert self._flight is not None, "every row that was launched has a step on its way"
-        place = self._flight.rows.index(row)
-        if not math.isfinite(cast(float, self._flight.chosen_logits[place].item())):
-            return None
-        token = cast(int, self._flight.tokens[place].item())
-        return caches, MadeToken(token, _by_row(self._flight).get(row.id))
+        made = self._flight.made(row)
+        return None if made is None else (caches, made)
 
-    def _offer(self, row: Row, place: int, flight: _Flight | None) -> None:
+    def _offer(self, row: Row, place: int, flight: Flight | None) -> None:
         """`row` leaves: offer its caches, which `flight` goes on from; without one they are known to be good."""
         if not row.launched:
             self._store.prove(row)
             return
         if row.held <= len(row.tokens) and self._store.wants(row):
-            offer = self._store.offer(row, self.caches, kv.Place(place, row.held))
+            offer = self._store.offer(row, self.caches, kv.Place(place, row.held + row.window))
             if flight is None:
                 self._store.accept(offer)
             elif offer is not None:
@@ -118,7 +108,7 @@ class DecodeBatch:
         places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
         if len(places) == len(self.rows):
             return
-        self.caches = kv.keep_rows(self.caches, places, [row.held for row in self.rows])
+        self.caches = kv.keep_rows(self.caches, places, self._columns())
         self.rows = [self.rows[place] for place in places]
         self._changed = True
 
@@ -127,141 +117,102 @@ class DecodeBatch:
         """Whether there is neither a row nor a step on its way."""
         return not self.rows and self._flight is None
 
-    def launch(self) -> None:
-        """Start the next step."""
-        self._landing, self._flight = self._flight, None if self.constrained else self._flight
-        if self.constrained:
-            self.land(self._landed)
+    def launch(self, may_draft: Callable[[], bool]) -> None:
+        """Start the next step; rows draft only where `may_draft` says so."""
+        drafts: list[Draft | None] = []
+        if self._must_wait(may_draft):
+            flight, self._flight = self._flight, None
+            if flight is not None:
+                self._report(flight, self._landed)
+            if self._speculation is not None and self.rows and may_draft():
+                drafts = self._speculation.propose(self.rows)
+        self._landing = self._flight
         # A row whose last token is on its way needs no further step.
         self.leave([row for row in self.rows if row.sampled >= row.max_tokens])
-        self._flight = self._start(self._landing) if self.rows else None
+        if not self.rows:
+            self._flight = None
+        elif drafts:
+            window = Window.of(self.rows, drafts)
+            self._flight = self._start(window.inputs, window)
+        else:
+            self._flight = self._start(self._inputs(self._landing)[:, None], None)
+
+    def _must_wait(self, may_draft: Callable[[], bool]) -> bool:
+        """Whether what comes next depends on the tokens on their way."""
+        if self.constrained or (self._flight is not None and self._flight.window is not None):
+            return True
+        wants = self._speculation is not None and self._speculation.is_worthwhile(self.rows)
+        return wants and may_draft()
 
     def land(self, result: StepResult) -> None:
         """Report the tokens of the step before the one that `launch` has started, waiting for them."""
-        if result is not self._landed:
-            result.add(self._landed)
-            self._landed = StepResult()
+        result.add(self._landed)
+        self._landed = StepResult()
         if self._landing is not None:
             self._report(self._landing, result)
             self._landing = None
 
-    def _start(self, landed: _Flight | None) -> _Flight:
-        inputs = self._inputs(landed)
+    def _start(self, inputs: mx.array, window: Window | None) -> Flight:
+        """One call of the model, with the last token of each row [rows, 1] or a window [rows, its width]."""
         if self._changed:
-            self._follow_change()
-        logits = self._model(inputs[:, None], cache=self.caches)[:, -1, :]
-        if self._penalties.index is not None:
-            logits = self._penalties.apply(logits)
-        allowed = logits if self._masks is None else self._masked(logits, self._masks)
-        tokens = choose(allowed, self._plan)
-        if self._penalties.index is not None:
-            self._penalties.count(tokens)
-        chosen_logits = mx.take_along_axis(allowed, tokens[:, None], axis=-1)[:, 0]
-        logprobs = None
-        if self._measured:
-            some = self._measured_index
-            logprobs = measure(
-                logits if some is None else logits[some],
-                tokens if some is None else tokens[some],
-                max(row.logprobs or 0 for row in self._measured),
-            )
+            self._choosing.set_rows(self.rows)
+            self._changed = False
+        kv.make_room(self.caches, inputs.shape[1], self._columns())
+        logits = self._model(inputs, cache=self.caches)
+        if window is None:
+            tokens, chosen_logits, logprobs = self._choosing.one(logits[:, -1, :])
+        else:
+            tokens, chosen_logits, logprobs = self._choosing.several(logits, window)
+        offers = self._take_offers()
+        for row in self.rows:
+            if window is None:
+                row.held += 1
+                row.sampled += 1
+            else:
+                row.window = window.width
+        self.steps += 1
+        measured = self._choosing.measured
+        kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
+        return Flight(list(self.rows), tokens, chosen_logits, measured, logprobs, offers, window)
+
+    def _take_offers(self) -> list[tuple[Row, Offer]]:
         offers = [(row, offer) for row in self.rows for offer in row.offers]
         for row in self.rows:
             row.offers = []
-            row.held += 1
-            row.sampled += 1
             row.launched = True
-        self.steps += 1
-        flight = _Flight(list(self.rows), tokens, chosen_logits, self._measured, logprobs, offers)
-        kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
-        return flight
+        return offers
 
-    def _masked(self, logits: mx.array, masks: MaskFiller) -> mx.array:
-        kv.start(logits)
-        return masks.apply(logits, masks.fill([row.matcher for row in self.rows if row.matcher is not None]))
+    def _columns(self) -> list[int]:
+        """How many tokens the caches hold of each row, those of a window on its way included."""
+        return [row.held + row.window for row in self.rows]
 
-    def _inputs(self, landed: _Flight | None) -> mx.array:
+    def _inputs(self, landed: Flight | None) -> mx.array:
         """The last token of each row: on its way for rows that have been through a step, else known."""
-        parts = []
-        if landed is not None:
-            here = {id(row) for row in self.rows}
-            places = [place for place, row in enumerate(landed.rows) if id(row) in here]
-            if len(places) == len(landed.rows):
-                parts.append(landed.tokens)
-            elif places:
-                parts.append(landed.tokens[mx.array(places)])
+        coming = None if landed is None else landed.last_tokens(self.rows)
+        parts = [] if coming is None else [coming]
         fresh = [row.tokens[-1] for row in self.rows if not row.launched or landed is None]
         if fresh:
             parts.append(mx.array(fresh, dtype=mx.uint32))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _follow_change(self) -> None:
-        self._plan = plan_draw(self.rows, self._vocab_size)
-        self._penalties.set_rows(self.rows)
-        places = [place for place, row in enumerate(self.rows) if row.logprobs is not None]
-        self._measured = [self.rows[place] for place in places]
-        self._measured_index = None if len(places) == len(self.rows) else mx.array(places)
-        self._changed = False
-
-    def _report(self, landed: _Flight, result: StepResult) -> None:
-        tokens: list[int] = landed.tokens.tolist()  # type: ignore[assignment]
-        chosen_logits: list[float] = landed.chosen_logits.tolist()  # type: ignore[assignment]
-        logprobs = _by_row(landed)
-        spoilt = _not_finite(landed.rows, chosen_logits)
-        for row, offer in landed.offers:
-            if id(row) in spoilt:
+    def _report(self, flight: Flight, result: StepResult) -> None:
+        landed = flight.land(result)
+        for row, offer in flight.offers:
+            if id(row) in landed.doubtful:
                 self._store.withdraw(offer)
             else:
                 self._store.accept(offer)
-        left = []
-        for row, token in zip(landed.rows, tokens, strict=True):
-            if row.gone:
-                continue
-            message = _spoilt(row) if id(row) in spoilt else ""
-            finish = None
-            if not message:
-                try:
-                    finish = row.take(token)
-                except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
-                    message = f"the constraint failed: {error}"
-            if message:
-                row.gone = True
-                spoilt.add(id(row))
-                result.failures.append(RowFailure(row.id, message))
-                continue
-            result.tokens.append(RowToken(row.id, token, logprobs.get(row.id), finish))
-            if finish is not None:
-                row.gone = True
-                left.append(row)
-        self._drop(spoilt)
-        self.leave(left)
+        if flight.window is not None:
+            self._go_back()
+        self._drop(landed.failed)
+        self.leave(landed.ended)
+        if self._speculation is not None:
+            self._speculation.landed(len(flight.rows), flight.width, landed.judged)
 
-
-def _spoilt(row: Row) -> str:
-    if row.matcher is not None and row.matcher.error:
-        return f"the constraint failed: {row.matcher.error}"
-    return "the model's output for this row is not a number"
-
-
-def _not_finite(rows: Sequence[Row], chosen_logits: Sequence[float]) -> set[int]:
-    """The rows, by their `id()`, whose logit is not a number."""
-    if math.isfinite(sum(chosen_logits)):
-        return set()
-    return {id(row) for row, logit in zip(rows, chosen_logits, strict=True) if not math.isfinite(logit)}
-
-
-def _by_row(landed: _Flight) -> dict[int, TokenLogprobs]:
-    if landed.logprobs is None:
-        return {}
-    chosen: Any = landed.logprobs.chosen.tolist()
-    top: Any = [[] for _ in landed.measured]
-    if landed.logprobs.top_tokens is not None and landed.logprobs.top_logprobs is not None:
-        tokens: Any = landed.logprobs.top_tokens.tolist()
-        top = [
-            list(zip(*best, strict=True))
-            for best in zip(tokens, cast(Any, landed.logprobs.top_logprobs.tolist()), strict=True)
-        ]
-    return {
-        row.id: TokenLogprobs(chosen[place], top[place][: row.logprobs])
-        for place, row in enumerate(landed.measured)
-    }
+    def _go_back(self) -> None:
+        """Take back what of a window was not accepted. A row that has joined since has nothing to take back."""
+        if self.rows:
+            counts = [row.window for row in self.rows]
+            for row in self.rows:
+                row.window = 0
+            kv.go_back(self.caches, counts, self._columns())

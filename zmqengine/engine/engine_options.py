@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zmqengine.errors import ConfigError
 from zmqengine.option import DAY_MS, check, option
+
+Speculate = Literal["off", "auto", "ngram", "draft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,16 @@ class EngineOptions:
         help="Memory for prompts that start alike; 0 for none.",
         otherwise="--prompt-cache-share",
     )
+    speculate: Speculate = option(
+        "off",
+        help="Several tokens a step where they can be foretold: by n-grams, by the draft model, or by whoever is worth "
+        "it. The tokens are the same.",
+    )
+    draft: str | None = option(
+        None,
+        help="A smaller model with the same tokenizer that drafts for --model: a local directory or a hub id.",
+        otherwise="none",
+    )
     wired_limit: Literal["auto", "off"] | int = option(
         "auto",
         within=(0, 1 << 50),
@@ -42,6 +55,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.speculate == "draft" and self.draft is None:
+            raise ConfigError("--speculate draft needs --draft: a smaller model with the same tokenizer")
 
     @property
     def prefill_s(self) -> float:

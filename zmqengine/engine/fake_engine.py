@@ -118,6 +118,7 @@ class FakeEngine:
         self.config = config or FakeEngineConfig()
         self.info = self.config.model_info()
         self.rows_max = self.config.rows_max
+        self.step_tokens_max = 1
         self.padding_bytes_max = 0
         self.calls: deque[FakeCall] = deque(maxlen=20_000)
         self._faults = FakeFaults(self.config.faults)

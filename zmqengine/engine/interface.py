@@ -31,6 +31,7 @@ class RowRequest:
     last token of the output. `logprobs` is None for none, or how many top alternatives go with each token.
     `grammar` is what the output must follow, if anything: the row then ends with `stop` when it is whole.
     What is read is kept for rows of the same `cache_scope`; with `pin` the prompt stays kept.
+    Without `speculate` the row makes one token a step; the tokens are the same with it.
     """
 
     row: int
@@ -44,6 +45,7 @@ class RowRequest:
     grammar: Grammar | None = None
     cache_scope: str = ""
     pin: bool = False
+    speculate: bool = True
 
 
 class TokenLogprobs(NamedTuple):
@@ -95,14 +97,24 @@ class RowDivergence(NamedTuple):
     came: list[int]
 
 
+class RowDraft(NamedTuple):
+    """Tokens that `source` proposed for one row, and how many of them the model would have made itself."""
+
+    row: int
+    source: str
+    proposed: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class StepResult:
-    """What one `next()` did."""
+    """What one `next()` did. A row whose drafts were accepted has several tokens, in order."""
 
     tokens: list[RowToken] = field(default_factory=list)
     prefills: list[RowPrefill] = field(default_factory=list)
     failures: list[RowFailure] = field(default_factory=list)
     divergences: list[RowDivergence] = field(default_factory=list)
+    drafts: list[RowDraft] = field(default_factory=list)
 
     def add(self, other: StepResult) -> None:
         """What `other` did comes after what this one did."""
@@ -110,6 +122,7 @@ class StepResult:
         self.prefills += other.prefills
         self.failures += other.failures
         self.divergences += other.divergences
+        self.drafts += other.drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +188,11 @@ class Engine(Protocol):
     @property
     def rows_max(self) -> int:
         """How many rows the engine takes at once, in prefill and decode together."""
+        ...
+
+    @property
+    def step_tokens_max(self) -> int:
+        """The most tokens that one `next()` makes for a row."""
         ...
 
     @property

@@ -2,12 +2,14 @@
 
 Every row of a batch takes as much memory, and as much reading at each step, as its longest row. So a row of
 30,000 tokens gets a batch of its own when padding the others to its length would cost more than a second call.
-Rows of a batch grow alike: what padding there is when a row joins does not grow with it.
+Rows of a batch grow alike, but for those whose drafts are accepted: what padding there is when a row joins does not
+grow with it, unless rows draft, and they may only while there is room for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from zmqengine.engine import kv
 from zmqengine.engine.decode import DecodeBatch
@@ -20,7 +22,8 @@ class Lanes:
     """The rows that decode, in as few batches as `padding_bytes_max` of padding in all of them allows.
 
     Rows with a grammar have batches of their own. `new_lane` makes a batch, with whether it is for those;
-    `project_bytes` says what the caches of a row of so many tokens take.
+    `project_bytes` says what the caches of a row of so many tokens take. A step makes at most `step_tokens_max` tokens
+    for a row.
     """
 
     def __init__(
@@ -28,10 +31,12 @@ class Lanes:
         new_lane: Callable[[bool], DecodeBatch],
         project_bytes: Callable[[int], int],
         padding_bytes_max: int,
+        step_tokens_max: int = 1,
     ) -> None:
         self._new_lane = new_lane
         self._project_bytes = project_bytes
         self._padding_bytes_max = padding_bytes_max
+        self._step_tokens_max = step_tokens_max
         self._lanes: list[DecodeBatch] = []
 
     def __len__(self) -> int:
@@ -98,10 +103,17 @@ class Lanes:
     def next(self, result: StepResult) -> None:
         """Start the next step of every batch, and report the tokens of the step before."""
         for lane in self._lanes:
-            lane.launch()
+            lane.launch(partial(self._has_room_for_drafts, lane))
         for lane in self._lanes:
             lane.land(result)
         self._lanes = [lane for lane in self._lanes if not lane.idle]
+
+    def _has_room_for_drafts(self, lane: DecodeBatch) -> bool:
+        """Whether drafts cannot make the padding more than it may be."""
+        # One row may get as much longer as a step makes tokens, and all others are padded to it. Another such step is
+        # on its way.
+        grown = self._project_bytes(2 * self._step_tokens_max) - self._project_bytes(0)
+        return (len(lane.rows) - 1) * grown * len(self._lanes) <= self.padding_room_bytes
 
     def _padding_bytes(self, rows: Sequence[Row]) -> int:
         return padding_bytes(rows, self._project_bytes)

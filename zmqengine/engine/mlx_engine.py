@@ -34,6 +34,7 @@ from zmqengine.engine.row import Caches, Row
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.mask import MaskFiller
+    from zmqengine.engine.drafts.speculation import Speculation
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -54,7 +55,8 @@ class MlxEngine:
     device. What `wired_limit` changes is restored by `close`. Without `prompt_cache_bytes` prompts are kept within what
     `limit_prompt_cache` says.
 
-    A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1.
+    A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot go
+    back by some tokens makes one token a step, whatever `speculation` proposes.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class MlxEngine:
         *,
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         padding_bytes_max: int | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        self.padding_bytes_max = (
+        self._lanes_padding_bytes = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
         )
         self._model = model
@@ -84,12 +87,27 @@ class MlxEngine:
             raise
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
+        self._speculation = speculation if self._abilities.widens else None
+        self._draft_model = None if self._speculation is None else self._speculation.model
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
         self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
+        if self._speculation is not None:
+            self._speculation.prepare(model, self.rows_max)
         self._start_batch()
+
+    @property
+    def step_tokens_max(self) -> int:
+        """The most tokens that one `next()` makes for a row."""
+        return 1 if self._speculation is None else self._speculation.width_max
+
+    @property
+    def padding_bytes_max(self) -> int:
+        """The most bytes that padding takes, in all batches of rows."""
+        drafts = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
+        return self._lanes_padding_bytes + drafts
 
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
         """Add rows; their prefill starts in the next `next()`. Returns those that could not be added."""
@@ -117,6 +135,8 @@ class MlxEngine:
         pace = self._pace if self._decode.busy else self._pace_idle
         self._decode.join(self._prefill.next(pace.tokens, self._decode.padding_room_bytes, result))
         self._store.settle()
+        if self._speculation is not None and (result.prefills or len(self._decode) > 1):
+            self._speculation.clock.disturb()
         for token in result.tokens:
             if token.finish is not None:
                 del self._rows[token.row]
@@ -185,7 +205,8 @@ class MlxEngine:
 
     def project_bytes(self, tokens: int) -> int:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
-        return self._abilities.shape.project(tokens)
+        own = self._abilities.shape.project(tokens)
+        return own if self._draft_model is None else own + self._draft_model.project_bytes(tokens)
 
     def insert_blocks(self, blocks: Sequence[StoredBlock]) -> int:
         """Keep what was read elsewhere, each block the parent of the next; returns how many tokens are kept now."""
@@ -219,9 +240,12 @@ class MlxEngine:
     def memory(self) -> EngineMemory:
         """What memory is used for now."""
         prefilling = [row.caches for row in self._prefill.rows if row.caches is not None]
+        drafts = self._draft_model
         return EngineMemory(
-            weights=self.info.parameter_bytes,
-            kv=kv.byte_count(self._decode.caches) + sum(map(kv.byte_count, prefilling)),
+            weights=self.info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
+            kv=kv.byte_count(self._decode.caches)
+            + sum(map(kv.byte_count, prefilling))
+            + (0 if drafts is None else drafts.held_bytes),
             padding=self._decode.padding_bytes,
             parked=self._store.parked.bytes,
             prompt_cache=self._store.held_bytes,
@@ -243,12 +267,15 @@ class MlxEngine:
         mx.clear_cache()
 
     def _start_batch(self) -> None:
+        if self._draft_model is not None:
+            self._draft_model.clear()
         self._rows: dict[int, Row] = {}
         shape = self._abilities.shape
         self._decode = Lanes(
             self._new_lane,
             shape.project,
-            self.padding_bytes_max,
+            self._lanes_padding_bytes,
+            self.step_tokens_max,
         )
         self._prefill = Prefill(self._model, self._store, self._abilities)
 
@@ -258,5 +285,11 @@ class MlxEngine:
             from zmqengine.engine.constraints.mask import MaskFiller
 
             self._masks = MaskFiller(self.info.vocab_size, sorted(self.info.eos_token_ids))
-        masks = self._masks if constrained else None
-        return DecodeBatch(self._model, self.info.vocab_size, self._store, masks)
+        return DecodeBatch(
+            self._model,
+            self.info.vocab_size,
+            self._store,
+            self._masks if constrained else None,
+            # What a grammar allows is only known of the next token.
+            speculation=None if constrained else self._speculation,
+        )

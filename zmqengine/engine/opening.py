@@ -15,7 +15,9 @@ _BLAS = load_tuned_blas()
 
 import mlx.core as mx  # noqa: E402
 
-from zmqengine.engine.loader import Report, load  # noqa: E402
+from zmqengine.engine.drafts.draft_model import DraftModel  # noqa: E402
+from zmqengine.engine.drafts.opening import open_draft_model, open_speculation  # noqa: E402
+from zmqengine.engine.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.memory import recommended_bytes  # noqa: E402
 from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.mlx_lm_border import mlx_lm_version  # noqa: E402
@@ -56,7 +58,9 @@ def open_mlx_engine(
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
-    engine = MlxEngine(loaded.model, loaded.info, options)
+    draft_model = _open_draft_model(options.draft, loaded, report)
+    speculation = open_speculation(options.speculate, loaded.info.vocab_size, draft_model)
+    engine = MlxEngine(loaded.model, loaded.info, options, speculation=speculation)
     if not engine.info.batchable:
         log.warning(
             "this model is served row by row: mlx-lm cannot step several of its rows in one call",
@@ -72,6 +76,13 @@ def open_mlx_engine(
         "batching": "rows together" if engine.info.batchable else "row by row",
     }
     return OpenedEngine(engine, loaded.tokenizer, limit, facts)
+
+
+def _open_draft_model(draft: str | None, target: LoadedModel, report: Report) -> DraftModel | None:
+    if draft is None:
+        return None
+    loaded = load(draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
+    return open_draft_model(loaded, target)
 
 
 def device_name() -> str:

@@ -71,6 +71,25 @@ class Penalties:
         assert self.index is not None
         self._counts = self._counts.at[mx.arange(len(self.rows)), tokens[self.index]].add(1)
 
+    def apply_window(self, logits: mx.array, drafts: mx.array) -> mx.array:
+        """`logits` [batch, width, vocab] as float32: at each place as if `drafts` [batch, width - 1] before it had
+        been counted."""
+        assert self.index is not None
+        counts, places = self._counts, []
+        for place in range(logits.shape[1]):
+            places.append(self.apply(logits[:, place]))
+            if place < drafts.shape[1]:
+                drafted = drafts[self.index, place]
+                self._counts = self._counts.at[mx.arange(len(self.rows)), drafted].add(1)
+        self._counts = counts
+        return mx.stack(places, axis=1)
+
+    def count_window(self, tokens: mx.array, kept: mx.array) -> None:
+        """Count those of the new output tokens [batch, width] that are `kept`: 1 or 0 for each."""
+        assert self.index is not None
+        rows = mx.arange(len(self.rows))[:, None]
+        self._counts = self._counts.at[rows, tokens[self.index]].add(kept[self.index].astype(mx.float32))
+
     def _joined(self, name: str, kept: list[int], fresh: list[np.ndarray]) -> mx.array:
         parts = [getattr(self, name)[mx.array(kept)]] if kept else []
         parts += [mx.array(np.stack(fresh))] if fresh else []

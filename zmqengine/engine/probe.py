@@ -27,7 +27,8 @@ _MEASURED_TOKENS = 64
 class Abilities:
     """What a model's caches are like, and whether rows can share a call, with padding or without.
 
-    `layout` says how what they hold is kept; None if it cannot be, for the reason `not_kept`.
+    `layout` says how what they hold is kept; None if it cannot be, for the reason `not_kept`. A model that `widens`
+    reads several tokens of each row in one call, and its rows go back by unlike numbers of them.
     """
 
     shape: kv.CacheShape
@@ -35,6 +36,7 @@ class Abilities:
     not_kept: str
     mergeable: bool
     paddable: bool
+    widens: bool
     read_bytes: float
 
     def chunk_bytes(self, tokens: int) -> int:
@@ -50,9 +52,10 @@ def probe(model: Any) -> Abilities:
     alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
     mergeable = mergeable and _agrees(model, lambda: merged, alone)
     paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
+    widens = mergeable and kv.can_go_back(merged) and _agrees(model, lambda: _read_and_go_back(model), alone)
     layout, not_kept = _layout(model, alone[0])
     shape = kv.measure_caches(starts[0])
-    return Abilities(shape, layout, not_kept, mergeable, paddable, _measure_reading(model))
+    return Abilities(shape, layout, not_kept, mergeable, paddable, widens, _measure_reading(model))
 
 
 def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
@@ -104,6 +107,18 @@ def _read_alone(model: Any, tokens: list[int]) -> Caches:
 def _read_padded(model: Any) -> Caches:
     caches = kv.merge([kv.new_caches(model) for _ in _ROWS])
     kv.read_together(model, caches, [row[:-1] for row in _ROWS])
+    return caches
+
+
+def _read_and_go_back(model: Any) -> Caches:
+    """The caches of all rows but for the last token, after each has read some more and has gone back to there."""
+    lengths = [len(row) - 1 for row in _ROWS]
+    caches = kv.merge([_read_alone(model, row[:-1]) for row in _ROWS])
+    model(_ids([[7, 6, 5], [*_ROWS[1][-1:], 9, 8], [4, 4, 4]]), cache=caches)
+    kv.go_back(caches, [3, 2, 3], [lengths[0], lengths[1] + 1, lengths[2]])
+    # The row that is further goes back alone: then the others have a gap.
+    model(_ids([[8], [8], [8]]), cache=caches)
+    kv.go_back(caches, [1, 2, 1], lengths)
     return caches
 
 

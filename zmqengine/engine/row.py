@@ -12,6 +12,8 @@ from zmqengine.request_rules import check_token_ids
 from zmqengine.sampling_params import check_sampling
 
 if TYPE_CHECKING:
+    from zmqengine.engine.drafts.draft_model import DraftState
+    from zmqengine.engine.drafts.ngrams import History
     from zmqengine.engine.prompt_store.offers import Offer
 
 # Caches of one row, a cache object of mlx-lm for each layer.
@@ -33,15 +35,19 @@ class Row:
     blocks of its tokens. Reading stops at `branches`, as the state there is kept.
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
+    While a window of drafts is on its way, its caches hold `window` tokens more, of which some will be taken back.
+    `history` and `draft_state` are what sources of drafts know of it.
     """
 
     __slots__ = (
         "branches",
         "cached",
         "caches",
+        "draft_state",
         "gone",
         "grammar",
         "held",
+        "history",
         "id",
         "ids",
         "is_pinned",
@@ -57,8 +63,10 @@ class Row:
         "sampled",
         "sampling",
         "scope",
+        "speculate",
         "stop",
         "tokens",
+        "window",
     )
 
     def __init__(self, request: RowRequest, vocab_size: int, context_tokens: int) -> None:
@@ -83,6 +91,10 @@ class Row:
         self.offers: list[Offer] = []
         self.launched = False
         self.gone = False
+        self.speculate = request.speculate
+        self.history: History | None = None
+        self.draft_state: DraftState | None = None
+        self.window = 0
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)
         self.grammar = request.grammar

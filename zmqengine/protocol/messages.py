@@ -83,6 +83,8 @@ class Limits(Struct, frozen=True):
     """Whether an insert may have a `constraint`."""
     cache_scope: str = ""
     """What an insert without a `cache_scope` has. Empty: an insert may have neither that nor `pin`."""
+    speculation: bool = False
+    """Whether an insert may have `speculate`."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -114,6 +116,7 @@ class End(Struct, frozen=True, omit_defaults=True):
     """The terminal answer of an accepted request. `code` says what kind of `error` it was, where that is known.
 
     It was `queue_ms` until it had a row, `prefill_ms` more until its first token, and `decode_ms` more until its end.
+    `drafts` are tokens proposed and accepted, by who proposed them.
     """
 
     finish: Finish
@@ -124,6 +127,7 @@ class End(Struct, frozen=True, omit_defaults=True):
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    drafts: dict[str, tuple[int, int]] = {}
 
 
 class TokenRow(Struct, frozen=True, array_like=True):
@@ -222,6 +226,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     constraint: Constraint | None = None
     cache_scope: CacheScope | None = None
     pin: bool = False
+    speculate: bool = True
 
 
 class Abort(Message, frozen=True):

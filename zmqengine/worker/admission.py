@@ -17,9 +17,6 @@ from zmqengine.worker.service_rates import ServiceRates
 from zmqengine.worker.session import Session
 from zmqengine.worker.ticket import Ticket
 
-STEP_AHEAD_TOKENS = 2
-"""A row's cache is this much ahead of its output: the token being looked at, and the one being computed."""
-
 
 class Admission:
     """Decides; the batch acts. Owns the order of service, its measured rates and the ledger of memory.
@@ -40,6 +37,8 @@ class Admission:
         )
         self._engine = engine
         self._growth_tokens = config.growth_tokens
+        # A row's cache is this much ahead of its output: the tokens being looked at, and those being computed.
+        self._ahead_tokens = 2 * engine.step_tokens_max
         self._shares, self._priorities_min = config.shares, config.priorities_min
         self._context_tokens = context.limits.context_tokens_max
         self._tokens_max = self.ledger.largest_tokens(self._context_tokens)
@@ -116,7 +115,7 @@ class Admission:
         self.ledger.change(bytes_ - request.reserved_bytes)
         request.reserved_tokens, request.reserved_bytes = tokens, bytes_
         is_all = tokens >= request.tokens_max
-        request.grows_at = tokens - request.prompt_tokens - (0 if is_all else STEP_AHEAD_TOKENS)
+        request.grows_at = tokens - request.prompt_tokens - (0 if is_all else self._ahead_tokens)
         return True
 
     def release(self, request: LiveRequest) -> None:

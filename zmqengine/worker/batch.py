@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from zmqengine.engine.interface import Engine, StepResult
+from zmqengine.engine.interface import Engine, RowDraft, StepResult
 from zmqengine.errors import Draining, ZmqEngineError
 from zmqengine.protocol.messages import End, Finish, Insert
 from zmqengine.worker.admission import Admission
@@ -339,6 +339,9 @@ class Batch:
     def _settle(self, result: StepResult) -> int:
         rows, outgoing, recovery = self.rows, self._outgoing, self._recovery
         stepped: list[LiveRequest] = []
+        # Before the tokens: the last one of a row ends its request.
+        for draft in result.drafts:
+            self._note_draft(draft)
         for row, token, logprobs, finish in result.tokens:
             request = rows.get(row)
             if request is None:
@@ -362,6 +365,14 @@ class Batch:
             self._fail_row(row, message)
         self._counters.tokens += len(result.tokens)
         return len(result.tokens)
+
+    def _note_draft(self, draft: RowDraft) -> None:
+        row, source, proposed, accepted = draft
+        self._counters.count_draft(source, proposed, accepted)
+        request = self.rows.get(row)
+        if request is not None:
+            before = request.drafts.get(source, (0, 0))
+            request.drafts[source] = (before[0] + proposed, before[1] + accepted)
 
     def _note_rates(self, decode_tokens: int, step_ns: int) -> None:
         read_tokens, self._read_tokens = self._read_tokens, 0
@@ -452,7 +463,8 @@ class Batch:
         self._deadlines.discard(request)
         del self._live[request.ticket]
         phases_ms = self._counters.latencies.phases_ms(request)
-        request.finish(End(finish, message, request.prompt_tokens, request.cached_tokens, code, *phases_ms))
+        facts = (request.prompt_tokens, request.cached_tokens, code, *phases_ms, request.drafts)
+        request.finish(End(finish, message, *facts))
         self._outgoing.ended(request)
         self._counters.count_end(finish)
         self._counters.latencies.ended(request)

@@ -29,6 +29,9 @@ class Counters:
     ends: int = 0
     """Terminal answers."""
     ended: dict[str, int] = field(default_factory=dict)
+    drafted: dict[str, int] = field(default_factory=dict)
+    """Tokens proposed, by who proposed them."""
+    drafts_accepted: dict[str, int] = field(default_factory=dict)
     latencies: Latencies = field(default_factory=Latencies)
 
     def count_end(self, finish: str) -> None:
@@ -36,12 +39,25 @@ class Counters:
         self.ends += 1
         self.ended[finish] = self.ended.get(finish, 0) + 1
 
+    def count_draft(self, source: str, proposed: int, accepted: int) -> None:
+        """A row was proposed so many tokens, of which some were accepted."""
+        self.drafted[source] = self.drafted.get(source, 0) + proposed
+        self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + accepted
+
     def numbers(self) -> dict[str, int]:
         """By name, as `status` shows them."""
         flat = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("ends", "ended", "latencies")
+            name: value
+            for name in self.__slots__
+            if name != "ends" and isinstance(value := getattr(self, name), int)
         }
-        return flat | {f"ended_{finish}": count for finish, count in self.ended.items()}
+        for prefix, counts in (
+            ("ended", self.ended),
+            ("drafted", self.drafted),
+            ("drafts_accepted", self.drafts_accepted),
+        ):
+            flat |= {f"{prefix}_{name}": count for name, count in counts.items()}
+        return flat
 
 
 @dataclass(slots=True)

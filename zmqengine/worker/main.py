@@ -132,6 +132,7 @@ class Worker:
             open_max_tokens=True,
             constraints=opened.compiler is not None,
             cache_scope=self._config.cache_scope,
+            speculation=True,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer

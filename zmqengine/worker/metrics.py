@@ -59,4 +59,5 @@ _COUNTERS = frozenset(
 
 
 def _kind(name: str) -> str:
-    return "counter" if name in _COUNTERS or name.startswith(("ended_", "prompt_cache_refused_")) else "gauge"
+    counts = ("ended_", "prompt_cache_refused_", "drafted_", "drafts_accepted_")
+    return "counter" if name in _COUNTERS or name.startswith(counts) else "gauge"

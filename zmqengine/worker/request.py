@@ -33,7 +33,7 @@ class LiveRequest:
     allows, and may fall with that. In the engine it has memory for `reserved_tokens`, of which
     `prefilled_tokens` have been read; when its output is `grows_at` long it needs more. `read_tokens` were read in
     earlier stays in the engine. `grammar` is what the output must follow; `is_whole` says that what the request
-    brought along is a whole output of it.
+    brought along is a whole output of it. `drafts` are tokens proposed and accepted, by who proposed them.
     """
 
     __slots__ = (
@@ -44,6 +44,7 @@ class LiveRequest:
         "cached_tokens",
         "charged_tokens",
         "digest",
+        "drafts",
         "end",
         "end_sent",
         "first_token_s",
@@ -118,6 +119,7 @@ class LiveRequest:
         self.charged_tokens = len(insert.emitted)
         self.progress_told = False
         self.strikes = 0
+        self.drafts: dict[str, tuple[int, int]] = {}
         self.end: End | None = None
         self.end_sent = False
 
@@ -147,6 +149,7 @@ class LiveRequest:
             grammar=self.grammar,
             cache_scope=self.cache_scope,
             pin=insert.pin,
+            speculate=insert.speculate,
         )
 
     def is_of(self, insert: Insert) -> bool:

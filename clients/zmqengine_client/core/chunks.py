@@ -48,7 +48,8 @@ class Completion(Struct, frozen=True):
     `finish` is a word of the protocol (`stop`, `length`, `abort` and the failures). `tokens` is the whole output, the
     end token included. `text` and `stop_string` are those of a text stream. `resumed` counts the worker deaths that
     the stream has survived. `message` says more about a failure. The worker's times are until it had a row, from there
-    to the first token, and from there to the end; of a resumed stream, since the worker came back.
+    to the first token, and from there to the end; of a resumed stream, since the worker came back. So are `drafts`:
+    tokens proposed and accepted, by who proposed them.
     """
 
     finish: str
@@ -64,3 +65,4 @@ class Completion(Struct, frozen=True):
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    drafts: dict[str, tuple[int, int]] = {}

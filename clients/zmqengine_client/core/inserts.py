@@ -20,6 +20,8 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             return BadRequest(NO_CONSTRAINT)
         if (options.cache_scope is not None or options.pin) and not limits.cache_scope:
             return BadRequest("this worker is older than cache_scope and pin")
+        if not options.speculate and not limits.speculation:
+            return BadRequest("this worker does not support the option speculate")
         if model is not None:
             check_token_ids(
                 model.vocab_size,
@@ -64,4 +66,5 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Ins
         cache_scope=options.cache_scope,
         pin=options.pin,
         constraint=options.constraint,
+        speculate=options.speculate,
     )

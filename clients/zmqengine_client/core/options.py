@@ -31,6 +31,7 @@ class Options(SamplingOptions, total=False):
     `grammar`, in llguidance's form of Lark; or a `constraint`.
 
     `cache_scope` says who may go on from what is read of the prompt; with `pin` it stays in the prompt cache.
+    With `speculate` false the worker makes one token a step; the tokens are the same.
     """
 
     max_tokens: int | None
@@ -47,6 +48,7 @@ class Options(SamplingOptions, total=False):
     regex: str | None
     choice: Sequence[str] | None
     grammar: str | None
+    speculate: bool
     request_id: str | None
 
 
@@ -65,6 +67,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     cache_scope: CacheScope | None = None
     pin: bool = False
     constraint: Constraint | None = None
+    speculate: bool = True
     shape: object = None
     """What was given as `schema`."""
 
@@ -115,6 +118,7 @@ def check_options(options: RequestOptions) -> None:
         cache_scope=options.cache_scope,
         pin=options.pin,
         constraint=options.constraint,
+        speculate=options.speculate,
     )
     try:
         _insert_decoder.decode(msgspec.msgpack.encode(insert))

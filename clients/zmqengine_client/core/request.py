@@ -152,6 +152,7 @@ class Request:
             queue_ms=end.queue_ms if end is not None else 0.0,
             prefill_ms=end.prefill_ms if end is not None else 0.0,
             decode_ms=end.decode_ms if end is not None else 0.0,
+            drafts=end.drafts if end is not None else {},
         )
 
     def failure(self) -> ZmqEngineError | None:

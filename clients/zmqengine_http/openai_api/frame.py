@@ -62,10 +62,16 @@ class Frame:
 
 def usage_document(usage: Usage) -> dict[str, object]:
     """Token counts in OpenAI's shape."""
+    drafts = {
+        "accepted_prediction_tokens": usage.drafted_accepted,
+        "rejected_prediction_tokens": usage.drafted - usage.drafted_accepted,
+    }
+    if not usage.drafted:
+        drafts = {}
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **drafts},
     }

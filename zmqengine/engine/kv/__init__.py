@@ -3,12 +3,14 @@
 rows.py     caches of one row: new, cut, copied, checked, in bytes
 batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
 blocks.py   what caches hold, taken apart by tokens and put together again
+ragged.py   a batch whose rows go back by unlike numbers of tokens
 reading.py  reading prompt tokens into either
 shape.py    what caches of a model take in bytes, from real ones
 """
 
 from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
+from zmqengine.engine.kv.ragged import RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import read_alone, read_together
 from zmqengine.engine.kv.rows import (
     all_finite,
@@ -24,15 +26,20 @@ __all__ = [
     "BlockLayout",
     "CacheShape",
     "Place",
+    "RaggedKVCache",
     "State",
     "all_finite",
     "arrays",
     "as_batch",
     "byte_count",
+    "can_go_back",
     "can_merge",
+    "close_gaps",
     "extend",
     "extract",
+    "go_back",
     "keep_rows",
+    "make_room",
     "measure_caches",
     "merge",
     "new_caches",

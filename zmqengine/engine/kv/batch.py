@@ -7,7 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.mlx_lm_border import BatchKVCache, BatchRotatingKVCache, KVCache
+from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of, take_rows
+from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
 
 
@@ -18,13 +19,19 @@ def can_merge(caches: Caches) -> bool:
 
 def merge(rows: Sequence[Caches]) -> Caches:
     """The caches of a batch of these rows, in this order. The rows' own caches stay as they are."""
-    return [same_layer[0].merge(list(same_layer)) for same_layer in zip(*rows, strict=True)]
+    return [
+        RaggedKVCache.merge(same_layer)
+        if all(type(cache) is KVCache for cache in same_layer)
+        else same_layer[0].merge(list(same_layer))
+        for same_layer in zip(*rows, strict=True)
+    ]
 
 
-def extend(caches: Caches, others: Caches) -> Caches:
-    """Add the rows of `others` at the end of a batch."""
+def extend(caches: Caches, others: Caches, held: Sequence[int]) -> Caches:
+    """Add the rows of `others` at the end of a batch whose rows hold `held`."""
     if not caches:
         return others
+    close_gaps(caches, held)
     for cache, other in zip(caches, others, strict=True):
         cache.extend(other)
     return caches
@@ -34,10 +41,13 @@ def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
     """Keep just the rows at `places` of a batch; `held` is how many tokens each row of the batch holds."""
     if not places:
         return []
+    if getattr(caches[0], "gaps", None) is not None:
+        take_rows(caches, places, held)
+        return caches
     index = mx.array(places)
     lengths = [held[place] for place in places]
     for cache in caches:
-        if type(cache) is BatchKVCache and cache.keys is not None:
+        if type(cache) is RaggedKVCache and cache.keys is not None:
             _keep_rows_of_kv(cache, index, lengths)
         elif type(cache) is BatchRotatingKVCache and cache.keys is not None:
             _keep_rows_of_window(cache, index, lengths)
@@ -46,11 +56,12 @@ def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
     return caches
 
 
-def extract(caches: Caches, place: int, held: int) -> Caches:
-    """The caches of the row at `place`, which holds `held` tokens, as copies."""
+def extract(caches: Caches, place: int, held: int, wanted: int | None = None) -> Caches:
+    """The caches of the row at `place`, which holds `held` tokens, as copies: of the first `wanted` where it
+    `can_go_back`, else of all."""
     return [
-        _extract_kv(cache, place, held)
-        if type(cache) is BatchKVCache and cache.keys is not None
+        _extract_kv(cache, place, held, held if wanted is None else wanted)
+        if type(cache) is RaggedKVCache and cache.keys is not None
         else cache.extract(place)
         for cache in caches
     ]
@@ -82,10 +93,12 @@ def _keep_rows_of_window(cache: Any, index: mx.array, lengths: list[int]) -> Non
     cache.left_padding -= spare
 
 
-def _extract_kv(cache: Any, place: int, held: int) -> KVCache:
+def _extract_kv(cache: Any, place: int, held: int, wanted: int) -> KVCache:
     single = KVCache()  # type: ignore[no-untyped-call]
-    span = slice(cache._idx - held, cache._idx)
+    span: Any = slice(cache._idx - held, cache._idx - held + wanted)
+    if cache.gaps is not None:
+        span = mx.array(columns_of(cache, place, held)[:wanted])
     single.keys = mx.contiguous(cache.keys[place : place + 1, :, span])
     single.values = mx.contiguous(cache.values[place : place + 1, :, span])
-    single.offset = held
+    single.offset = wanted
     return single

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.engine.kv.ragged import columns_of
 from zmqengine.engine.kv.rows import new_caches, single_caches
 from zmqengine.engine.mlx_lm_border import KVCache
 from zmqengine.engine.row import Caches
@@ -23,7 +24,7 @@ _ARRAY = "array"
 
 
 class Place(NamedTuple):
-    """Where a row is in the caches of a batch, and how many tokens it holds there."""
+    """Where a row is in the caches of a batch, and how many tokens it holds there, those of a window included."""
 
     row: int
     held: int
@@ -140,6 +141,8 @@ class BlockLayout:
             array: mx.array = getattr(cache, name)
             if place is None or type(cache) is KVCache:
                 return array[..., start:end, :]
+            if cache.gaps is not None:
+                return array[place.row : place.row + 1, :, mx.array(columns_of(cache, *place)[start:end])]
             # Rows of a batch are right-justified.
             shift = cache._idx - place.held
             return array[place.row : place.row + 1, :, shift + start : shift + end]

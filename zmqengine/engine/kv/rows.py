@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from zmqengine.engine.mlx_lm_border import BatchKVCache, KVCache, make_prompt_cache
+from zmqengine.engine.kv.ragged import RaggedKVCache
+from zmqengine.engine.mlx_lm_border import KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 
 
@@ -23,10 +24,10 @@ def as_batch(caches: Caches) -> Caches:
 
 
 def _as_batch_of_kv(cache: Any) -> Any:
-    # BatchKVCache.merge copies.
+    # RaggedKVCache.merge copies.
     if cache.keys is None:
-        return cache.merge([cache])
-    batch = BatchKVCache([0])
+        return RaggedKVCache.merge([cache])
+    batch = RaggedKVCache([0])
     batch.keys, batch.values = cache.keys, cache.values
     batch.offset = mx.array([cache.offset])
     batch._idx = cache.offset

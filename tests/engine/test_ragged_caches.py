@@ -1,0 +1,124 @@
+"""Caches of a batch whose rows go back by unlike numbers hold, for each row, just its own tokens in order."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from zmqengine.engine import kv
+from zmqengine.engine.mlx_lm_border import KVCache
+
+OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_CACHE_OPERATIONS", "1000"))
+LAYERS, HEADS, WIDTH = 2, 1, 2
+
+
+class Batch:
+    """Rows as lists of numbers, and caches that should hold the same: each number is the key of its token."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+        self.caches: list = []
+        self.next = 1.0
+
+    def fresh(self, count: int) -> list[float]:
+        self.next += count
+        return [self.next - count + place for place in range(count)]
+
+    def join(self, lengths: list[int]) -> None:
+        texts = [self.fresh(length) for length in lengths]
+        caches = kv.merge([[single(text) for _ in range(LAYERS)] for text in texts])
+        self.caches = kv.extend(self.caches, caches, list(map(len, self.rows)))
+        self.rows += texts
+
+    def read(self, width: int, accepted: list[int]) -> None:
+        """A window of `width`, of which each row keeps what it has accepted."""
+        texts = [self.fresh(width) for _ in self.rows]
+        keys = mx.array(texts)[:, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
+        kv.make_room(self.caches, width, list(map(len, self.rows)))
+        mask = np.array(self.caches[0].make_mask(width))
+        for cache in self.caches:
+            seen, _ = cache.update_and_fetch(keys, -keys)
+        self.check_mask(mask, np.array(seen)[:, 0, :, 0], texts)
+        for row, text, count in zip(self.rows, texts, accepted, strict=True):
+            row.extend(text[:count])
+        kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))
+
+    def check_mask(self, mask: np.ndarray, seen: np.ndarray, texts: list[list[float]]) -> None:
+        """Each place of the window sees the row's tokens and the window up to itself, once and in order."""
+        for place, (row, text) in enumerate(zip(self.rows, texts, strict=True)):
+            for ahead in range(len(text)):
+                assert seen[place][mask[place, 0, ahead]].tolist() == row + text[: ahead + 1]
+
+    def leave(self, places: list[int]) -> None:
+        staying = [place for place in range(len(self.rows)) if place not in places]
+        self.caches = kv.keep_rows(self.caches, staying, list(map(len, self.rows)))
+        self.rows = [self.rows[place] for place in staying]
+
+    def check(self) -> None:
+        for place, row in enumerate(self.rows):
+            wanted = max(1, len(row) - 2)
+            for caches, text in (
+                (kv.extract(self.caches, place, len(row)), row),
+                (kv.extract(self.caches, place, len(row), wanted), row[:wanted]),
+            ):
+                for cache in caches:
+                    assert cache.offset == len(text)
+                    assert np.array(cache.keys)[0, 0, :, 0].tolist() == text
+                    assert np.array(cache.values)[0, 0, :, 0].tolist() == [-number for number in text]
+        for cache in self.caches:
+            assert cache.offset.tolist() == list(map(len, self.rows))
+
+
+def single(text: list[float]) -> KVCache:
+    cache = KVCache()
+    keys = mx.array(text)[None, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
+    cache.update_and_fetch(keys, -keys)
+    return cache
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_operations_agree_with_a_plain_replay(seed):
+    """Joining, leaving, windows of every width and every number accepted; gaps come and are closed."""
+    draw = random.Random(seed)
+    batch = Batch()
+    gaps = 0
+    for _ in range(OPERATIONS // 2):
+        kind = draw.random()
+        if not batch.rows or (kind < 0.06 and len(batch.rows) < 6):
+            batch.join([draw.choice((1, 3, 30, 250)) for _ in range(draw.randrange(1, 3))])
+        elif kind < 0.12:
+            batch.leave(draw.sample(range(len(batch.rows)), draw.randrange(1, len(batch.rows) + 1)))
+        else:
+            width = draw.choice((1, 2, 5, 9))
+            batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
+            gaps += batch.caches[0].gaps is not None
+        if batch.rows and draw.random() < 0.2:
+            batch.check()
+    assert gaps > OPERATIONS / 20
+
+
+def test_going_back_copies_nothing():
+    """The arrays are the same objects, and the columns that all rows give up are used again."""
+    batch = Batch()
+    batch.join([5, 9])
+    batch.read(1, [1, 1])
+    before = [cache.keys for cache in batch.caches], batch.caches[0]._idx
+    kv.go_back(batch.caches, [1, 1], [5, 9])
+    assert all(cache.keys is keys for cache, keys in zip(batch.caches, before[0], strict=True))
+    assert batch.caches[0]._idx == before[1] - 1
+    assert batch.caches[0].gaps is None
+
+
+def test_gaps_are_closed_before_the_caches_grow():
+    """A batch whose rows accept little does not get longer than its longest row and a step of growth."""
+    batch = Batch()
+    batch.join([20, 10])
+    draw = random.Random(5)
+    for _ in range(120):
+        batch.read(9, [draw.randrange(1, 4) for _ in batch.rows])
+        assert batch.caches[0].keys.shape[2] <= max(map(len, batch.rows)) + 256
+    batch.check()

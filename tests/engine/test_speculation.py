@@ -1,0 +1,250 @@
+"""Drafts change how fast tokens come, and never which."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.support.drafts import Erring, speculation
+from tests.support.engines import Run, finish, make_engine, step
+from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.ngrams import Ngrams
+from zmqengine.engine.drafts.speculation import Speculation
+from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
+from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.probe import probe
+from zmqengine.engine.random_bits import seed_key
+
+ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "16"))
+TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "40"))
+HOT = Sampling(
+    temperature=0.8,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias={5: 1.5},
+)
+
+
+def requests(rows: int = ROWS, tokens: int = TOKENS) -> list[RowRequest]:
+    """Greedy and seeded rows with penalties, of many lengths; some want log-probabilities."""
+    draw = random.Random(1)
+    return [
+        RowRequest(
+            row,
+            [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((1, 2, 5, 20, 50, 100)))],
+            draw.randrange(tokens // 3, tokens + 1),
+            sampling=HOT if row % 2 else Sampling(),
+            seed=row,
+            logprobs=2 if row % 3 == 0 else None,
+        )
+        for row in range(rows)
+    ]
+
+
+def alone(model, rows: list[RowRequest]) -> Run:
+    """Each row in an engine of its own that does not draft."""
+    run = Run()
+    engine = make_engine(model)
+    for request in rows:
+        assert engine.insert([request]) == []
+        finish(engine, run)
+    return run
+
+
+def outputs(rows: list[RowRequest], run: Run) -> dict[tuple[tuple[int, ...], int], list[int]]:
+    return {(tuple(request.prompt), seed_key(request.seed)): run.ids(request.row) for request in rows}
+
+
+def drafting(model, rows: list[RowRequest], wanted: Run, **options):
+    """An engine whose drafts are right seven times out of ten, for four rows out of five."""
+    return make_engine(model, speculation=speculation(Erring(outputs(rows, wanted))), **options)
+
+
+def same(run: Run, wanted: Run, row: int) -> None:
+    assert run.ids(row) == wanted.ids(row)
+    assert run.finish(row) == wanted.finish(row)
+    for ours, theirs in zip(run.tokens[row], wanted.tokens[row], strict=True):
+        assert (ours.logprobs is None) == (theirs.logprobs is None)
+        if ours.logprobs is not None and theirs.logprobs is not None:
+            assert ours.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-3)
+            assert [token for token, _ in ours.logprobs.top] == [token for token, _ in theirs.logprobs.top]
+
+
+def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(model):
+    """Some are removed, some are parked and come back, most join while windows are on their way."""
+    rows = requests()
+    wanted = alone(model, rows)
+    engine = drafting(model, rows, wanted, prefill_chunk=32, prefill_chunk_idle=32)
+    draw = random.Random(2)
+    run, removed = Run(), set()
+    for request in rows:
+        assert engine.insert([request]) == []
+        for _ in range(draw.randrange(4)):
+            step(engine, run)
+        if request.row % 5 == 4:
+            victim = request.row - draw.randrange(4)
+            engine.remove([victim])
+            removed.add(victim)
+        if request.row % 4 == 3:
+            parked = request.row - 1
+            engine.park(parked)
+            emitted = run.ids(parked)
+            if len(emitted) < (request.max_tokens or 0) and parked not in removed and not run.ended(parked):
+                engine.insert([replace(rows[parked], emitted=emitted)])
+    finish(engine, run)
+    assert run.failures == []
+    assert sum(draft.accepted for draft in run.drafts) > len(rows)
+    for request in rows:
+        if request.row in removed:
+            assert run.ids(request.row) == wanted.ids(request.row)[: len(run.ids(request.row))]
+        else:
+            same(run, wanted, request.row)
+
+
+def test_windows_save_steps(model):
+    """What is accepted is not made again: rows that know what comes take a third of the steps."""
+    rows = [replace(request, max_tokens=40) for request in requests(8)]
+    wanted = alone(model, rows)
+    known = speculation(Erring(outputs(rows, wanted), right=1.0, drafting=1.0), policy=Fixed(5))
+    counts = []
+    for engine in (make_engine(model), make_engine(model, speculation=known)):
+        engine.insert(rows)
+        finish(engine)
+        counts.append(engine.stats().steps)
+    assert counts[1] <= counts[0] / 3
+
+
+def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model):
+    """Nothing follows them, whatever else of the draft was right; the caches left behind are of what was said."""
+    rows = requests(6)
+    wanted = alone(model, rows)
+    stops = {request.row: wanted.ids(request.row)[7] for request in rows}
+    known = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
+    engine = make_engine(model, speculation=speculation(known, policy=Fixed(6)))
+    engine.insert([replace(request, stop_token_ids=frozenset({stops[request.row]})) for request in rows])
+    run = finish(engine)
+    for request in rows:
+        ids = wanted.ids(request.row)
+        assert run.ids(request.row) == ids[: ids.index(stops[request.row]) + 1]
+        assert run.finish(request.row) == "stop"
+    for request in rows:
+        longer = RowRequest(50 + request.row, [*request.prompt, *run.ids(request.row), 9, 9], 12)
+        engine.insert([replace(longer, speculate=False)])
+        finish(engine, run)
+        assert run.ids(longer.row) == alone(model, [longer]).ids(longer.row)
+
+
+@pytest.mark.parametrize("shape", ["sliding", "mamba"])
+def test_rows_whose_caches_cannot_go_back_do_not_draft(models, shape):
+    """A window that has moved on and a state that was overwritten hold no way back: one token a step."""
+    rows = requests(6)
+    wanted = alone(models[shape], rows)
+    engine = drafting(models[shape], rows, wanted)
+    assert engine.step_tokens_max == 1
+    engine.insert(rows)
+    run = finish(engine)
+    assert run.drafts == []
+    for request in rows:
+        same(run, wanted, request.row)
+
+
+def test_a_row_may_opt_out(model):
+    """It makes one token a step; its neighbours draft."""
+    rows = requests(4)
+    rows[1] = replace(rows[1], speculate=False)
+    wanted = alone(model, rows)
+    engine = drafting(model, rows, wanted)
+    engine.insert(rows)
+    run = finish(engine)
+    assert {draft.row for draft in run.drafts} == {0, 2, 3}
+    for request in rows:
+        same(run, wanted, request.row)
+
+
+def test_a_row_whose_logits_are_not_numbers_fails_alone_in_a_window(model):
+    """Its neighbours go on, and its tokens before that stand."""
+    rows = requests(5)
+    wanted = alone(model, rows)
+    engine = drafting(model, rows, wanted)
+    engine.insert(rows)
+    run = Run()
+    while not run.drafts:
+        step(engine, run)
+    for lane in engine._decode._lanes:
+        for cache in lane.caches:
+            cache.values[2, :, cache._idx - 1 - lane.rows[2].window] = float("nan")
+    finish(engine, run)
+    assert [failure.row for failure in run.failures] == [2]
+    assert run.ids(2) == wanted.ids(2)[: len(run.ids(2))]
+    for row in (0, 1, 3, 4):
+        same(run, wanted, row)
+
+
+def test_a_text_that_never_repeats_runs_one_step_ahead_as_without(model):
+    """No match, no wait: as many steps, and no window."""
+    rows = [replace(request, sampling=Sampling(temperature=5.0), max_tokens=30) for request in requests(6)]
+    wanted = alone(model, rows)
+    counts = []
+    for engine in (make_engine(model), make_engine(model, speculation=speculation(Ngrams(VOCAB_SIZE)))):
+        engine.insert(rows)
+        run = finish(engine)
+        counts.append(engine.stats().steps)
+        assert run.drafts == []
+        for request in rows:
+            same(run, wanted, request.row)
+    assert counts[0] == counts[1]
+
+
+class Fixed:
+    """Always the same width."""
+
+    def __init__(self, width: int) -> None:
+        self.width_max = width
+
+    def prepare(self, model, rows_max) -> None:
+        pass
+
+    def width(self, rows, outlooks, ahead) -> int:
+        return self.width_max
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_draft_model_changes_no_token(model, seed):
+    """One that always agrees, which saves steps, and one that never does; rows join late and leave early."""
+    rows = requests()
+    wanted = alone(model, rows)
+    drafting = build_model(LLAMA, seed)
+    source = DraftModel(drafting, 0, probe(drafting).shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
+    drafter = Speculation([source], Fixed(4), StepClock(StepCosts()), source)
+    plain, engine = make_engine(model), make_engine(model, speculation=drafter)
+    for each in (plain, engine):
+        run = Run()
+        for request in rows:
+            each.insert([request])
+            step(each, run)
+        if each is engine:
+            each.remove([5])
+        finish(each, run)
+    assert run.failures == []
+    for request in rows:
+        if request.row != 5:
+            same(run, wanted, request.row)
+    # It does not know of penalties, so rows that have some agree less.
+    greedy = [draft for draft in run.drafts if draft.row % 2 == 0]
+    proposed, accepted = (
+        sum(numbers) for numbers in zip(*((d.proposed, d.accepted) for d in greedy), strict=True)
+    )
+    assert proposed > 50
+    if seed == 0:
+        assert accepted > 0.9 * proposed
+        assert engine.stats().steps < 0.7 * plain.stats().steps
+    else:
+        assert accepted < 0.1 * proposed
+    engine.reset()
+    assert engine.memory().kv == 0

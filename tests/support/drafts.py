@@ -1,0 +1,80 @@
+"""Sources of drafts that tests set, and widths that follow no costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from zmqengine.engine.drafts.policy import BestWidth
+from zmqengine.engine.drafts.source import Outlook
+from zmqengine.engine.drafts.speculation import Speculation
+from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
+from zmqengine.engine.row import Row
+
+
+class Erring:
+    """Knows the outputs to come by the prompt and the seed's key, and errs at random; some rows draft, some do not."""
+
+    name = "erring"
+
+    def __init__(
+        self,
+        outputs: Mapping[tuple[tuple[int, ...], int], Sequence[int]],
+        right: float = 0.7,
+        drafting: float = 0.8,
+    ) -> None:
+        self.outputs = outputs
+        self._right = right
+        self._drafting = drafting
+        self._random = random.Random(0)
+
+    def follow(self, row: Row) -> Outlook | None:
+        return Outlook(1.0, 0.9, 64) if self._random.random() < self._drafting else None
+
+    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
+        drafts = []
+        for row, count in zip(rows, tokens_max, strict=True):
+            output = self.outputs[tuple(row.tokens[: row.prompt_tokens]), row.key]
+            made = len(row.tokens) - row.prompt_tokens
+            drafts.append(
+                [token if self._random.random() < self._right else 7 for token in output[made : made + count]]
+            )
+        return drafts
+
+    def judged(self, row: Row, proposed: int, accepted: int) -> None:
+        """It knows."""
+
+
+class RandomWidth:
+    """Another width at every step, 1 among them."""
+
+    width_max = 6
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def prepare(self, model, rows_max: int) -> None:
+        """Nothing is measured."""
+
+    def width(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> int:
+        return self._random.choice((1, 2, 3, 6))
+
+
+class EvenCosts(StepCosts):
+    """A further token costs a twentieth of a step, whatever this machine does at the moment."""
+
+    def ratio(self, rows: int, width: int) -> float:
+        return 1 + 0.05 * (width - 1)
+
+    def single_s(self, rows: int) -> float | None:
+        return None
+
+
+def by_worth(*sources) -> Speculation:
+    """The policy of a worker on such a machine."""
+    costs = EvenCosts()
+    return Speculation(sources, BestWidth(costs, 1 << 20), StepClock(costs))
+
+
+def speculation(*sources, policy=None) -> Speculation:
+    return Speculation(sources, policy or RandomWidth(), StepClock(StepCosts()))

@@ -1,0 +1,74 @@
+"""From the logits of a batch to its tokens: bias and penalties, masks, the draw, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from zmqengine.engine import kv
+from zmqengine.engine.penalties import Penalties
+from zmqengine.engine.row import Row
+from zmqengine.engine.sampling import DrawPlan, choose, measure, plan_draw
+from zmqengine.engine.window import Choices, Window
+
+if TYPE_CHECKING:
+    from zmqengine.engine.constraints.mask import MaskFiller
+
+
+class Choosing:
+    """How the rows of a batch choose, kept as arrays while the batch stays as it is; `measured` want log-probabilities.
+
+    With `masks` every row has a grammar: its mask is filled while the forward pass runs.
+    """
+
+    def __init__(self, vocab_size: int, masks: MaskFiller | None) -> None:
+        self.measured: list[Row] = []
+        self._vocab_size = vocab_size
+        self._masks = masks
+        self._rows: list[Row] = []
+        self._plan: DrawPlan | None = None
+        self._penalties = Penalties(vocab_size)
+        self._places: list[int] = []
+        self._index: mx.array | None = None
+
+    def set_rows(self, rows: Sequence[Row]) -> None:
+        """Follow a change of the batch."""
+        self._rows = list(rows)
+        self._plan = plan_draw(rows, self._vocab_size)
+        self._penalties.set_rows(rows)
+        self._places = [place for place, row in enumerate(rows) if row.logprobs is not None]
+        self.measured = [rows[place] for place in self._places]
+        self._index = None if len(self._places) == len(rows) else mx.array(self._places)
+
+    def one(self, logits: mx.array) -> Choices:
+        """A token for each row of `logits` [rows, vocab]."""
+        if self._penalties.index is not None:
+            logits = self._penalties.apply(logits)
+        allowed = logits if self._masks is None else self._masked(logits, self._masks)
+        tokens = choose(allowed, self._plan)
+        if self._penalties.index is not None:
+            self._penalties.count(tokens)
+        chosen_logits = mx.take_along_axis(allowed, tokens[:, None], axis=-1)[:, 0]
+        logprobs = None
+        if self.measured:
+            some = self._index
+            logprobs = measure(
+                logits if some is None else logits[some],
+                tokens if some is None else tokens[some],
+                self._top,
+            )
+        return Choices(tokens, chosen_logits, logprobs)
+
+    def several(self, logits: mx.array, window: Window) -> Choices:
+        """A token for each place of a window, from `logits` [rows, width, vocab]."""
+        return window.choose(logits, self._plan, self._penalties, self._places, self._top)
+
+    @property
+    def _top(self) -> int:
+        return max((row.logprobs or 0 for row in self.measured), default=0)
+
+    def _masked(self, logits: mx.array, masks: MaskFiller) -> mx.array:
+        kv.start(logits)
+        return masks.apply(logits, masks.fill([row.matcher for row in self._rows if row.matcher is not None]))

@@ -1,0 +1,213 @@
+"""Drafts of a smaller model with the same vocabulary, stepped for all rows at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine import kv
+from zmqengine.engine.drafts.source import Outlook
+from zmqengine.engine.random_bits import uniform
+from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.sampling import DrawPlan, draw, plan_draw
+
+DRAFT_TOKENS_MAX = 8
+_READ_TOKENS_MAX = 512
+_GAIN = 0.1
+_CHANCE_AT_FIRST = 0.6
+# A row whose drafts are not worth their time tries again after so many steps, and then after twice as many.
+_PATIENCE_STEPS, _PATIENCE_STEPS_MAX = 64, 4096
+
+
+class DraftState:
+    """What a row's drafts have been worth: the chance of a token to be accepted, and how long it has not drafted."""
+
+    __slots__ = ("chance", "idle", "patience")
+
+    def __init__(self, chance: float) -> None:
+        self.chance = chance
+        self.idle = 0
+        self.patience = _PATIENCE_STEPS
+
+
+class DraftModel:
+    """The source. A row draws its drafts with the same random numbers as its tokens, so that they agree more often.
+
+    It has caches of its own: of a row that joins it reads the prompt first, and what it has read and drafted in vain it
+    takes back.
+    """
+
+    name = "draft"
+
+    def __init__(
+        self, model: Any, parameter_bytes: int, shape: kv.CacheShape, *, words: int, padding_bytes_max: int
+    ) -> None:
+        self.parameter_bytes = parameter_bytes
+        self.shape = shape
+        self.padding_bytes_max = padding_bytes_max
+        # Both models may have rows of weights for more words than there are, and not as many.
+        self._words = words
+        self._model = model
+        self._chance = _CHANCE_AT_FIRST
+        self._token_s = 0.0
+        self._rows: list[Row] = []
+        self._held: list[int] = []
+        self._caches: Caches = []
+        # Tokens that were drafted and read since, [rows][tokens]; not known yet whether they were right.
+        self._ahead: list[list[int]] = []
+        self._reading: tuple[Row, Caches, int] | None = None
+        self._plan: DrawPlan | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What its caches take."""
+        reading = [] if self._reading is None else self._reading[1]
+        return kv.byte_count(self._caches) + kv.byte_count(reading)
+
+    def project_bytes(self, tokens: int) -> int:
+        """The most that its caches of a row take that holds so many tokens."""
+        return self.shape.project(tokens + DRAFT_TOKENS_MAX)
+
+    def follow(self, row: Row) -> Outlook | None:
+        """What its drafts have been worth lately."""
+        state = row.draft_state
+        if state is None:
+            state = row.draft_state = DraftState(self._chance)
+        state.idle += 1
+        if state.idle > state.patience:
+            state.idle, state.patience = 0, min(2 * state.patience, _PATIENCE_STEPS_MAX)
+            state.chance = max(state.chance, _CHANCE_AT_FIRST)
+        return Outlook(state.chance, state.chance, DRAFT_TOKENS_MAX, self._token_s)
+
+    def judged(self, row: Row, proposed: int, accepted: int) -> None:
+        """Learn what a draft was worth."""
+        state = row.draft_state
+        if state is None:
+            return
+        state.idle = 0
+        if accepted:
+            state.patience = _PATIENCE_STEPS
+        for is_right in [1] * accepted + [0] * (accepted < proposed):
+            state.chance += _GAIN * (is_right - state.chance)
+            self._chance += _GAIN / 10 * (is_right - self._chance)
+
+    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
+        """A draft for each of the rows whose text it has read; one more row's text is read, or a part of it."""
+        self._take_back()
+        self._drop([row for row in self._rows if row.gone])
+        self._read([row for row in rows if row not in self._rows])
+        if not self._rows or not max(tokens_max, default=0):
+            return [[] for _ in rows]
+        started_s = time.perf_counter()
+        count = max(tokens_max)
+        drafts, is_ready = self._draft(count)
+        token_s = (time.perf_counter() - started_s) / count
+        self._token_s += 0.1 * (token_s - self._token_s) if self._token_s else token_s
+        places = {id(row): place for place, row in enumerate(self._rows)}
+        found: list[Sequence[int]] = []
+        for row, most in zip(rows, tokens_max, strict=True):
+            place = places.get(id(row))
+            found.append([] if place is None or not is_ready[place] else drafts[place][:most])
+        return found
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._rows, self._held, self._caches, self._ahead, self._reading = [], [], [], [], None
+
+    def _draft(self, count: int) -> tuple[list[list[int]], list[bool]]:
+        """What may come, for all rows; and for which of them all that is known was read."""
+        unread = [row.tokens[held:] for row, held in zip(self._rows, self._held, strict=True)]
+        width = min(max(map(len, unread)), _READ_TOKENS_MAX)
+        inputs = np.zeros((len(unread), width), np.uint32)
+        taken = [min(len(ids), width) for ids in unread]
+        for place, ids in enumerate(unread):
+            inputs[place, : taken[place]] = np.minimum(ids[:width], self._words - 1)
+        kv.make_room(self._caches, width, self._held)
+        logits = self._model(mx.array(inputs), cache=self._caches)
+        last = mx.array([max(0, read - 1) for read in taken])[:, None, None]
+        tokens = self._choose(mx.take_along_axis(logits, last, axis=1)[:, 0], 0)
+        self._held = [held + read for held, read in zip(self._held, taken, strict=True)]
+        kv.go_back(self._caches, [width - read for read in taken], self._held)
+        made = [tokens]
+        for ahead in range(1, count):
+            kv.make_room(self._caches, 1, [held + ahead - 1 for held in self._held])
+            tokens = self._choose(self._model(tokens[:, None], cache=self._caches)[:, -1], ahead)
+            made.append(tokens)
+        drafts: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
+        self._ahead = [drafted[: count - 1] for drafted in drafts]
+        return drafts, [held == len(row.tokens) for held, row in zip(self._held, self._rows, strict=True)]
+
+    def _choose(self, logits: mx.array, ahead: int) -> mx.array:
+        logits = logits[:, : self._words]
+        tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
+        plan = self._plan
+        if plan is None:
+            return tokens
+        uniforms = mx.array([uniform(row.key, row.sampled + ahead) for row in plan.rows])[:, None]
+        if plan.index is None:
+            return draw(logits, plan, uniforms).astype(mx.uint32)
+        tokens[plan.index] = draw(logits[plan.index], plan, uniforms).astype(mx.uint32)
+        return tokens
+
+    def _take_back(self) -> None:
+        """Of what was drafted and read, keep what came true."""
+        if not self._ahead or not self._ahead[0]:
+            self._ahead = []
+            return
+        right = []
+        for row, held, drafted in zip(self._rows, self._held, self._ahead, strict=True):
+            coming = row.tokens[held : held + len(drafted)]
+            pairs = zip(drafted, coming, strict=False)
+            right.append(
+                next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(coming)))
+            )
+        self._held = [held + count for held, count in zip(self._held, right, strict=True)]
+        kv.go_back(self._caches, [len(self._ahead[0]) - count for count in right], self._held)
+        self._ahead = []
+
+    def _drop(self, leaving: Sequence[Row]) -> None:
+        if not leaving:
+            return
+        gone = {id(row) for row in leaving}
+        places = [place for place, row in enumerate(self._rows) if id(row) not in gone]
+        self._caches = kv.keep_rows(self._caches, places, self._held)
+        self._rows = [self._rows[place] for place in places]
+        self._held = [self._held[place] for place in places]
+        self._follow_change()
+
+    def _read(self, waiting: Sequence[Row]) -> None:
+        """A chunk of the text of one row; it joins when all but the last token was read."""
+        if self._reading is not None and self._reading[0].gone:
+            self._reading = None
+        if self._reading is None:
+            row = next((row for row in waiting if self._has_room(row)), None)
+            if row is None:
+                return
+            self._reading = row, kv.new_caches(self._model), 0
+        row, caches, held = self._reading
+        chunk = row.tokens[held : min(held + _READ_TOKENS_MAX, len(row.tokens) - 1)]
+        if chunk:
+            chunk = [min(token, self._words - 1) for token in chunk]
+            kv.read_alone(self._model, caches, chunk)
+            kv.start(kv.arrays(caches))
+            held += len(chunk)
+        self._reading = row, caches, held
+        if held and len(row.tokens) - 1 - held < _READ_TOKENS_MAX:
+            self._caches = kv.extend(self._caches, kv.merge([caches]), self._held)
+            self._rows.append(row)
+            self._held.append(held)
+            self._reading = None
+            self._follow_change()
+
+    def _has_room(self, row: Row) -> bool:
+        """Whether the batch, with this row, is not padded too much."""
+        lengths = [*self._held, len(row.tokens)]
+        padding = max(lengths) * len(lengths) - sum(lengths)
+        return len(row.tokens) > 1 and 2 * padding * self.shape.token_bytes <= self.padding_bytes_max
+
+    def _follow_change(self) -> None:
+        self._plan = plan_draw(self._rows, self._words) if self._rows else None

@@ -1,0 +1,60 @@
+"""From what an operator asked for to the sources and the policy of an engine."""
+
+from __future__ import annotations
+
+from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.ngrams import Ngrams
+from zmqengine.engine.drafts.policy import BestWidth
+from zmqengine.engine.drafts.same_words import difference
+from zmqengine.engine.drafts.source import DraftSource
+from zmqengine.engine.drafts.speculation import Speculation
+from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
+from zmqengine.engine.engine_options import Speculate
+from zmqengine.engine.loader import LoadedModel
+from zmqengine.engine.memory import padding_allowance
+from zmqengine.engine.probe import probe
+from zmqengine.errors import ModelLoadError
+
+LOGITS_BYTES_MAX = 128 << 20
+"""What the logits of a step with drafts may take. Numbers are float32."""
+
+
+def open_speculation(
+    speculate: Speculate, vocab_size: int, draft_model: DraftModel | None = None
+) -> Speculation | None:
+    """What drafts for a model of so many words; None for nobody.
+
+    A row that repeats itself drafts from that, and else, or with `draft`, from `draft_model`, if there is one.
+    """
+    sources: list[DraftSource] = []
+    if speculate in ("auto", "ngram"):
+        sources.append(Ngrams(vocab_size))
+    if speculate in ("auto", "draft") and draft_model is not None:
+        sources.append(draft_model)
+    if not sources:
+        return None
+    costs = StepCosts()
+    policy = BestWidth(costs, positions_max=LOGITS_BYTES_MAX // (4 * vocab_size))
+    return Speculation(sources, policy, StepClock(costs), draft_model)
+
+
+def open_draft_model(draft: LoadedModel, target: LoadedModel) -> DraftModel:
+    """A loaded model that drafts for `target`.
+
+    Raises `ModelLoadError` for one with other words, or whose rows cannot go back.
+    """
+    unlike = difference(target.tokenizer.tokenizer_json, draft.tokenizer.tokenizer_json)
+    if unlike:
+        raise ModelLoadError(f"{draft.info.name} cannot draft for {target.info.name}: {unlike}")
+    abilities = probe(draft.model)
+    if not abilities.widens:
+        raise ModelLoadError(
+            f"{draft.info.name} cannot draft: its caches cannot go back by some tokens (a sliding window, or a state)"
+        )
+    return DraftModel(
+        draft.model,
+        draft.info.parameter_bytes,
+        abilities.shape,
+        words=min(draft.info.vocab_size, target.info.vocab_size),
+        padding_bytes_max=padding_allowance(draft.info.parameter_bytes),
+    )

@@ -1,0 +1,94 @@
+"""Who drafts in the next step of a batch, and how much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.policy import WidthPolicy
+from zmqengine.engine.drafts.source import DraftSource, Outlook
+from zmqengine.engine.drafts.step_costs import StepClock
+from zmqengine.engine.row import Row
+from zmqengine.engine.window import Draft
+
+
+class Speculation:
+    """Drafts of all `sources` for the rows of a batch: each row gets those of the first source that has some for it.
+
+    `model` is the one of them that holds memory, if any.
+
+    A draft needs the last token of its row, and while a step is on its way that is not known. So batches run a step
+    ahead as long as `is_worthwhile` is False, and only then wait for it.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[DraftSource],
+        policy: WidthPolicy,
+        clock: StepClock,
+        model: DraftModel | None = None,
+    ) -> None:
+        self.model = model
+        self.clock = clock
+        self.sources = sources
+        self._policy = policy
+
+    def prepare(self, model: Any, rows_max: int) -> None:
+        """Before the first step, with a model whose caches can go back."""
+        self._policy.prepare(model, rows_max)
+
+    @property
+    def width_max(self) -> int:
+        """The most tokens that a row gets in one step."""
+        return self._policy.width_max
+
+    def is_worthwhile(self, rows: Sequence[Row]) -> bool:
+        """Whether it is worth waiting for the step on its way to draft after it."""
+        outlooks = [outlook for _, _, outlook in self._outlooks(rows)]
+        return bool(outlooks) and self._policy.width(len(rows), outlooks, 1) > 1
+
+    def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
+        """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
+        found = self._outlooks(rows)
+        if not found:
+            return []
+        width = self._policy.width(len(rows), [outlook for _, _, outlook in found], 0)
+        drafts: list[Draft | None] = [None] * len(rows)
+        started_s = time.perf_counter()
+        for source in self.sources if width > 1 else ():
+            places = [place for place, its_source, _ in found if its_source is source]
+            if not places:
+                continue
+            drafting = [rows[place] for place in places]
+            counts = [min(width - 1, _room(row)) for row in drafting]
+            for place, tokens in zip(places, source.propose(drafting, counts), strict=True):
+                drafts[place] = Draft(tokens, source.name) if len(tokens) else None
+        self.clock.drafted(time.perf_counter() - started_s)
+        return drafts if any(drafts) else []
+
+    def landed(self, rows: int, width: int, judged: Sequence[tuple[Row, Draft, int]]) -> None:
+        """A step of so many rows is there, and says how many tokens of each draft were accepted."""
+        self.clock.landed(rows, width)
+        for row, draft, accepted in judged:
+            for source in self.sources:
+                if source.name == draft.source:
+                    source.judged(row, len(draft.tokens), accepted)
+
+    def _outlooks(self, rows: Sequence[Row]) -> list[tuple[int, DraftSource, Outlook]]:
+        found = []
+        for place, row in enumerate(rows):
+            if not row.speculate or _room(row) <= 0:
+                continue
+            for source in self.sources:
+                outlook = source.follow(row)
+                if outlook is not None:
+                    found.append((place, source, outlook))
+                    break
+        return found
+
+
+def _room(row: Row) -> int:
+    """How many tokens a draft may have: the one that follows it is an output too."""
+    return row.max_tokens - (len(row.tokens) - row.prompt_tokens) - 1

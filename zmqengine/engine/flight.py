@@ -1,0 +1,164 @@
+"""A step on its way, and what becomes of it when its tokens are there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import mlx.core as mx
+
+from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
+from zmqengine.engine.prompt_store.offers import Offer
+from zmqengine.engine.row import MadeToken, Row
+from zmqengine.engine.sampling import LogprobArrays
+from zmqengine.engine.window import Draft, Window
+
+
+@dataclass
+class Landed:
+    """Rows that have made what is not a number, by their `id()`; those that failed, and those that ended.
+
+    `judged` are drafts, and how many of their tokens were accepted.
+    """
+
+    doubtful: set[int]
+    failed: set[int] = field(default_factory=set)
+    ended: list[Row] = field(default_factory=list)
+    judged: list[tuple[Row, Draft, int]] = field(default_factory=list)
+
+
+@dataclass
+class Flight:
+    """A step on its way: the tokens that it makes for `rows`, in order; with a `window` [rows, its width] of them.
+
+    `offers` are caches that it goes on from, with the row whose logit tells whether they are good.
+    """
+
+    rows: list[Row]
+    tokens: mx.array
+    chosen_logits: mx.array
+    measured: list[Row]
+    logprobs: LogprobArrays | None
+    offers: list[tuple[Row, Offer]]
+    window: Window | None = None
+
+    @property
+    def width(self) -> int:
+        """How many tokens of each row it reads."""
+        return 1 if self.window is None else self.window.width
+
+    def made(self, row: Row) -> MadeToken | None:
+        """The one token of a row, waited for; None if it was made of something that is not a number."""
+        place = self.rows.index(row)
+        if not math.isfinite(cast(float, self.chosen_logits[place].item())):
+            return None
+        return MadeToken(cast(int, self.tokens[place].item()), self._logprobs().get((row.id, 0)))
+
+    def land(self, result: StepResult) -> Landed:
+        """Wait for the tokens, and let the rows that are not gone take theirs."""
+        tokens: Any = self.tokens.tolist()
+        logits: Any = self.chosen_logits.tolist()
+        return (
+            self._take(tokens, logits, result)
+            if self.window is None
+            else self._take_window(tokens, logits, result)
+        )
+
+    def last_tokens(self, here: Sequence[Row]) -> mx.array | None:
+        """The tokens, still on their way, of those of its rows that are `here`; None if none is."""
+        ids = {id(row) for row in here}
+        places = [place for place, row in enumerate(self.rows) if id(row) in ids]
+        if len(places) == len(self.rows):
+            return self.tokens
+        return self.tokens[mx.array(places)] if places else None
+
+    def _take(self, tokens: list[int], logits: list[float], result: StepResult) -> Landed:
+        logprobs = self._logprobs()
+        landed = Landed(_not_finite(self.rows, logits))
+        for row, token in zip(self.rows, tokens, strict=True):
+            if row.gone:
+                continue
+            message = _spoilt(row) if id(row) in landed.doubtful else ""
+            finish = None
+            if not message:
+                try:
+                    finish = row.take(token)
+                except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
+                    message = f"the constraint failed: {error}"
+            if not message:
+                result.tokens.append(RowToken(row.id, token, logprobs.get((row.id, 0)), finish))
+            if message or finish is not None:
+                _end(row, message, landed, result)
+        return landed
+
+    def _take_window(self, tokens: list[list[int]], logits: list[list[float]], result: StepResult) -> Landed:
+        """Each row takes the tokens that were chosen up to the first that was not drafted; the rest is not its own."""
+        assert self.window is not None
+        logprobs = self._logprobs()
+        landed = Landed(_not_finite(self.rows, [first for first, *_ in logits]))
+        for place, row in enumerate(self.rows):
+            if row.gone:
+                continue
+            accepted = self.window.accepted(place, tokens[place])
+            taken, message = 0, ""
+            finish: EngineFinish | None = None
+            for token, logit in zip(tokens[place][: accepted + 1], logits[place], strict=False):
+                if not math.isfinite(logit):
+                    message = _spoilt(row)
+                    break
+                finish = row.take(token)
+                result.tokens.append(RowToken(row.id, token, logprobs.get((row.id, taken)), finish))
+                taken += 1
+                if finish is not None:
+                    break
+            row.held += taken
+            row.sampled += taken
+            row.window -= taken
+            draft = self.window.drafts[place]
+            if draft is not None:
+                landed.judged.append((row, draft, accepted))
+                result.drafts.append(RowDraft(row.id, draft.source, len(draft.tokens), min(accepted, taken)))
+            if message or finish is not None:
+                _end(row, message, landed, result)
+        return landed
+
+    def _logprobs(self) -> dict[tuple[int, int], TokenLogprobs]:
+        """By the id of the row and the place of the token in what the step makes of it."""
+        if self.logprobs is None:
+            return {}
+        chosen: Any = self.logprobs.chosen.tolist()
+        top: Any = [[] for _ in chosen]
+        if self.logprobs.top_tokens is not None and self.logprobs.top_logprobs is not None:
+            pairs = zip(self.logprobs.top_tokens.tolist(), self.logprobs.top_logprobs.tolist(), strict=True)  # type: ignore[arg-type]
+            top = [list(zip(*cast(Any, best), strict=True)) for best in pairs]
+        return dict(self._by_row(chosen, top))
+
+    def _by_row(self, chosen: Any, top: Any) -> Iterator[tuple[tuple[int, int], TokenLogprobs]]:
+        for start, row in zip(range(0, len(chosen), self.width), self.measured, strict=True):
+            for ahead in range(self.width):
+                place = start + ahead
+                yield (row.id, ahead), TokenLogprobs(chosen[place], top[place][: row.logprobs])
+
+
+def _end(row: Row, message: str, landed: Landed, result: StepResult) -> None:
+    row.gone = True
+    if message:
+        landed.failed.add(id(row))
+        result.failures.append(RowFailure(row.id, message))
+    else:
+        landed.ended.append(row)
+
+
+def _spoilt(row: Row) -> str:
+    if row.matcher is not None and row.matcher.error:
+        return f"the constraint failed: {row.matcher.error}"
+    return "the model's output for this row is not a number"
+
+
+def _not_finite(rows: Sequence[Row], chosen_logits: Sequence[float]) -> set[int]:
+    """The rows, by their `id()`, whose logit is not a number."""
+    if math.isfinite(sum(chosen_logits)):
+        return set()
+    return {id(row) for row, logit in zip(rows, chosen_logits, strict=True) if not math.isfinite(logit)}

@@ -1,0 +1,135 @@
+"""A batch's cache whose rows can go back by unlike numbers of tokens, without being copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine.mlx_lm_border import BatchKVCache
+from zmqengine.engine.row import Caches
+
+# Gaps are read by every step. They are closed when they are more than this, and a part of what rows hold.
+_GAP_COLUMNS_MAX = 64
+_GAP_SHARE_MAX = 0.25
+
+
+class Gaps:
+    """Columns that some rows of a batch do not use: `hidden` is [rows, columns], as all layers have them.
+
+    A row is the columns from its padding on that are not hidden, in order. Its keys have been turned by their
+    positions before they were written, so a gap moves nothing: it has only to be left out of every mask.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.hidden = np.zeros((rows, columns), np.bool_)
+        self._visible: mx.array | None = None
+
+    def hide(self, stop: int, counts: Sequence[int]) -> None:
+        """The last `counts[i]` columns of row i before `stop` are not used; from `stop` on everything is new."""
+        self._widen(stop)
+        self.hidden[:, stop:] = False
+        for row, count in enumerate(counts):
+            self.hidden[row, stop - count : stop] = True
+        self._visible = None
+
+    def visible(self, columns: int) -> mx.array:
+        """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
+        self._widen(columns)
+        if self._visible is None:
+            self._visible = mx.array(~self.hidden)[:, None, None]
+        return self._visible[..., :columns]
+
+    def _widen(self, columns: int) -> None:
+        missing = columns - self.hidden.shape[1]
+        if missing > 0:
+            self.hidden = np.pad(self.hidden, ((0, 0), (0, missing)))
+            self._visible = None
+
+
+class RaggedKVCache(BatchKVCache):
+    """mlx-lm's cache of a batch, whose masks leave out `gaps`."""
+
+    gaps: Gaps | None = None
+
+    def make_mask(self, N: int, return_array: bool = False, **options: Any) -> mx.array:  # noqa: N803
+        """The mask of `N` new columns: [rows, 1, N, columns]."""
+        mask: mx.array = super().make_mask(N, return_array, **options)
+        return mask if self.gaps is None else mask & self.gaps.visible(self._idx + N)
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> Any:
+        """A batch of these rows."""
+        if all(cache.empty() for cache in caches):
+            return cls([0] * len(caches))
+        return super().merge(caches)  # type: ignore[no-untyped-call]
+
+
+def can_go_back(caches: Caches) -> bool:
+    """Whether `go_back` works for these caches of a batch: every layer sees all tokens, and keeps all of them."""
+    return all(type(cache) is RaggedKVCache for cache in caches)
+
+
+def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
+    """Take the last `counts[i]` tokens from row i, which then holds `held[i]`. Nothing is copied."""
+    first, common = caches[0], min(counts)
+    stop, gaps = first._idx - common, first.gaps
+    if gaps is None and max(counts) > common:
+        gaps = Gaps(len(counts), first.keys.shape[2])
+    if gaps is not None:
+        gaps.hide(stop, [count - common for count in counts])
+    offset = mx.array(list(held))
+    for cache in caches:
+        cache._idx = stop
+        cache.offset = offset
+        cache.gaps = gaps
+
+
+def make_room(caches: Caches, columns: int, held: Sequence[int]) -> None:
+    """Before `columns` are added to a batch whose rows hold `held`: close gaps where that is due.
+
+    A cache that is full is copied anyway, so that is the time to close them.
+    """
+    first = caches[0]
+    if getattr(first, "gaps", None) is None:
+        return
+    spare = first._idx - max(held)
+    is_full = first._idx + columns > first.keys.shape[2]
+    if is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX):
+        close_gaps(caches, held)
+
+
+def close_gaps(caches: Caches, held: Sequence[int]) -> None:
+    """Copy a batch with gaps, whose rows hold `held`, to one without."""
+    if caches and getattr(caches[0], "gaps", None) is not None:
+        take_rows(caches, list(range(len(held))), held)
+
+
+def take_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
+    """Keep the rows at `places` of a batch with gaps, whose rows hold `held`, and close their gaps."""
+    lengths = [held[place] for place in places]
+    longest = max(lengths)
+    index = np.zeros((len(places), longest), np.uint32)
+    for row, (place, length) in enumerate(zip(places, lengths, strict=True)):
+        index[row, longest - length :] = columns_of(caches[0], place, length)
+    rows, columns = mx.array(list(places)), mx.array(index)[:, None, :, None]
+    offset = mx.array(lengths)
+    for cache in caches:
+        cache.keys = mx.take_along_axis(cache.keys[rows], columns, axis=2)
+        cache.values = mx.take_along_axis(cache.values[rows], columns, axis=2)
+        cache._idx = longest
+        cache.offset = offset
+        cache.left_padding = mx.array([longest - length for length in lengths])
+        cache.gaps = None
+
+
+def columns_of(cache: Any, place: int, held: int) -> np.ndarray:
+    """The columns that the row at `place`, which holds `held` tokens, uses, in order."""
+    if cache.gaps is None:
+        return np.arange(cache._idx - held, cache._idx, dtype=np.uint32)
+    used = np.flatnonzero(~cache.gaps.hidden[place, : cache._idx])
+    if cache._idx > cache.gaps.hidden.shape[1]:
+        used = np.concatenate([used, np.arange(cache.gaps.hidden.shape[1], cache._idx)])
+    return used[len(used) - held :].astype(np.uint32)

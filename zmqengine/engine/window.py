@@ -1,0 +1,124 @@
+"""Several tokens a row in one step: the model reads drafts of them in one call, and says what it would have made.
+
+The token at an output index depends on the tokens before it, a seed and that index, and on nothing else. So the model's
+own choice at every place of a window decides: a drafted token is accepted while it is the one that was chosen, and the
+first choice that differs is kept as well. The output is the one that there would have been without a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine.penalties import Penalties
+from zmqengine.engine.random_bits import uniform
+from zmqengine.engine.row import Row
+from zmqengine.engine.sampling import DrawPlan, LogprobArrays, draw, measure
+
+
+class Draft(NamedTuple):
+    """What may follow the tokens of a row, and the name of who says so."""
+
+    tokens: Sequence[int]
+    source: str
+
+
+class Choices(NamedTuple):
+    """What the model chose at each place of a window: token and logit [rows, width], and log-probabilities of the
+    rows that want them, [their number * width]."""
+
+    tokens: mx.array
+    logits: mx.array
+    logprobs: LogprobArrays | None
+
+
+@dataclass(frozen=True)
+class Window:
+    """The last token of each row and its draft, padded to `width` tokens: what one call reads."""
+
+    drafts: list[Draft | None]
+    width: int
+    inputs: mx.array
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], drafts: list[Draft | None]) -> Window:
+        """The window of these rows, whose tokens are all known."""
+        width = 1 + max(len(draft.tokens) for draft in drafts if draft is not None)
+        inputs = np.zeros((len(rows), width), np.uint32)
+        for place, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            inputs[place, 0] = row.tokens[-1]
+            if draft is not None:
+                inputs[place, 1 : 1 + len(draft.tokens)] = draft.tokens
+        return cls(drafts, width, mx.array(inputs))
+
+    def accepted(self, place: int, tokens: Sequence[int]) -> int:
+        """How many tokens of the draft at `place` are those that were chosen."""
+        draft = self.drafts[place]
+        count = 0
+        if draft is not None:
+            while count < len(draft.tokens) and draft.tokens[count] == tokens[count]:
+                count += 1
+        return count
+
+    def choose(
+        self, logits: mx.array, plan: DrawPlan | None, penalties: Penalties, measured: Sequence[int], top: int
+    ) -> Choices:
+        """The choices of `logits` [rows, width, vocab], each as if the tokens before it had been accepted.
+
+        `measured` are the places of rows that want the `top` best log-probabilities.
+        """
+        rows, width, vocab = logits.shape
+        if penalties.index is not None:
+            logits = penalties.apply_window(logits, self.inputs[:, 1:])
+        flat = logits.reshape(-1, vocab)
+        tokens = mx.argmax(flat, axis=-1) if plan is None or plan.index is not None else None
+        if plan is not None:
+            tokens = _draw(flat, plan, width, tokens)
+        assert tokens is not None
+        chosen = mx.take_along_axis(flat, tokens[:, None], axis=-1).reshape(rows, width)
+        logprobs = None
+        if measured:
+            index = _widened(mx.array(list(measured)), width)
+            logprobs = measure(flat[index], tokens[index], top)
+        tokens = tokens.reshape(rows, width)
+        if penalties.index is not None:
+            penalties.count_window(tokens, self._kept(tokens))
+        return Choices(tokens, chosen, logprobs)
+
+    def _kept(self, tokens: mx.array) -> mx.array:
+        """Which of the chosen `tokens` [rows, width] stand: those after an accepted draft, and the first of all."""
+        lengths = mx.array([0 if draft is None else len(draft.tokens) for draft in self.drafts])
+        right = (self.inputs[:, 1:] == tokens[:, :-1]) & (mx.arange(self.width - 1) < lengths[:, None])
+        run = mx.cumprod(right.astype(mx.int32), axis=-1)
+        return mx.concatenate([mx.ones((len(self.drafts), 1), mx.int32), run], axis=-1)
+
+
+def _draw(flat: mx.array, plan: DrawPlan, width: int, greedy: mx.array | None) -> mx.array:
+    """Tokens [rows * width]: drawn as the plan says, and those of `greedy` in rows that it leaves out."""
+
+    def widened(column: mx.array | None) -> Any:
+        return None if column is None else mx.repeat(column, width, axis=0)
+
+    wide = replace(
+        plan,
+        inverse_temperature=widened(plan.inverse_temperature),
+        top_k=widened(plan.top_k),
+        top_p=widened(plan.top_p),
+        min_p_floor=widened(plan.min_p_floor),
+    )
+    places = [uniform(row.key, row.sampled + ahead) for row in plan.rows for ahead in range(width)]
+    uniforms = mx.array(places)[:, None]
+    if plan.index is None or greedy is None:
+        return draw(flat, wide, uniforms)
+    index = _widened(plan.index, width)
+    greedy[index] = draw(flat[index], wide, uniforms)
+    return greedy
+
+
+def _widened(places: mx.array, width: int) -> mx.array:
+    """Where the windows of the rows at `places` stand among those of all rows, one after the other."""
+    return (places[:, None] * width + mx.arange(width)).reshape(-1)
