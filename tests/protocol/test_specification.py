@@ -140,7 +140,7 @@ def _assert_notation(notation: str, described: Any, field: Any) -> None:
     default = re.search(r" = (\S+?)(?:,|$)", notation)
     if default:
         value = _default(field)
-        stated = {"{}": {}, "[]": [], "false": False}.get(default[1])
+        stated = {"{}": {}, "[]": [], "false": False, "true": True}.get(default[1])
         if isinstance(value, msgspec.Struct):
             assert value == type(value)()
         else:
