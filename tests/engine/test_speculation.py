@@ -204,6 +204,8 @@ def test_a_text_that_never_repeats_runs_one_step_ahead_as_without(model):
 class Fixed:
     """Always the same width."""
 
+    positions_max = 1 << 20
+
     def __init__(self, width: int) -> None:
         self.width_max = width
 

@@ -49,6 +49,7 @@ class RandomWidth:
     """Another width at every step, 1 among them."""
 
     width_max = 6
+    positions_max = 1 << 20
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

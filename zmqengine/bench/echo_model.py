@@ -43,15 +43,19 @@ def answer(text: list[int]) -> list[int]:
     return [*((word - FIRST_WORD) % WORDS + FIRST_WORD for word in text), END]
 
 
-def build(words: int, *, hidden: int = 256, layers: int = 4, seed: int = 0) -> Any:
-    """A model for documents of so many words. `hidden` is a multiple of 64, and at least 192."""
-    config = {
+def config(hidden: int = 256, layers: int = 4) -> dict[str, Any]:
+    """The model's configuration in mlx-lm's form. `hidden` is a multiple of 64, and at least 192."""
+    return {
         "model_type": "llama", "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers,
         "num_attention_heads": hidden // _HEAD, "num_key_value_heads": hidden // _HEAD, "head_dim": _HEAD,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
     }  # fmt: skip
-    model = llama.Model(llama.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]
+
+
+def build(words: int, *, hidden: int = 256, layers: int = 4, seed: int = 0) -> Any:
+    """A model for documents of so many words."""
+    model = llama.Model(llama.ModelArgs.from_dict(config(hidden, layers)))  # type: ignore[no-untyped-call]
     mx.random.seed(seed)
     leaves: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     weights = {name: mx.random.normal(leaf.shape) * 0.02 if leaf.ndim > 1 else leaf for name, leaf in leaves}

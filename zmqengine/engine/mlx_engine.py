@@ -153,7 +153,12 @@ class MlxEngine:
         # A batch that grows or takes a row in is copied, and its caches may all be copied before one is freed.
         chunk = max(self._pace.tokens, self._pace_idle.tokens)
         grown = max(map(kv.byte_count, prefilling), default=0)
-        return self._abilities.chunk_bytes(chunk) + max(self._decode.largest_bytes, grown)
+        windows = (
+            0
+            if self._speculation is None
+            else self._speculation.workspace_bytes(self.rows_max, self.info.vocab_size)
+        )
+        return max(self._abilities.chunk_bytes(chunk), windows) + max(self._decode.largest_bytes, grown)
 
     def _keep_pace(self, pace: PrefillPace, tokens_read: int, seconds: float) -> None:
         # A chunk is waited for up to two steps after the one that launched it, or at once: it depends on the device.

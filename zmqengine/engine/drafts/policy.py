@@ -23,6 +23,11 @@ class WidthPolicy(Protocol):
         """It is never more."""
         ...
 
+    @property
+    def positions_max(self) -> int:
+        """A step with drafts never reads more tokens of all rows together."""
+        ...
+
     def prepare(self, model: Any, rows_max: int) -> None:
         """Before the first step, with a model whose caches can go back."""
         ...
@@ -45,11 +50,11 @@ class BestWidth:
 
     def __init__(self, costs: StepCosts, positions_max: int) -> None:
         self._costs = costs
-        self._positions_max = positions_max
+        self.positions_max = positions_max
 
     def prepare(self, model: Any, rows_max: int) -> None:
         """Measure what widths cost."""
-        measure_widths(model, self._costs, rows_max, self._positions_max, WIDTHS[1:])
+        measure_widths(model, self._costs, rows_max, self.positions_max, WIDTHS[1:])
 
     def width(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> int:
         """The width for this step."""
@@ -60,7 +65,7 @@ class BestWidth:
         )
         best, best_gain = 1, _GAIN_MIN
         for width in WIDTHS[1:]:
-            if rows * width > self._positions_max:
+            if rows * width > self.positions_max:
                 break
             tokens = rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)
             gain = tokens / rows / (self._costs.ratio(rows, width) + token_cost * (width - 1))

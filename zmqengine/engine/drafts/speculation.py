@@ -35,6 +35,11 @@ class Speculation:
         self.sources = sources
         self._policy = policy
 
+    def workspace_bytes(self, rows_max: int, vocab_size: int) -> int:
+        """What a step takes for a moment to choose at every place of its windows: logits, and what is made of them."""
+        positions = min(self._policy.positions_max, rows_max * self._policy.width_max)
+        return 3 * 4 * positions * vocab_size
+
     def prepare(self, model: Any, rows_max: int) -> None:
         """Before the first step, with a model whose caches can go back."""
         self._policy.prepare(model, rows_max)

@@ -1,0 +1,90 @@
+"""A worker that drafts says so, and a crash in the middle of its windows loses, repeats and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.support.models import build_tokenizer
+from tests.support.workers import WorkerProcess
+from zmqengine.bench import echo_model
+
+KILLS = int(os.environ.get("ZMQENGINE_DRAFTING_KILLS", "25"))
+WORDS = 120
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The echo model on disk, as mlx-lm loads it."""
+    directory: Path = tmp_path_factory.mktemp("models") / "echo"
+    directory.mkdir()
+    parameters = dict(tree_flatten(echo_model.build(WORDS, hidden=192, layers=1).parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
+    config = echo_model.config(192, 1) | {"eos_token_id": echo_model.END}
+    (directory / "config.json").write_text(json.dumps(config))
+    build_tokenizer().save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return str(directory)
+
+
+def test_a_completion_tells_of_its_drafts_and_a_request_may_do_without(
+    make_worker: Callable[..., WorkerProcess], model: str
+) -> None:
+    """The tokens are the same; status counts what the completion says."""
+    text = echo_model.document(random.Random(1), WORDS)
+    with make_worker(None, model=model, speculate="ngram", supervise=False).client() as client:
+        asked = {"max_tokens": 2 * WORDS, "stop_token_ids": [echo_model.END]}
+        drafted = client.generate_tokens(echo_model.prompt(text), **asked).read()
+        plain = client.generate_tokens(echo_model.prompt(text), speculate=False, **asked).read()
+        assert drafted.tokens == plain.tokens == echo_model.answer(text)
+        assert plain.drafts == {}
+        numbers = client.status().numbers
+        for name, (proposed, accepted) in drafted.drafts.items():
+            assert 0 <= accepted <= proposed
+            assert (numbers[f"drafted_{name}"], numbers[f"drafts_accepted_{name}"]) == (proposed, accepted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_32_drafting_streams_lose_and_change_nothing_over_many_kills(
+    make_worker: Callable[..., WorkerProcess], model: str
+) -> None:
+    """SIGKILL at random moments; each stream, whatever it lived through, is its document said again."""
+    draw = random.Random(2)
+    worker = make_worker(
+        None,
+        model=model,
+        speculate="ngram",
+        restarts_max=10 * KILLS,
+        restart_wait_ms=1,
+        restart_wait_max_ms=1,
+    )
+    resumed = proposed = 0
+    with worker.client() as client:
+        for _ in range(KILLS):
+            texts = [echo_model.document(draw, WORDS) for _ in range(32)]
+            streams = [
+                client.generate_tokens(
+                    echo_model.prompt(text), max_tokens=2 * WORDS, stop_token_ids=[echo_model.END]
+                )
+                for text in texts
+            ]
+            for _ in range(draw.randrange(1, 40)):
+                next(iter(streams[0]), None)
+            time.sleep(draw.uniform(0.0, 0.2))
+            worker.kill_engine()
+            for text, stream in zip(texts, streams, strict=True):
+                completion = stream.read()
+                assert completion.tokens == echo_model.answer(text)
+                resumed += completion.resumed
+                proposed += sum(numbers[0] for numbers in completion.drafts.values())
+    print(f"{KILLS} kills: {resumed} streams resumed, {proposed} tokens drafted after the last kill of each")
+    assert resumed > KILLS
