@@ -5,6 +5,7 @@ engine_options.py      how an engine is to run: a part of the worker's options
 opening.py             from a model's name to an engine; the worker calls this and nothing else
 loader.py              loads a model and its tokenizer with mlx-lm
 tokenizer_export.py    what a front-end needs of the tokenizer
+fingerprint.py         tells one model from another by its numbers
 generation_config.py   how the model's makers want tokens to be drawn
 mlx_engine.py          the engine on MLX: one step is a decode of every row, then a chunk of prefill
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from zmqengine.errors import ConfigError
-from zmqengine.option import DAY_MS, check, option
+from zmqengine.option import DAY_MS, MIB, check, option
+
+GIB = 1 << 30
 
 Speculate = Literal["off", "auto", "ngram", "draft"]
 
@@ -45,6 +50,23 @@ class EngineOptions:
         help="A smaller model with the same tokenizer that drafts for --model: a local directory or a hub id.",
         otherwise="none",
     )
+    cache_dir: str | None = option(
+        None,
+        help="Directory to keep prompts on disk as well, as files of this user alone: they are back after a restart. "
+        "auto is ~/.cache/zmqengine, on macOS ~/Library/Caches/zmqengine.",
+        otherwise="memory alone",
+    )
+    cache_dir_bytes: int = option(
+        20 * GIB, within=(MIB, 1 << 60), help="What --cache-dir may take, other workers' files included."
+    )
+    cache_dir_free_bytes: int = option(
+        10 * GIB, within=(0, 1 << 60), help="What stays free on the disk of --cache-dir."
+    )
+    cache_dir_writes_bytes: int = option(
+        64 * GIB,
+        within=(0, 1 << 60),
+        help="What may be written to --cache-dir in a day, by all who share it.",
+    )
     wired_limit: Literal["auto", "off"] | int = option(
         "auto",
         within=(0, 1 << 50),
@@ -62,6 +84,15 @@ class EngineOptions:
     def prefill_s(self) -> float:
         """`prefill_ms` in seconds."""
         return self.prefill_ms / 1000
+
+    @property
+    def cache_path(self) -> Path | None:
+        """The directory that `cache_dir` means."""
+        if self.cache_dir is None or self.cache_dir != "auto":
+            return None if self.cache_dir is None else Path(self.cache_dir).expanduser()
+        if sys.platform == "darwin":
+            return Path("~/Library/Caches/zmqengine").expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "zmqengine"
 
     @property
     def wired_bytes(self) -> int | None:

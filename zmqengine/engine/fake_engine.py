@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,9 @@ from zmqengine.engine.interface import (
     TokenLogprobs,
 )
 from zmqengine.engine.random_bits import mix, seed_key
+
+if TYPE_CHECKING:
+    from zmqengine.engine.prompt_store.disk.tier import DiskTier
 
 __all__ = [
     "EXIT_CODE",
@@ -120,6 +123,7 @@ class FakeEngine:
         self.rows_max = self.config.rows_max
         self.step_tokens_max = 1
         self.padding_bytes_max = 0
+        self.disk: DiskTier | None = None
         self.calls: deque[FakeCall] = deque(maxlen=20_000)
         self._faults = FakeFaults(self.config.faults)
         self.unblock = self._faults.unblock

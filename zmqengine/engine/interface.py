@@ -14,6 +14,7 @@ from zmqengine.sampling_params import Sampling as Sampling
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.grammar import Grammar
+    from zmqengine.engine.prompt_store.disk.tier import DiskTier
 
 EngineFinish = Literal["stop", "length"]
 
@@ -183,6 +184,11 @@ class Engine(Protocol):
     @property
     def info(self) -> ModelInfo:
         """Facts about the model."""
+        ...
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """What keeps prompts on disk, if anything does. `close` does not close it."""
         ...
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,14 @@ from zmqengine.engine.interface import (
 )
 from zmqengine.engine.lanes import Lanes
 from zmqengine.engine.memory import padding_allowance, unwire_memory, wire_memory
+from zmqengine.engine.mlx_lm_border import mlx_lm_version
 from zmqengine.engine.pacing import PrefillPace
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.probe import probe
 from zmqengine.engine.prompt_store.block import StoredBlock
+from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
+from zmqengine.engine.prompt_store.disk.tier import DiskTier
+from zmqengine.engine.prompt_store.keys import salt_of
 from zmqengine.engine.prompt_store.parked_rows import ParkedRow
 from zmqengine.engine.prompt_store.store import PromptStore, numbers
 from zmqengine.engine.row import Caches, Row
@@ -93,6 +97,7 @@ class MlxEngine:
         self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
+        self.disk: DiskTier | None = None
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         if self._speculation is not None:
             self._speculation.prepare(model, self.rows_max)
@@ -212,6 +217,21 @@ class MlxEngine:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
         own = self._abilities.shape.project(tokens)
         return own if self._draft_model is None else own + self._draft_model.project_bytes(tokens)
+
+    def keep_on_disk(
+        self, identity: str, options: EngineOptions, ring: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep prompts in `options.cache_path` too, for all engines of the model that `identity` tells from others.
+
+        `ring` is called by a thread when there is room to write more. Raises `ConfigError` for an unusable path.
+        """
+        layout, path = self._abilities.layout, options.cache_path
+        if layout is not None and path is not None:
+            salt = salt_of(model=identity, layout=layout.describe(), mlx_lm=mlx_lm_version)
+            bounds = Bounds(
+                options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes
+            )
+            self.disk = DiskTier(self._store, Directory(path, salt, bounds), ring)
 
     def insert_blocks(self, blocks: Sequence[StoredBlock]) -> int:
         """Keep what was read elsewhere, each block the parent of the next; returns how many tokens are kept now."""

@@ -17,6 +17,7 @@ import mlx.core as mx  # noqa: E402
 
 from zmqengine.engine.drafts.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.drafts.opening import open_draft_model, open_speculation  # noqa: E402
+from zmqengine.engine.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.memory import recommended_bytes  # noqa: E402
 from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
@@ -45,11 +46,12 @@ def open_mlx_engine(
     name: str = "",
     limit_memory: Callable[[int, int], int] = lambda recommended_bytes, parameter_bytes: recommended_bytes,
     report: Report = lambda stage, fraction: None,
+    ring: Callable[[], None] = lambda: None,
 ) -> OpenedEngine:
     """Load `model` (a directory or a hub id), to be known as `name`, and build its engine on this thread.
 
     `limit_memory` is asked once, when the weights are loaded, what MLX may hold in all; it is told what the system
-    recommends and how large the weights are.
+    recommends and how large the weights are. `ring` is called by a thread when there is something to do.
     Only this thread may use the engine. Raises ModelLoadError.
     """
     recommended = recommended_bytes()
@@ -61,6 +63,8 @@ def open_mlx_engine(
     draft_model = _open_draft_model(options.draft, loaded, report)
     speculation = open_speculation(options.speculate, loaded.info.vocab_size, draft_model)
     engine = MlxEngine(loaded.model, loaded.info, options, speculation=speculation)
+    if options.cache_path is not None:
+        engine.keep_on_disk(fingerprint(loaded.model, loaded.directory), options, ring)
     if not engine.info.batchable:
         log.warning(
             "this model is served row by row: mlx-lm cannot step several of its rows in one call",

@@ -70,7 +70,9 @@ class Actor:
     def run(self) -> None:
         """Serve until drained. Raises `EngineBroken` when the engine fails too often."""
         while not self._clockwork.is_drained:
-            self.run_pass(wait_ms=0 if self.batch.has_work else self._clockwork.idle_wait_ms())
+            is_busy = self.batch.has_work or self.batch.prompt_disk.has_work
+            self.run_pass(wait_ms=0 if is_busy else self._clockwork.idle_wait_ms())
+        self.batch.prompt_disk.save_all(self._clockwork.drain_left_s, self._may_go_on)
 
     def run_pass(self, wait_ms: int = 0) -> PassReport:
         """One pass; with nothing to do, wait up to `wait_ms` for something first."""
@@ -89,6 +91,7 @@ class Actor:
         step_ns = self.batch.step(report, now_s)
         stepped_ns = time.perf_counter_ns()
         self.outgoing.flush(now_s)
+        self.batch.prompt_disk.save(step_ns / 1e9 if report.stepped else None)
 
         report.ended = self.counters.ends - ended_before
         self.counters.passes += 1
@@ -111,6 +114,11 @@ class Actor:
         self.batch.close()
         if self._watchdog is not None:
             self._watchdog.close()
+
+    def _may_go_on(self) -> bool:
+        if self._watchdog is not None:
+            self._watchdog.pause()
+        return self._board.drain_requests <= 1
 
     def _wait(self, wait_ms: int) -> None:
         if self._watchdog is not None:
@@ -162,6 +170,7 @@ class Actor:
         self._board.numbers = {
             **self.counters.numbers(),
             **self.batch.ledger.numbers(memory),
+            **self.batch.prompt_disk.numbers(),
             "sessions": len(self.sessions),
             "requests_held": sum(len(session.requests) for session in self.sessions),
             "log_bytes": self.outgoing.all_held_bytes,

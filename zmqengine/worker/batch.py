@@ -21,7 +21,8 @@ from zmqengine.worker.counters import PassReport
 from zmqengine.worker.deadlines import Deadlines
 from zmqengine.worker.divergences import Divergences
 from zmqengine.worker.outgoing import Outgoing
-from zmqengine.worker.preparing import Preparation, Preparer, preparation_of
+from zmqengine.worker.preparing import Preparation, Preparer, both, preparation_of
+from zmqengine.worker.prompt_disk import PromptDisk
 from zmqengine.worker.recovery import Recovery
 from zmqengine.worker.request import LiveRequest
 from zmqengine.worker.session import Session
@@ -52,6 +53,7 @@ class Batch:
         self._order = self._admission.order
         self.ledger = self._admission.ledger
         self._preparer = Preparer(context.board.wakeup.ring)
+        self.prompt_disk = PromptDisk(engine.disk, self._preparer, lambda: self.ledger.prompt_cache_bytes)
         self._deadlines = Deadlines()
         self._recovery = Recovery(
             failures_max=config.engine_failures_max, window_s=config.engine_failures_window_s
@@ -70,7 +72,8 @@ class Batch:
     @property
     def has_work(self) -> bool:
         """Whether a pass now would do something for a request."""
-        return bool(self.rows or self._leaving) or len(self._order) > 0 or self._recovery.waiting > 0
+        waiting = len(self._order) > 0 or self._recovery.waiting > 0 or self.prompt_disk.is_restoring
+        return bool(self.rows or self._leaving) or waiting
 
     @property
     def is_empty(self) -> bool:
@@ -118,7 +121,9 @@ class Batch:
         """
         if self._draining:
             raise Draining("the worker is draining: it takes no new requests")
-        preparation = preparation_of(insert, self._context.compiler)
+        cache_scope = self._cache_scope(insert, session)
+        looking = self.prompt_disk.preparation(insert, cache_scope)
+        preparation = both(preparation_of(insert, self._context.compiler), looking)
         ticket, tokens_max = self._admission.ticket(insert, session, len(self.rows), now_s)
         stops = frozenset(insert.stop_token_ids)
         request = LiveRequest(
@@ -128,7 +133,7 @@ class Batch:
             seed=secrets.randbits(63) if insert.seed is None else insert.seed,
             stop_token_ids=stops if insert.ignore_eos else stops | self._context.model.eos_token_ids,
             tokens_max=tokens_max,
-            cache_scope=self._cache_scope(insert, session),
+            cache_scope=cache_scope,
         )
         request.arrival_pass = self._counters.passes
         self._live[ticket] = request
@@ -241,12 +246,15 @@ class Batch:
                 self._finish(request, "stop", "", "")
                 continue
             if error is None:
-                self._enqueue(request, now_s)
+                if not self.prompt_disk.take(request):
+                    self._enqueue(request, now_s)
                 continue
             code = error.code if isinstance(error, ZmqEngineError) else ""
             if not code:
                 log.error("preparing failed", extra={"request": request.id}, exc_info=error)
             self._finish(request, "error", str(error), code)
+        for request in self.prompt_disk.restored(is_busy=bool(self.rows)):
+            self._enqueue(request, now_s)
 
     def _enqueue(self, request: LiveRequest, now_s: float) -> None:
         request.phase = "queued"
@@ -283,6 +291,7 @@ class Batch:
     def _join(self, request: LiveRequest) -> None:
         has_room = self._admission.reserve(request)
         assert has_room, "room was made before"
+        self.prompt_disk.forget(request)
         request.phase = "running"
         request.row = next(self._row_ids)
         request.parked_row = -1
@@ -380,6 +389,7 @@ class Batch:
         rates.note_step(read_tokens, decode_tokens, step_ns / 1e9)
         if read_tokens:
             self._order.prefill_cost = rates.prefill_cost
+            self.prompt_disk.note_reading(rates.prefill_tokens_per_s)
 
     def _note_prefill(self, row: int, done: int, total: int, cached: int) -> None:
         request = self.rows.get(row)
@@ -461,6 +471,7 @@ class Batch:
         self._order.withdraw(request.ticket)
         self._recovery.discard(request)
         self._deadlines.discard(request)
+        self.prompt_disk.forget(request)
         del self._live[request.ticket]
         phases_ms = self._counters.latencies.phases_ms(request)
         facts = (request.prompt_tokens, request.cached_tokens, code, *phases_ms, request.drafts)

@@ -91,6 +91,13 @@ class Clockwork:
             or self._context.board.drain_requests > 1
         )
 
+    @property
+    def drain_left_s(self) -> float:
+        """How much of the time for draining is left."""
+        if self._drain_deadline_s is None:
+            return 0.0
+        return max(0.0, self._drain_deadline_s - self._context.clock())
+
     def _keep_memory_share(self) -> None:
         share = self._context.memory_share
         view = share.look() if share is not None else None

@@ -67,6 +67,11 @@ class Ledger:
             self._room_told = room
             self._engine.limit_prompt_cache(room)
 
+    @property
+    def prompt_cache_bytes(self) -> int:
+        """What the prompt cache may take now."""
+        return max(0, self._room_told)
+
     def largest_tokens(self, tokens_max: int) -> int:
         """The most tokens, up to `tokens_max`, that one row alone may hold. At least 1."""
         low, high = 1, tokens_max

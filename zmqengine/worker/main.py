@@ -21,7 +21,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.control import ControlThread
 from zmqengine.worker.descriptors import bound_connections
 from zmqengine.worker.doorman import Doorman
-from zmqengine.worker.opening import Opened, open_engine, warm_up
+from zmqengine.worker.opening import Opened, measure_disk, open_engine, warm_up
 from zmqengine.worker.parent import (
     EXIT_FAILED,
     EXIT_HOPELESS,
@@ -109,11 +109,12 @@ class Worker:
     def _load_and_serve(self, sockets: Sockets) -> int:
         # Importing MLX and mlx-lm is most of the wait for a small model.
         self._report_progress("starting the engine", None)
-        opened = open_engine(self._config, self._report_progress)
+        opened = open_engine(self._config, self._report_progress, self._board.wakeup.ring)
         try:
             self._board.state = "warming"
             self._report_progress("warming up", None)
             warm_up(opened.engine)
+            measure_disk(opened.engine)
             actor = self._build_actor(opened, sockets)
             return self._serve(actor)
         finally:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ Report = Callable[[str, "float | None"], None]
 
 log = logging.getLogger("zmqengine.worker")
 
+MEASURED_TOKENS = (64, 512)
+"""Prompts that are read at the start, to know how fast that is; the longer one where the other took not long."""
+MEASURED_S = 0.25
 CLAIMS_DIRECTORY = ".memory"
 """Beside the directories of named workers; no worker can have this name."""
 
@@ -49,11 +53,14 @@ class Opened:
             self.memory_share.close()
 
 
-def open_engine(config: WorkerConfig, report: Report) -> Opened:
-    """Build the engine of `config` on this thread. Raises `ConfigError` or `ModelLoadError`."""
+def open_engine(config: WorkerConfig, report: Report, ring: Callable[[], None] = lambda: None) -> Opened:
+    """Build the engine of `config` on this thread. Raises `ConfigError` or `ModelLoadError`.
+
+    `ring` is called by another thread when the engine has something to do in the next pass.
+    """
     if config.engine.startswith("fake:"):
         return _open_fake(config)
-    return _open_mlx(config, report)
+    return _open_mlx(config, report, ring)
 
 
 def warm_up(engine: Engine) -> None:
@@ -72,7 +79,39 @@ def warm_up(engine: Engine) -> None:
         engine.remove([-1])
 
 
-def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
+def measure_disk(engine: Engine) -> None:
+    """Find out whether prompts are back from disk sooner than they are computed, where they are kept there.
+
+    Nothing of what is read for that stays in the engine.
+    """
+    if engine.disk is None:
+        return
+    rate = 0.0
+    for token, wanted in enumerate(MEASURED_TOKENS):
+        tokens = min(wanted, engine.info.context_tokens - 2)
+        seconds = _read_seconds(engine, [token] * tokens)
+        rate = tokens / seconds
+        if seconds > MEASURED_S:
+            break
+    engine.reset()
+    engine.disk.note_reading(rate)
+    engine.disk.measure()
+    log.info("prompts on disk", extra=engine.disk.told)
+
+
+def _read_seconds(engine: Engine, prompt: list[int]) -> float:
+    started_s = time.perf_counter()
+    try:
+        engine.insert([RowRequest(row=-1, prompt=prompt, max_tokens=1)])
+        while not (result := engine.next()).tokens:
+            if result.failures:
+                raise RuntimeError(f"a prompt to measure with failed: {result.failures[0].message}")
+    finally:
+        engine.remove([-1])
+    return time.perf_counter() - started_s
+
+
+def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) -> Opened:
     # Loaded here and not above: the fake engine must run where no MLX is installed.
     from zmqengine.engine.opening import open_mlx_engine
     from zmqengine.pico import BUNDLED, model_path
@@ -100,6 +139,7 @@ def _open_mlx(config: WorkerConfig, report: Report) -> Opened:
         name=config.model if config.model in BUNDLED else "",
         limit_memory=limit_memory,
         report=report,
+        ring=ring,
     )
     compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
     # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.

@@ -38,6 +38,23 @@ def preparation_of(insert: Insert, compiler: ConstraintCompiler | None) -> Prepa
     return None
 
 
+def both(first: Preparation | None, second: Preparation | None) -> Preparation | None:
+    """One after the other, as one."""
+    if first is None or second is None:
+        return first or second
+
+    def prepare() -> Callable[[LiveRequest], None]:
+        applied = (first(), second())
+
+        def apply(request: LiveRequest) -> None:
+            for one in applied:
+                one(request)
+
+        return apply
+
+    return prepare
+
+
 def _compile(insert: Insert, compiler: ConstraintCompiler) -> Callable[[LiveRequest], None]:
     constraint = insert.constraint
     assert constraint is not None

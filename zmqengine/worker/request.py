@@ -15,6 +15,7 @@ from zmqengine.worker.token_log import TokenLog
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.grammar import Grammar
+    from zmqengine.worker.restore import Restore
 
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
 """What a request does. `docs/worker.md` draws how they follow each other; only `batch.py` changes them.
@@ -33,7 +34,8 @@ class LiveRequest:
     allows, and may fall with that. In the engine it has memory for `reserved_tokens`, of which
     `prefilled_tokens` have been read; when its output is `grows_at` long it needs more. `read_tokens` were read in
     earlier stays in the engine. `grammar` is what the output must follow; `is_whole` says that what the request
-    brought along is a whole output of it. `drafts` are tokens proposed and accepted, by who proposed them.
+    brought along is a whole output of it. `drafts` are tokens proposed and accepted, by who proposed them. `restore` is
+    what comes from disk before the request waits for a row.
     """
 
     __slots__ = (
@@ -67,6 +69,7 @@ class LiveRequest:
         "read_tokens",
         "reserved_bytes",
         "reserved_tokens",
+        "restore",
         "row",
         "seed",
         "session_id",
@@ -96,6 +99,7 @@ class LiveRequest:
         self.digest: bytes | None = None
         self.grammar: Grammar | None = None
         self.is_whole = False
+        self.restore: Restore | None = None
         self.seed = seed
         self.cache_scope = cache_scope
         self.stop_token_ids = stop_token_ids

@@ -1,0 +1,103 @@
+"""Prompts on disk: what one engine read, the next one need not, whatever its caches are like."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.engines import finish, make_engine
+from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.engine_options import EngineOptions
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.prompt_store.disk.tier import PIECE_BYTES, DiskTier
+
+CLOSE_S = 60.0
+
+
+def on_disk(model: Any, path: Path) -> MlxEngine:
+    engine = make_engine(model)
+    engine.keep_on_disk("a model", EngineOptions(cache_dir=str(path), cache_dir_free_bytes=0))
+    return engine
+
+
+def tier(engine: MlxEngine) -> DiskTier:
+    assert engine.disk is not None
+    return engine.disk
+
+
+def answer(engine: MlxEngine, prompt: list[int], row: int = 0, max_tokens: int = 8) -> list[int]:
+    assert not engine.insert([RowRequest(row=row, prompt=prompt, max_tokens=max_tokens)])
+    return finish(engine).ids(row)
+
+
+def restore(engine: MlxEngine, prompt: list[int]) -> int:
+    """As the worker does before a row joins; returns the tokens that the plan promised."""
+    tokens = np.array(prompt, np.uint32)
+    plan = tier(engine).plan(tokens, tier(engine).salt(""))
+    blocks = tier(engine).read(plan, tokens)
+    while blocks:
+        tier(engine).restore(blocks, 1)
+    return plan.tokens
+
+
+def read_tokens(engine: MlxEngine) -> int:
+    return engine.stats().prompt_tokens
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(5, VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.mark.parametrize("name", ["llama", "sliding", "mamba", "hybrid"])
+def test_after_a_restart_only_tails_are_read(models: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """The same tokens come out as from a cold engine, and what was read by an earlier one is not read again."""
+    model = models[name]
+    prompt = prompt_of(1, 400)
+    first = on_disk(model, tmp_path)
+    output = answer(first, prompt)
+    longer = [*prompt, *output, *prompt_of(2, 30)]
+    tier(first).close(CLOSE_S)
+
+    cold = make_engine(model)
+    expected = answer(cold, longer)
+    second = on_disk(model, tmp_path)
+    promised = restore(second, longer)
+    assert promised >= len(prompt)
+    assert answer(second, longer) == expected
+    assert read_tokens(second) == len(longer) - 1 - promised
+    assert read_tokens(second) <= 30 + 1
+    tier(second).close()
+
+
+def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path: Path) -> None:
+    """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice."""
+    model = models["llama"]
+    tokens = 320
+    engine = on_disk(model, tmp_path)
+    answer(engine, prompt_of(0, tokens))
+    room = 2 * engine.memory().prompt_cache
+    engine.limit_prompt_cache(room)
+    cold = make_engine(model)
+    talks = [prompt_of(seed, 200) for seed in range(4)]
+    new = 0
+    start = read_tokens(engine)
+    for turn in range(4):
+        for talk in talks:
+            new += 30 + (170 if turn == 0 else 0)
+            restore(engine, talk)
+            reply = answer(engine, talk)
+            assert engine.memory().prompt_cache <= room
+            while tier(engine).has_work:
+                tier(engine).save(PIECE_BYTES)
+            assert reply == answer(cold, talk)
+            talk.extend([*reply, *prompt_of(turn, 30)])
+    assert engine.disk.numbers()["read_blocks"] > 0
+    # Of every reply the last token has not been read yet, and every row begins with one.
+    assert read_tokens(engine) - start <= new + 16
+    tier(engine).close()

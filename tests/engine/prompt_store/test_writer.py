@@ -1,0 +1,112 @@
+"""The thread that writes, and what is left when its process is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engine.prompt_store.host_blocks import chain, plain
+from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS, SALT
+from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
+from zmqengine.engine.prompt_store.disk.writer import Writer
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMY = Bounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
+KILLS = int(os.environ.get("ZMQENGINE_CACHE_KILLS", "3"))
+WAIT_S = 60.0
+
+
+def test_what_is_handed_over_is_written_in_order(tmp_path: Path) -> None:
+    """And all of it before the thread ends."""
+    writer = Writer(Directory(tmp_path, SALT, ROOMY))
+    chains = [chain(seed, 3) for seed in range(5)]
+    room = writer.room_bytes
+    for blocks in chains:
+        writer.write(blocks[:2])
+        writer.write(blocks[2:])
+    assert writer.close(WAIT_S)
+    assert writer.room_bytes == room
+    assert not writer.refused
+    again = Directory(tmp_path, SALT, ROOMY)
+    again.look()
+    for blocks in chains:
+        assert plain(again.read([block.key for block in blocks])) == plain(blocks)
+
+
+def test_a_disk_that_fails_is_left_alone_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block that is not written is counted by its reason, and there is one warning."""
+
+    def fail(descriptor: int) -> None:
+        tried.append(descriptor)
+        raise OSError(28, "No space left on device")
+
+    tried: list[int] = []
+    monkeypatch.setattr("zmqengine.engine.prompt_store.disk.block_file.os.fsync", fail)
+    writer = Writer(Directory(tmp_path, SALT, ROOMY))
+    for seed in range(3):
+        writer.write(chain(seed, 2))
+    assert writer.close(WAIT_S)
+    assert writer.refused == {"error": 2, "waiting": 4}
+    assert writer.is_refusing
+    assert len(tried) == 1
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    assert [path.name for path in (tmp_path / "prompts").iterdir() if "written" not in path.name] == []
+
+
+def test_killed_writers_leave_nothing_wrong(tmp_path: Path) -> None:
+    """SIGKILL while two of them write, evict and read in one directory: every block that is found is right, nothing
+    is torn, the bound holds but for what was unfinished, and the next one starts."""
+    numbers = random.Random(KILLS)
+    run_bytes = 2 * (2 * BLOCK_BYTES + 10_000)
+    bytes_max = 9 * run_bytes
+    seed = 0
+    seen = evicted = 0
+    for kill in range(KILLS):
+        writers = []
+        for _ in range(2):
+            writers.append(start_writer(tmp_path, bytes_max, seed))
+            seed += 1_000_000
+        last = [0, 0]
+        for number, writer in enumerate(writers):
+            assert writer.stdout is not None
+            for _ in range(numbers.randint(2, 12)):
+                last[number] = int(writer.stdout.readline())
+        for writer in writers:
+            writer.kill()
+            writer.communicate(timeout=WAIT_S)
+        directory = Directory(tmp_path, SALT, Bounds(bytes_max, 0, 1 << 60))
+        directory.look()
+        unfinished = sum(path.stat().st_size for path in directory.path.glob("*.part"))
+        total = sum(path.stat().st_size for path in directory.path.iterdir())
+        # Two writers may each make room and then both use it.
+        assert total - unfinished <= bytes_max + run_bytes
+        first = 2_000_000 * kill
+        for start, end in ((first, last[0]), (first + 1_000_000, last[1])):
+            for known in range(start, end + 2):
+                blocks = chain(known, BLOCKS, size=BLOCK_BYTES)
+                found = directory.read([block.key for block in blocks])
+                assert plain(found) == plain(blocks[: len(found)])
+                seen += len(found)
+                evicted += BLOCKS - len(found)
+        assert not directory.faults
+    assert seen > KILLS
+    assert evicted > KILLS
+
+
+def start_writer(path: Path, bytes_max: int, seed: int) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.prompt_store.writing_process",
+        str(path),
+        str(bytes_max),
+        str(seed),
+    ]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

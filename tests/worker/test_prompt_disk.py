@@ -1,0 +1,196 @@
+"""What comes from disk comes before a row, a piece a pass, and never costs a request."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.worker.harness import Harness
+from zmqengine.engine.fake_engine import FakeEngine
+from zmqengine.engine.prompt_store.disk.restoring import NOTHING, Plan
+
+LONG = list(range(5, 105))
+BLOCK_BYTES = 1 << 20
+
+
+class Block(NamedTuple):
+    """Stands for one of a `HostBlock`."""
+
+    bytes: int = BLOCK_BYTES
+
+
+class FakeDisk:
+    """Has `count` blocks for every prompt. Its threads wait at `gate` before they read."""
+
+    def __init__(self) -> None:
+        self.count = 3
+        self.plan_bytes = 3 * BLOCK_BYTES
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reading = 0
+        self.failing = False
+        self.restored: list[int] = []
+        self.unsaved = 0
+        self.saved: list[int] = []
+        self.closed_with: float | None = None
+        self.tokens_per_s = 0.0
+
+    def salt(self, scope: str) -> bytes:
+        return scope.encode()
+
+    def plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
+        if self.failing:
+            raise RuntimeError("a bug")
+        return Plan([b"key"] * self.count, self.plan_bytes, 64) if self.count else NOTHING
+
+    def read(self, plan: Plan, tokens: np.ndarray) -> deque[Block]:
+        self.reading += 1
+        assert self.gate.wait(60)
+        return deque(Block() for _ in plan.keys)
+
+    def restore(self, blocks: deque[Block], bytes_max: int) -> None:
+        blocks.popleft()
+        self.restored.append(len(blocks))
+
+    @property
+    def has_work(self) -> bool:
+        return self.unsaved > 0
+
+    def save(self, bytes_max: int) -> int:
+        self.unsaved -= 1
+        self.saved.append(bytes_max)
+        return bytes_max
+
+    def note_reading(self, tokens_per_s: float) -> None:
+        self.tokens_per_s = tokens_per_s
+
+    def close(self, seconds: float = 0.0, goes_on: Callable[[], bool] = lambda: True) -> None:
+        self.closed_with = seconds
+
+    def numbers(self) -> dict[str, int]:
+        return {"blocks": 7}
+
+
+class DiskEngine(FakeEngine):
+    """A fake engine with a disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = self.fake_disk = FakeDisk()  # type: ignore[assignment]
+
+
+class DiskHarness(Harness):
+    """Its requests read from a fake disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.disk_engine = DiskEngine()
+        super().__init__(directory, self.disk_engine)
+
+    @property
+    def disk(self) -> FakeDisk:
+        return self.disk_engine.fake_disk
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[DiskHarness]:
+    made = DiskHarness(tmp_path)
+    yield made
+    made.disk.gate.set()
+    made.close()
+
+
+def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskHarness) -> None:
+    """Others decode meanwhile, and it has no row while anything is missing."""
+    front_end = harness.front_end()
+    front_end.accepted("short", max_tokens=500)
+    harness.pass_()
+    harness.disk.gate.clear()
+    front_end.accepted("long", LONG)
+    harness.run_until(lambda: harness.disk.reading)
+    # The disk takes its time, the row does not wait for it.
+    before = harness.actor.counters.tokens
+    harness.passes(5)
+    assert harness.actor.counters.tokens == before + 5
+    (_, request) = harness.actor.batch.live()
+    assert request.phase == "preparing"
+    harness.disk.gate.set()
+    pieces = []
+    harness.run_until(lambda: pieces.append(len(harness.disk.restored)) or request.phase == "running")
+    assert harness.disk.restored == [2, 1, 0]
+    assert set(pieces) >= {1, 2}, "more than one piece in a pass"
+
+
+def test_short_prompts_and_what_is_not_there_start_at_once(harness: DiskHarness) -> None:
+    """A prompt of less than a block is not looked for; of one that is not on disk nothing is read."""
+    front_end = harness.front_end()
+    front_end.accepted("short")
+    harness.disk.count = 0
+    front_end.accepted("unknown", LONG)
+    harness.run_until(lambda: front_end.read() or len(front_end.ends) == 2)
+    assert harness.disk.reading == 0
+
+
+def test_a_disk_that_fails_costs_no_request(harness: DiskHarness) -> None:
+    """The prompt is computed instead."""
+    harness.disk.failing = True
+    front_end = harness.front_end()
+    front_end.accepted("long", LONG)
+    harness.run_until(lambda: front_end.read() or front_end.ends)
+    assert [end.finish for end in front_end.ends["long"]] == ["length"]
+
+
+@pytest.mark.parametrize("stage", ["waiting", "reading", "making"])
+def test_a_request_that_ends_meanwhile_is_forgotten(harness: DiskHarness, stage: str) -> None:
+    """Aborted while it waits for its turn, is read, or is made arrays: one answer, and the next is served."""
+    front_end = harness.front_end()
+    if stage != "making":
+        harness.disk.gate.clear()
+        if stage == "waiting":
+            harness.disk.plan_bytes = 1 << 60
+            front_end.accepted("before", LONG)
+            harness.run_until(lambda: harness.disk.reading == 1)
+    front_end.accepted("long", LONG)
+    if stage == "reading":
+        harness.run_until(lambda: harness.disk.reading)
+    elif stage == "making":
+        harness.run_until(lambda: harness.disk.restored)
+    else:
+        harness.passes(5)
+        assert harness.disk.reading == 1, "two that are too large together are read at once"
+    front_end.abort("long")
+    harness.run_until(lambda: front_end.read() or front_end.ends.get("long"))
+    assert [end.finish for end in front_end.ends["long"]] == ["abort"]
+    if stage == "waiting":
+        front_end.abort("before")
+    harness.disk.gate.set()
+    front_end.accepted("next", LONG)
+    harness.run_until(lambda: front_end.read() or front_end.ends.get("next"))
+    assert [end.finish for end in front_end.ends["next"]] == ["length"]
+
+
+def test_saving_takes_a_share_of_the_steps_and_all_of_idle_time(harness: DiskHarness) -> None:
+    """While rows are stepped it is paid with a part of their time; with none, a large piece goes in every pass."""
+    front_end = harness.front_end()
+    front_end.accepted("short", max_tokens=3)
+    harness.disk.unsaved = 1_000_000
+    harness.run_until(lambda: front_end.read() or front_end.ends)
+    busy = [bytes_ for bytes_ in harness.disk.saved if bytes_ == 1]
+    assert busy
+    harness.disk.saved.clear()
+    harness.passes(3)
+    assert len(harness.disk.saved) == 3
+    assert min(harness.disk.saved) > 1 << 20
+    assert harness.actor.batch.prompt_disk.numbers() == {"prompt_disk_blocks": 7}
+
+
+def test_a_drain_saves_in_the_time_that_is_left(harness: DiskHarness) -> None:
+    """After the last answer was given, and not when the worker is told to stop at once."""
+    harness.board.ask_to_drain()
+    harness.actor.run()
+    assert harness.disk.closed_with == harness.config.drain_timeout_s
