@@ -262,3 +262,27 @@ def test_an_idle_client_does_not_spin(
                 await asyncio.to_thread(worker.kill)
 
     asyncio.run(scenario())
+
+
+def test_a_loop_over_many_streams_that_is_left_loses_no_chunk(connect: Connect, worker: FakeWorker) -> None:
+    """Left and begun again after every chunk: each stream has every token."""
+
+    async def scenario() -> None:
+        async with connect(worker.address) as client:
+            streams = {
+                client.generate_tokens([1, number], max_tokens=40, seed=0): number for number in range(8)
+            }
+            tokens: dict[int, list[int]] = {number: [] for number in streams.values()}
+            reading = set(streams)
+            while reading:
+                async for stream, chunk in client.select(list(reading)):
+                    if chunk is None:
+                        reading.discard(stream)
+                    else:
+                        assert chunk.first_index == len(tokens[streams[stream]])
+                        tokens[streams[stream]] += chunk.tokens
+                    break
+        for number, got in tokens.items():
+            assert got == worker.expected_tokens([1, number], 40)
+
+    asyncio.run(scenario())

@@ -202,10 +202,12 @@ class AsyncClient:
             group.add(stream)
         try:
             while len(group):
-                for news in await group.wait():
-                    if news.chunk is not None:
+                for notifier in await group._ready():
+                    # One at a time: what was taken and not told would be lost when the loop is left.
+                    news = group._take(notifier)
+                    if news is not None and news.chunk is not None:
                         yield news.stream, news.chunk
-                    if news.ended:
+                    if news is not None and news.ended:
                         yield news.stream, None
         finally:
             for stream in reading:

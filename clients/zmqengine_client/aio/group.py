@@ -43,7 +43,9 @@ class AsyncGroup(Generic[ChunkT]):
 
     def discard(self, stream: AsyncStream[ChunkT]) -> None:
         """Read it no more: it can be read by itself again."""
-        if self._streams.pop(stream._notifier, None) is not None:
+        known = self._streams.pop(stream._notifier, None) is not None
+        # A generator that was left closes late: another group may have the stream by now.
+        if known and stream._notifier.mailbox is self._mailbox:
             stream._notifier.mailbox = AsyncMailbox()
 
     async def wait(self) -> list[News[ChunkT]]:
@@ -52,20 +54,25 @@ class AsyncGroup(Generic[ChunkT]):
         Raises nothing of the streams: look at `stream.result` of those that ended.
         """
         while True:
-            if not self._mailbox.has_news:
-                self._check()
-            news = []
-            for notifier in await self._mailbox.wait():
-                stream = self._streams.get(notifier)
-                if stream is None:
-                    continue
-                chunk = stream._take()
-                if stream.ended:
-                    del self._streams[notifier]
-                if chunk is not None or stream.ended:
-                    news.append(News(stream, chunk, stream.ended))
+            news = [each for notifier in await self._ready() if (each := self._take(notifier)) is not None]
             if news:
                 return news
+
+    async def _ready(self) -> list[AsyncNotifier]:
+        """Of which streams there may be news; waits for it."""
+        if not self._mailbox.has_news:
+            self._check()
+        return await self._mailbox.wait()
+
+    def _take(self, notifier: AsyncNotifier) -> News[ChunkT] | None:
+        """The news of one stream, taken from it; None if there are none."""
+        stream = self._streams.get(notifier)
+        if stream is None:
+            return None
+        chunk = stream._take()
+        if stream.ended:
+            del self._streams[notifier]
+        return News(stream, chunk, stream.ended) if chunk is not None or stream.ended else None
 
     def _check(self) -> None:
         """Raise RuntimeError if waiting is no use."""

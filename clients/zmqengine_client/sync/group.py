@@ -44,7 +44,9 @@ class Group(Generic[ChunkT]):
 
     def discard(self, stream: Stream[ChunkT]) -> None:
         """Read it no more: it can be read by itself again."""
-        if self._streams.pop(stream._notifier, None) is not None:
+        known = self._streams.pop(stream._notifier, None) is not None
+        # A generator that was left closes late: another group may have the stream by now.
+        if known and stream._notifier.mailbox is self._mailbox:
             stream._notifier.mailbox = Mailbox()
 
     def wait(self) -> list[News[ChunkT]]:
@@ -53,20 +55,25 @@ class Group(Generic[ChunkT]):
         Raises nothing of the streams: look at `stream.result` of those that ended.
         """
         while True:
-            if not self._mailbox.has_news:
-                self._check()
-            news = []
-            for notifier in self._mailbox.wait():
-                stream = self._streams.get(notifier)
-                if stream is None:
-                    continue
-                chunk = stream._take()
-                if stream.ended:
-                    del self._streams[notifier]
-                if chunk is not None or stream.ended:
-                    news.append(News(stream, chunk, stream.ended))
+            news = [each for notifier in self._ready() if (each := self._take(notifier)) is not None]
             if news:
                 return news
+
+    def _ready(self) -> list[Notifier]:
+        """Of which streams there may be news; waits for it."""
+        if not self._mailbox.has_news:
+            self._check()
+        return self._mailbox.wait()
+
+    def _take(self, notifier: Notifier) -> News[ChunkT] | None:
+        """The news of one stream, taken from it; None if there are none."""
+        stream = self._streams.get(notifier)
+        if stream is None:
+            return None
+        chunk = stream._take()
+        if stream.ended:
+            del self._streams[notifier]
+        return News(stream, chunk, stream.ended) if chunk is not None or stream.ended else None
 
     def _check(self) -> None:
         """Raise RuntimeError if waiting is no use."""
