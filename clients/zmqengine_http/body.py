@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -38,7 +39,8 @@ def ignored(name: str, note: str) -> Field:
     return Field(name, "ignored", note)
 
 
-class ReadBody(NamedTuple, Generic[RequestT]):
+@dataclass(frozen=True)
+class ReadBody(Generic[RequestT]):
     """A request, the names of the fields that were not looked at, and how many unknown keys were inside of others."""
 
     request: RequestT
