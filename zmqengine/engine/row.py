@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,11 +10,6 @@ from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
 from zmqengine.engine.random_bits import seed_key
 from zmqengine.request_rules import check_token_ids
 from zmqengine.sampling_params import check_sampling
-
-if TYPE_CHECKING:
-    from zmqengine.engine.drafts.draft_model import DraftState
-    from zmqengine.engine.drafts.ngrams import History
-    from zmqengine.engine.prompt_store.offers import Offer
 
 # Caches of one row, a cache object of mlx-lm for each layer.
 Caches = list[Any]
@@ -88,12 +83,13 @@ class Row:
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
         self.branches: list[int] = []
-        self.offers: list[Offer] = []
+        # What the prompt store keeps with a row, and the drafts: both stand on rows, and nobody else looks inside.
+        self.offers: list[Any] = []
         self.launched = False
         self.gone = False
         self.speculate = request.speculate
-        self.history: History | None = None
-        self.draft_state: DraftState | None = None
+        self.history: Any = None
+        self.draft_state: Any = None
         self.window = 0
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)
