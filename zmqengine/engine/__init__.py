@@ -27,6 +27,7 @@ constraints/           output that follows a grammar: compiled, matched, masked
 
 kv/                    all that is known of mlx-lm's caches
 prompt_store/          prompts that were read once, kept within a budget
+prompts_on_disk.py     what the worker knows of those on disk
 
 probe.py               what a model can do, found out at the start
 memory.py              what MLX may hold, and the limit on wired memory

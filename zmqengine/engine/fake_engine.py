@@ -32,7 +32,7 @@ from zmqengine.engine.interface import (
 from zmqengine.engine.random_bits import mix, seed_key
 
 if TYPE_CHECKING:
-    from zmqengine.engine.prompt_store.disk.tier import DiskTier
+    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
 
 __all__ = [
     "EXIT_CODE",
@@ -123,7 +123,7 @@ class FakeEngine:
         self.rows_max = self.config.rows_max
         self.step_tokens_max = 1
         self.padding_bytes_max = 0
-        self.disk: DiskTier | None = None
+        self.disk: PromptsOnDisk | None = None
         self.calls: deque[FakeCall] = deque(maxlen=20_000)
         self._faults = FakeFaults(self.config.faults)
         self.unblock = self._faults.unblock

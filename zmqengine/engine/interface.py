@@ -14,7 +14,7 @@ from zmqengine.sampling_params import Sampling as Sampling
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.grammar import Grammar
-    from zmqengine.engine.prompt_store.disk.tier import DiskTier
+    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
 
 EngineFinish = Literal["stop", "length"]
 
@@ -187,7 +187,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def disk(self) -> DiskTier | None:
+    def disk(self) -> PromptsOnDisk | None:
         """What keeps prompts on disk, if anything does. `close` does not close it."""
         ...
 

@@ -16,7 +16,7 @@ from zmqengine.worker.request import LiveRequest
 from zmqengine.worker.restore import Restore
 
 if TYPE_CHECKING:
-    from zmqengine.engine.prompt_store.disk.tier import DiskTier
+    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -37,7 +37,7 @@ class PromptDisk:
     No more is restored ahead of its request's row than `room_bytes` says, or than one request needs.
     """
 
-    def __init__(self, disk: DiskTier | None, preparer: Preparer, room_bytes: Callable[[], int]) -> None:
+    def __init__(self, disk: PromptsOnDisk | None, preparer: Preparer, room_bytes: Callable[[], int]) -> None:
         self._disk = disk
         self._preparer = preparer
         self._room_bytes = room_bytes

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from zmqengine.engine.prompt_store.disk.block_file import HostBlock
-    from zmqengine.engine.prompt_store.disk.restoring import Plan
+    from zmqengine.engine.prompts_on_disk import RestorePlan
 
 
 @dataclass(slots=True, eq=False)
 class Restore:
     """First planned, then read on a thread, then made arrays piece by piece: `blocks` are those still to be made."""
 
-    plan: Plan
+    plan: RestorePlan
     tokens: np.ndarray
-    blocks: deque[HostBlock] = field(default_factory=deque)
+    blocks: deque[Any] = field(default_factory=deque)
     is_read: bool = False
