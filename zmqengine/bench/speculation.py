@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes. `acceptance` is the chance of each token of `set drafts` to be right."""
 
-    streams: list[int] = [1, 8, 32]
+    streams: tuple[int, ...] = (1, 8, 32)
     echo_words: int = 150
     new_tokens: int = 150
     set_tokens: int = 100
