@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tests.support.drafts import by_worth
 from tests.support.engines import Run, engine_options, finish, step
 from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
 from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.constraints.matcher import ConstraintBroken
+from zmqengine.engine.drafts.forced_runs import ForcedRuns
+from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.loader import load
 from zmqengine.engine.mlx_engine import MlxEngine
@@ -259,3 +262,22 @@ def test_tokens_that_break_the_constraint_are_told(pico: Pico) -> None:
     grammar = pico.grammar("regex", "[0-9]+")
     with pytest.raises(ConstraintBroken):
         grammar.start(pico.text.encode("abc").ids)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_drafts_of_constrained_rows_change_nothing(pico: Pico, sampling: Sampling) -> None:
+    """What the grammar forces and what was said before, beside rows that are free; each place has its own mask."""
+    schema = pico.grammar("json_schema", json.dumps(PERSON))
+    late = pico.grammar("choice", choices=["yes", "no"]).beginning_after(pico.text.encode(" was").ids)
+    rows = [
+        pico.row(place, (schema, late, None)[place % 3], sampling=sampling, logprobs=1) for place in range(9)
+    ]
+    wanted = run_all(pico.engine(), rows)
+    drafting = by_worth(ForcedRuns(), Ngrams(pico.loaded.info.vocab_size))
+    run = run_all(pico.engine(speculation=drafting), rows)
+    for row in rows:
+        assert run.ids(row.row) == wanted.ids(row.row)
+        assert run.finish(row.row) == wanted.finish(row.row)
+    forced = [draft for draft in run.drafts if draft.source == "grammar"]
+    assert sum(draft.accepted for draft in forced) > 10
+    assert {draft.row for draft in forced} <= {0, 3, 6, 1, 4, 7}

@@ -11,7 +11,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.penalties import Penalties
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import DrawPlan, choose, measure, plan_draw
-from zmqengine.engine.window import Choices, Window
+from zmqengine.engine.window import Choices, Measured, Window
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.mask import MaskFiller
@@ -63,7 +63,16 @@ class Choosing:
 
     def several(self, logits: mx.array, window: Window) -> Choices:
         """A token for each place of a window, from `logits` [rows, width, vocab]."""
-        return window.choose(logits, self._plan, self._penalties, self._places, self._top)
+        masks, matchers = self._masks, [row.matcher for row in self._rows if row.matcher is not None]
+
+        def mask(flat: mx.array) -> mx.array:
+            if masks is None:
+                return flat
+            kv.start(flat)
+            drafts = [() if draft is None else draft.tokens for draft in window.drafts]
+            return masks.apply(flat, masks.fill_windows(matchers, drafts, window.width))
+
+        return window.choose(logits, self._plan, self._penalties, Measured(self._places, self._top), mask)
 
     @property
     def _top(self) -> int:

@@ -315,6 +315,5 @@ class MlxEngine:
             self.info.vocab_size,
             self._store,
             self._masks if constrained else None,
-            # What a grammar allows is only known of the next token.
-            speculation=None if constrained else self._speculation,
+            speculation=self._speculation,
         )

@@ -7,7 +7,7 @@ first choice that differs is kept as well. The output is the one that there woul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,13 @@ class Draft(NamedTuple):
 
     tokens: Sequence[int]
     source: str
+
+
+class Measured(NamedTuple):
+    """Which rows of a batch want log-probabilities, and of how many of the best tokens."""
+
+    places: Sequence[int]
+    top: int
 
 
 class Choices(NamedTuple):
@@ -65,25 +72,31 @@ class Window:
         return count
 
     def choose(
-        self, logits: mx.array, plan: DrawPlan | None, penalties: Penalties, measured: Sequence[int], top: int
+        self,
+        logits: mx.array,
+        plan: DrawPlan | None,
+        penalties: Penalties,
+        measured: Measured,
+        mask: Callable[[mx.array], mx.array],
     ) -> Choices:
         """The choices of `logits` [rows, width, vocab], each as if the tokens before it had been accepted.
 
-        `measured` are the places of rows that want the `top` best log-probabilities.
+        `mask` rules out what may not come, of logits [rows * width, vocab]; log-probabilities are those before it.
         """
         rows, width, vocab = logits.shape
         if penalties.index is not None:
             logits = penalties.apply_window(logits, self.inputs[:, 1:])
-        flat = logits.reshape(-1, vocab)
+        raw = logits.reshape(-1, vocab)
+        flat = mask(raw)
         tokens = mx.argmax(flat, axis=-1) if plan is None or plan.index is not None else None
         if plan is not None:
             tokens = _draw(flat, plan, width, tokens)
         assert tokens is not None
         chosen = mx.take_along_axis(flat, tokens[:, None], axis=-1).reshape(rows, width)
         logprobs = None
-        if measured:
-            index = _widened(mx.array(list(measured)), width)
-            logprobs = measure(flat[index], tokens[index], top)
+        if measured.places:
+            index = _widened(mx.array(list(measured.places)), width)
+            logprobs = measure(raw[index], tokens[index], measured.top)
         tokens = tokens.reshape(rows, width)
         if penalties.index is not None:
             penalties.count_window(tokens, self._kept(tokens))

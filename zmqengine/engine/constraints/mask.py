@@ -44,6 +44,24 @@ class MaskFiller:
             )
         return bits
 
+    def fill_windows(
+        self, matchers: Sequence[RowMatcher], drafts: Sequence[Sequence[int]], width: int
+    ) -> np.ndarray:
+        """Bits of shape [rows * width, words]: of each row for its next token, and after each token of its draft.
+
+        A draft is allowed by its matcher. What comes after its end is free.
+        """
+        bits = np.empty((len(matchers) * width, self._words), np.uint32)
+        bits[:] = self._free
+        places = [(matcher, place * width, list(drafts[place])) for place, matcher in enumerate(matchers)]
+        begun = [(matcher.parser, start, draft) for matcher, start, draft in places if matcher.begun]
+        where = (bits.ctypes.data, self._words * bits.itemsize, len(bits))
+        if single := [(parser, start) for parser, start, draft in begun if not draft]:
+            self._executor.unsafe_compute_mask_ptr(single, *where)
+        if drafted := [each for each in begun if each[2]]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        return bits
+
     def apply(self, logits: mx.array, bits: np.ndarray) -> mx.array:
         """`logits` of shape [rows, vocab] with minus infinity for every token that may not come."""
         # On a CPU numpy unpacks bits faster; to a GPU the bits are an eighth of the way.

@@ -17,12 +17,13 @@ class RowMatcher:
     Until it begins every token is free but those that end the output.
     """
 
-    __slots__ = ("_after", "_matcher", "_tail", "begun")
+    __slots__ = ("_after", "_forced", "_matcher", "_tail", "begun")
 
     def __init__(self, matcher: LLMatcher, after: tuple[int, ...], emitted: Sequence[int]) -> None:
         self._matcher = matcher
         self._after = after
         self._tail: list[int] = []
+        self._forced: list[int] | None = None
         self.begun = not after
         for token in emitted:
             self.consume(token)
@@ -37,8 +38,20 @@ class RowMatcher:
         """Whether the output is whole: nothing can follow."""
         return self.begun and bool(self._matcher.is_stopped())
 
+    @property
+    def forced(self) -> list[int]:
+        """Tokens that spell what must come now; empty where there is a choice."""
+        if self._forced is None:
+            self._forced = self._matcher.compute_ff_tokens() if self.begun and not self.is_complete else []
+        return self._forced
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, one after the other, may come now; 0 until the constraint has begun."""
+        return int(self._matcher.validate_tokens(list(tokens))) if self.begun else 0
+
     def consume(self, token: int) -> None:
         """One more token of the output. Raises `ConstraintBroken` if the grammar cannot have it."""
+        self._forced = None
         if not self.begun:
             self._tail = [*self._tail, token][-len(self._after) :]
             self.begun = tuple(self._tail) == self._after

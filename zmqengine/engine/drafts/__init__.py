@@ -4,6 +4,10 @@ speculation.py  who drafts in the next step, and how much: from proposals to wid
 policy.py       which width makes the most tokens a second
 step_costs.py   what a step of so many rows and such a width takes, measured
 source.py       what a source of drafts is
+forced_runs.py  what a grammar leaves no choice about
+draft_model.py  what a smaller model would say; same_words.py: whether it has the same words
+opening.py      from what an operator asked for to sources and policy
+start_costs.py  what widths cost at the start
 ngrams.py       what followed the last time a row's last tokens stood in it
 
 `engine/window.py` reads the drafts and says what of them is accepted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.forced_runs import ForcedRuns
 from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.drafts.policy import BestWidth
 from zmqengine.engine.drafts.same_words import difference
@@ -24,9 +25,12 @@ def open_speculation(
 ) -> Speculation | None:
     """What drafts for a model of so many words; None for nobody.
 
-    A row that repeats itself drafts from that, and else, or with `draft`, from `draft_model`, if there is one.
+    With `auto`, a row whose grammar leaves no choice drafts what must come, one that repeats itself what came then, and
+    others what `draft_model` says, if there is one.
     """
     sources: list[DraftSource] = []
+    if speculate == "auto":
+        sources.append(ForcedRuns())
     if speculate in ("auto", "ngram"):
         sources.append(Ngrams(vocab_size))
     if speculate in ("auto", "draft") and draft_model is not None:

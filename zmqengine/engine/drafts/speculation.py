@@ -69,7 +69,9 @@ class Speculation:
             drafting = [rows[place] for place in places]
             counts = [min(width - 1, _room(row)) for row in drafting]
             for place, tokens in zip(places, source.propose(drafting, counts), strict=True):
-                drafts[place] = Draft(tokens, source.name) if len(tokens) else None
+                matcher = rows[place].matcher
+                allowed = tokens if matcher is None else tokens[: matcher.allowed(tokens)]
+                drafts[place] = Draft(allowed, source.name) if len(allowed) else None
         self.clock.drafted(time.perf_counter() - started_s)
         return drafts if any(drafts) else []
 

@@ -1,0 +1,38 @@
+"""Drafts of a grammar: what it leaves no choice about, as the name of a field that must come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zmqengine.engine.drafts.source import Outlook
+from zmqengine.engine.row import Row
+
+# Forced are characters, and the model may cut them into other tokens.
+_CHANCE_AT_FIRST = 0.8
+_GAIN = 0.05
+
+
+class ForcedRuns:
+    """The source. It has something to say only of rows with a grammar."""
+
+    name = "grammar"
+
+    def __init__(self) -> None:
+        self._chance = _CHANCE_AT_FIRST
+
+    def follow(self, row: Row) -> Outlook | None:
+        """What must come now."""
+        forced = row.matcher.forced if row.matcher is not None else ()
+        return Outlook(self._chance, self._chance, len(forced)) if forced else None
+
+    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
+        """It, as the tokenizer would cut it."""
+        return [
+            () if row.matcher is None else row.matcher.forced[:most]
+            for row, most in zip(rows, tokens_max, strict=True)
+        ]
+
+    def judged(self, row: Row, proposed: int, accepted: int) -> None:
+        """Learn how often the model cuts it so."""
+        for is_right in [1] * accepted + [0] * (accepted < proposed):
+            self._chance += _GAIN * (is_right - self._chance)
