@@ -16,7 +16,7 @@ OPTIONS = ConstrainedOptions(
 )
 
 # Everything is run once, in the fixture, and a shared machine may be slow.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ WORKER, HTTP = "zmqengine", "zmqengine http"
 ENGINE = FakeEngineConfig(step_ms=1.0, context_tokens=8192, prefill_chunk=64, rows_max=SMALL.slots)
 
 # Everything is run once, in the fixture, and a shared machine may be slow.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

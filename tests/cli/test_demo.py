@@ -48,6 +48,7 @@ def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
     assert re.search(r"\x1b\[\d+A", terminal.shown)
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_worker_loses_nothing() -> None:
     """--crash: both texts are those of a run without it."""
     options = ("demo", "-n", "300", "--seed", "5")

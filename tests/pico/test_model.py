@@ -100,6 +100,7 @@ def test_greedy_stories_do_not_depend_on_the_batch(loaded: tuple[Any, Any]) -> N
     assert [text.strip() for text in together.texts] == [text.strip() for text in alone]
 
 
+@pytest.mark.slow
 def test_held_out_items_are_answered_and_ended() -> None:
     """On documents it never saw, the model ends by itself and is right nearly as often as its card says."""
     figures = evaluate(model_path(), story_count=16, chat_count=40)
@@ -214,6 +215,7 @@ def test_special_tokens_are_single_and_the_end_is_the_stop_token(loaded: tuple[A
     assert loaded[1].eos_token_ids == set(ids[0])
 
 
+@pytest.mark.slow
 def test_a_prompt_of_the_whole_context_does_not_break_the_model(loaded: tuple[Any, Any]) -> None:
     """2,000 tokens of prompt, more than training held, still lead to plain text."""
     model, tokenizer = loaded
