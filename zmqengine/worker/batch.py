@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from zmqengine.engine.interface import Engine, RowDraft, StepResult
+from zmqengine.engine.interface import Engine, RowPrefill, StepResult
 from zmqengine.errors import Draining, ZmqEngineError
 from zmqengine.protocol.messages import End, Finish, Insert
+from zmqengine.worker.accounts import Accounts
 from zmqengine.worker.admission import Admission
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
@@ -51,6 +52,7 @@ class Batch:
         self._outgoing = outgoing
         self._admission = Admission(context, engine)
         self._order = self._admission.order
+        self._accounts = Accounts(context.counters, self._admission)
         self.ledger = self._admission.ledger
         self._preparer = Preparer(context.board.wakeup.ring)
         self.prompt_disk = PromptDisk(engine.disk, self._preparer, lambda: self.ledger.prompt_cache_bytes)
@@ -64,7 +66,6 @@ class Batch:
         self._leaving: dict[int, LiveRequest] = {}
         self._growing: list[LiveRequest] = []
         self._row_ids = count()
-        self._read_tokens = 0
         self._draining = False
 
     # --- what is there ---
@@ -220,7 +221,7 @@ class Batch:
             return 0
         report.stepped = True
         report.tokens = self._settle(result)
-        self._note_rates(report.tokens, step_ns)
+        self.prompt_disk.note_reading(self._accounts.step(report.tokens, step_ns))
         return step_ns
 
     def _drop_leaving(self) -> None:
@@ -284,7 +285,7 @@ class Batch:
         if not len(self._order):
             return None
         for running in self.rows.values():
-            self._charge(running)
+            self._accounts.charge(running)
         ticket = self._order.first(now_s)
         return None if ticket is None else self._live[ticket]
 
@@ -335,7 +336,7 @@ class Batch:
     def _free_row(self, request: LiveRequest) -> None:
         """The request has no row any more: give back what was promised to it."""
         del self.rows[request.row]
-        self._charge(request)
+        self._accounts.charge(request)
         has_decoded = len(request.log) > request.joined_at
         read = request.tokens_held - 1 if has_decoded else request.prefilled_tokens
         request.read_tokens = max(request.read_tokens, read)
@@ -350,7 +351,7 @@ class Batch:
         stepped: list[LiveRequest] = []
         # Before the tokens: the last one of a row ends its request.
         for draft in result.drafts:
-            self._note_draft(draft)
+            self._accounts.draft(rows.get(draft.row), draft)
         for row, token, logprobs, finish in result.tokens:
             request = rows.get(row)
             if request is None:
@@ -369,62 +370,22 @@ class Batch:
         for divergence in result.divergences:
             self._divergences.note(divergence, rows.get(divergence.row))
         for prefill in result.prefills:
-            self._note_prefill(*prefill)
+            self._note_prefill(prefill)
         for row, message in result.failures:
             self._fail_row(row, message)
         self._counters.tokens += len(result.tokens)
         return len(result.tokens)
 
-    def _note_draft(self, draft: RowDraft) -> None:
-        row, source, proposed, accepted = draft
-        self._counters.count_draft(source, proposed, accepted)
-        request = self.rows.get(row)
-        if request is not None:
-            before = request.drafts.get(source, (0, 0))
-            request.drafts[source] = (before[0] + proposed, before[1] + accepted)
-
-    def _note_rates(self, decode_tokens: int, step_ns: int) -> None:
-        read_tokens, self._read_tokens = self._read_tokens, 0
-        rates = self._admission.rates
-        rates.note_step(read_tokens, decode_tokens, step_ns / 1e9)
-        if read_tokens:
-            self._order.prefill_cost = rates.prefill_cost
-            self.prompt_disk.note_reading(rates.prefill_tokens_per_s)
-
-    def _note_prefill(self, row: int, done: int, total: int, cached: int) -> None:
-        request = self.rows.get(row)
+    def _note_prefill(self, prefill: RowPrefill) -> None:
+        request = self.rows.get(prefill.row)
         if request is None:
             return
-        if not request.prefilled_tokens:
-            self._note_start(request, total, cached)
-        read = done - max(request.prefilled_tokens, cached)
-        if read > 0:
-            self._read_tokens += read
-            # What a parked row reads again is not its session's doing.
-            first_time = done - max(request.prefilled_tokens, cached, request.read_tokens)
-            if first_time > 0:
-                self._order.charge(request.ticket, first_time, 0)
-        request.prefilled_tokens = done
+        self._accounts.prefill(request, prefill)
         # A prompt that is read in one pass has no progress to tell, only what of it was cached: a client may want to
         # say so with the first token.
-        if done < total or cached or request.progress_told:
+        if prefill.done < prefill.total or prefill.cached or request.progress_told:
             request.progress_told = True
-            self._outgoing.progress(request, done, total, cached)
-
-    def _note_start(self, request: LiveRequest, total: int, cached: int) -> None:
-        if request.prefill_pass < 0:
-            request.cached_tokens = min(cached, request.prompt_tokens)
-            request.prefill_pass = self._counters.passes
-            waited = request.prefill_pass - request.arrival_pass + 1
-            self._counters.admission_wait_passes_max = max(self._counters.admission_wait_passes_max, waited)
-        # Every row reads one token to start from, the last one it holds.
-        self._counters.tokens_read_again += max(0, min(request.read_tokens, total - 1) - cached)
-
-    def _charge(self, request: LiveRequest) -> None:
-        made = len(request.log) - request.charged_tokens
-        if made:
-            request.charged_tokens += made
-            self._order.charge(request.ticket, 0, made)
+            self._outgoing.progress(request, prefill.done, prefill.total, prefill.cached)
 
     def _fail_row(self, row: int, message: str) -> None:
         request = self.rows.get(row)
@@ -465,9 +426,7 @@ class Batch:
 
     def _finish(self, request: LiveRequest, finish: Finish, message: str, code: str) -> None:
         """The terminal answer of a request that is in no queue and has no row."""
-        self._charge(request)
-        if request.ticket.has_started:
-            self._admission.rates.note_end(len(request.log))
+        self._accounts.end(request)
         self._order.withdraw(request.ticket)
         self._recovery.discard(request)
         self._deadlines.discard(request)
