@@ -1,0 +1,59 @@
+"""docs/request.md walks one request through the files: a real one goes the same way."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from zmqengine.testing import FakeWorker
+from zmqengine_client import Client
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = re.findall(
+    r"^\|[^|]*\| `([^`]+)` \| (?:`([^`]+)`)? ?\|$", (ROOT / "docs/request.md").read_text(), re.MULTILINE
+)
+FILES_MAX = 34
+"""What is crossed for one request of tokens, client to client: fewer is better."""
+
+
+def test_the_files_of_the_walk_are_there_and_few() -> None:
+    """Each is named once or more, and nobody has to read more than these."""
+    assert len(STEPS) > 30
+    for name, _ in STEPS:
+        assert (ROOT / name).is_file(), name
+    assert len({name for name, _ in STEPS}) <= FILES_MAX
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="functions do not know their whole name")
+def test_a_real_request_goes_the_way_that_is_written() -> None:
+    """Every call of the page happens, each after the one above it. The engine is the fake one."""
+    calls: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and watching:
+            calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    watching = False
+    before = sys.getprofile()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        with FakeWorker() as worker, Client(worker.address) as client:
+            client.generate_tokens([1], max_tokens=1).read()
+            watching = True
+            assert len(client.generate_tokens([1, 2, 3], max_tokens=3).read().tokens) == 3
+            watching = False
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(before)  # type: ignore[arg-type]
+    found = iter(calls)
+    for written_name, written_call in STEPS:
+        name = written_name.replace("engine/mlx_engine.py", "engine/fake_engine.py")
+        call = written_call.replace("MlxEngine", "FakeEngine")
+        if call:
+            assert any(file.endswith(name) and made == call for file, made in found), f"{call} in {name}"
