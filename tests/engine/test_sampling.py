@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import mlx.core as mx
@@ -203,6 +204,18 @@ def test_more_alternatives_than_words_gives_all_words(model):
     logprobs = finish(engine).tokens[0][0].logprobs
     assert logprobs is not None
     assert sorted(id_ for id_, _ in logprobs.top) == list(range(VOCAB_SIZE))
+
+
+def test_a_widened_plan_is_that_of_each_row_so_many_times():
+    """No parameter is left behind when a row has several tokens in a step."""
+    several = [WARM, Sampling(temperature=1.5, min_p=0.2), Sampling(temperature=0.3, top_k=7, top_p=0.5)]
+    _, narrow = plan(several, VOCAB_SIZE)
+    _, repeated = plan([each for each in several for _ in range(3)], VOCAB_SIZE)
+    wide = narrow.widened(3)
+    names = {field.name for field in dataclasses.fields(wide)} - {"rows", "index"}
+    assert len(names) >= 5
+    for name in names:
+        assert np.array_equal(getattr(wide, name), getattr(repeated, name)), name
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-30, 1e-6])

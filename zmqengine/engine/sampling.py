@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -35,6 +35,16 @@ class DrawPlan:
     def uniforms(self) -> mx.array:
         """One number in [0, 1) for each row, from its seed and the index of the output token to come."""
         return mx.array([uniform(row.key, row.sampled) for row in self.rows])[:, None]
+
+    def widened(self, width: int) -> DrawPlan:
+        """The plan for `width` tokens of each row, one after the other: every column, each entry that many times."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns: dict[str, Any] = {
+            name: mx.repeat(value, width, axis=0)
+            for name, value in values.items()
+            if isinstance(value, mx.array) and value.ndim == 2
+        }
+        return replace(self, **columns)
 
 
 class LogprobArrays(NamedTuple):

@@ -8,8 +8,8 @@ first choice that differs is kept as well. The output is the one that there woul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -113,16 +113,7 @@ class Window:
 def _draw(flat: mx.array, plan: DrawPlan, width: int, greedy: mx.array | None) -> mx.array:
     """Tokens [rows * width]: drawn as the plan says, and those of `greedy` in rows that it leaves out."""
 
-    def widened(column: mx.array | None) -> Any:
-        return None if column is None else mx.repeat(column, width, axis=0)
-
-    wide = replace(
-        plan,
-        inverse_temperature=widened(plan.inverse_temperature),
-        top_k=widened(plan.top_k),
-        top_p=widened(plan.top_p),
-        min_p_floor=widened(plan.min_p_floor),
-    )
+    wide = plan.widened(width)
     places = [uniform(row.key, row.sampled + ahead) for row in plan.rows for ahead in range(width)]
     uniforms = mx.array(places)[:, None]
     if plan.index is None or greedy is None:
