@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -28,8 +29,6 @@ class MaskFiller:
         allowed[:vocab_size] = 1
         allowed[[id_ for id_ in eos_token_ids if id_ < vocab_size]] = 0
         self._free = np.packbits(allowed, bitorder="little").view(np.uint32)
-        self._on_cpu = mx.default_device() == mx.Device(mx.DeviceType.cpu)
-        self._shifts = mx.arange(_BITS, dtype=mx.uint32)
 
     def fill(self, matchers: Sequence[RowMatcher]) -> np.ndarray:
         """Bits of shape [rows, words of 32], uint32, little end first."""
@@ -64,11 +63,16 @@ class MaskFiller:
 
     def apply(self, logits: mx.array, bits: np.ndarray) -> mx.array:
         """`logits` of shape [rows, vocab] with minus infinity for every token that may not come."""
-        # On a CPU numpy unpacks bits faster; to a GPU the bits are an eighth of the way.
-        if self._on_cpu:
-            whole = np.unpackbits(bits.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
-            allowed = mx.array(whole.view(np.bool_))
-        else:
-            spread = (mx.array(bits)[:, :, None] >> self._shifts) & 1
-            allowed = spread.reshape(bits.shape[0], -1)[:, : self._vocab_size].astype(mx.bool_)
-        return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
+        return _masked(logits, mx.array(bits), _shifts())
+
+
+@mx.compile
+def _masked(logits: mx.array, bits: mx.array, shifts: mx.array) -> mx.array:
+    """Minus infinity is added, not chosen: on a CPU a choice by bits that look random takes ten times as long."""
+    spread = ((bits[:, :, None] >> shifts) & 1).reshape(bits.shape[0], -1)[:, : logits.shape[1]]
+    return logits + mx.where(spread != 0, 0.0, -mx.inf).astype(logits.dtype)
+
+
+@cache
+def _shifts() -> mx.array:
+    return mx.arange(_BITS, dtype=mx.uint32)
