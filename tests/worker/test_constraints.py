@@ -44,7 +44,9 @@ YES = Constraint("choice", choices=["yes"])
 @pytest.fixture(scope="module")
 def pico():
     """A worker with the bundled model, with its supervisor."""
-    with WorkerProcess(None, model="pico") as worker:
+    with WorkerProcess(
+        None, model="pico", restarts_max=10 * KILLS + 10, restart_wait_ms=1, restart_wait_max_ms=1
+    ) as worker:
         with worker.client() as client:
             client.wait_ready()
         yield worker
