@@ -8,7 +8,7 @@ Schema = Mapping[str, object]
 
 PASSED_OVER = frozenset(
     (
-        "$dynamicRef", "contains", "contentEncoding", "contentMediaType", "contentSchema", "dependencies",
+        "$dynamicAnchor", "$dynamicRef", "contains", "contentEncoding", "contentMediaType", "contentSchema", "dependencies",
         "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames",
         "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
     )
@@ -50,6 +50,10 @@ def _of_part(part: Schema) -> Iterator[str]:
     given = part.get("format")
     if isinstance(given, str) and given not in FORMATS and part.get("type", "string") == "string":
         yield f"format: {given}"
+    reference = part.get("$ref")
+    if isinstance(reference, str) and "//json-schema.org/" in reference:
+        # The schema of schemas is known, but has keywords of its own that are passed over.
+        yield "$ref"
     required, properties = part.get("required"), part.get("properties")
     names = set(map(str, required)) if isinstance(required, list) else set()
     least, most = part.get("minProperties"), part.get("maxProperties")

@@ -78,6 +78,6 @@ def test_nothing_of_the_test_suite_is_passed_over_in_silence(walker: GrammarWalk
                 silent += [
                     (file.name, schema, keyword)
                     for keyword in walker.left_out({**schema, "x-guidance": {"lenient": True}})
-                    if keyword not in named
+                    if keyword not in named and "$ref" not in named
                 ]
     assert silent == []

@@ -58,8 +58,8 @@ class GrammarWalker:
         """What of a schema llguidance says that it does not enforce."""
         text = str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
         failed, messages = LLMatcher.validate_grammar_with_warnings(text, self._tokens)
-        named = [message.partition(":")[2].strip() for message in messages if not failed]
-        return [word for words in named for word in (json.loads(words) if words.startswith("[") else [words])]
+        named = [message.partition(":")[2].partition("]")[0] for message in messages if not failed]
+        return [word.strip(' "') for words in named for word in words.strip(" [").split(",")]
 
     def compile_text(self, kind: Kind, text: str) -> Grammar:
         """A constraint of any kind."""
