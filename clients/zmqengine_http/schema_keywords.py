@@ -8,9 +8,9 @@ Schema = Mapping[str, object]
 
 PASSED_OVER = frozenset(
     (
-        "$dynamicAnchor", "$dynamicRef", "contains", "contentEncoding", "contentMediaType", "contentSchema", "dependencies",
-        "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames",
-        "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+        "$dynamicAnchor", "$dynamicRef", "contains", "contentEncoding", "contentMediaType", "contentSchema",
+        "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains", "not",
+        "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
     )
 )  # fmt: skip
 FORMATS = frozenset(
