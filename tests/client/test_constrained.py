@@ -132,7 +132,7 @@ def test_types_say_nothing_of_members_that_they_do_not_name() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"schema": DataPoint, "regex": "a"}, "schema and regex are given together"),
+        ({"schema": DataPoint, "regex": "a"}, "schema and regex were given together"),
         ({"choice": ["a"], "constraint": Constraint("json")}, "choice and constraint"),
         ({"choice": "abc"}, "choice is a list of texts, not str"),
         ({"regex": 3}, "regex is a text, not int"),
