@@ -43,6 +43,12 @@ GAUGES = (
     Plain("zmqengine_kv_limit_bytes", "KV cache that may be promised.", "kv_bytes_max"),
     Plain("zmqengine_prompt_cache_entries", "Prompts kept for those that start alike.", "prompt_cache_entries"),
     Plain("zmqengine_prompt_cache_pinned_bytes", "What of them stays while others go.", "prompt_cache_pinned_bytes"),
+    Plain("zmqengine_prompt_disk_bytes", "What --cache-dir holds, of all who share it.", "prompt_disk_bytes"),
+    Plain("zmqengine_prompt_disk_blocks", "Blocks of this model's prompts there.", "prompt_disk_blocks"),
+    Plain(
+        "zmqengine_prompt_disk_written_today_bytes", "Written there since midnight UTC, by all who share it.",
+        "prompt_disk_written_today_bytes",
+    ),
     Plain("zmqengine_memory_peak_bytes", "The most that was held at once.", "peak_bytes"),
 )  # fmt: skip
 
@@ -83,7 +89,27 @@ LABELLED_COUNTERS = (
     ),
     ByLabel(
         "zmqengine_prompt_cache_hit_tokens", "Prompt tokens served from the prompt cache, by where they lay.", "tier",
-        {"memory": "cached_tokens", "disk": "cached_tokens_disk"},
+        {"memory": "cached_tokens", "disk": "prompt_cache_restored_tokens"},
+    ),
+    ByLabel(
+        "zmqengine_prompt_disk_moved_blocks", "Blocks of prompts written to --cache-dir and read from it.", "way",
+        {"written": "prompt_disk_written_blocks", "read": "prompt_disk_read_blocks"},
+    ),
+    ByLabel(
+        "zmqengine_prompt_disk_unwritten_blocks", "Blocks of prompts that were not written, by reason.", "reason",
+        {
+            "room": "prompt_disk_refused_room", "daily_writes": "prompt_disk_refused_daily_writes",
+            "error": "prompt_disk_refused_error", "waiting": "prompt_disk_refused_waiting",
+            "evicted": "prompt_disk_lost_evicted", "refused": "prompt_disk_lost_refused",
+            "slow_disk": "prompt_disk_lost_slow_disk",
+        },
+    ),
+    ByLabel(
+        "zmqengine_prompt_disk_skipped_files", "Files in --cache-dir that were of no use, by what was wrong.", "fault",
+        {
+            "torn": "prompt_disk_skipped_torn", "foreign": "prompt_disk_skipped_foreign",
+            "newer": "prompt_disk_skipped_newer",
+        },
     ),
     ByLabel(
         "zmqengine_drafted_tokens", "Tokens proposed to the model, by who proposed them.", "source",

@@ -53,11 +53,15 @@ _COUNTERS = frozenset(
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
         "restarts", "control_failures", "parked", "tokens_read_again",
-        "prompt_cache_divergences", "prompt_cache_restored_tokens",
+        "prompt_cache_divergences", "prompt_cache_restored_tokens", "prompt_disk_written_blocks",
+        "prompt_disk_read_blocks", "prompt_disk_removed_files", "prompt_disk_not_worth",
     }
 )  # fmt: skip
 
 
 def _kind(name: str) -> str:
-    counts = ("ended_", "prompt_cache_refused_", "drafted_", "drafts_accepted_")
+    counts = (
+        "ended_", "prompt_cache_refused_", "prompt_disk_refused_", "prompt_disk_lost_", "prompt_disk_skipped_",
+        "drafted_", "drafts_accepted_",
+    )  # fmt: skip
     return "counter" if name in _COUNTERS or name.startswith(counts) else "gauge"
