@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.drafts import RandomWidth, Self, speculation
 from tests.support.engines import Run, finish, make_engine, step
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.interface import Engine, RowRequest, Sampling
@@ -19,7 +20,9 @@ HOT = Sampling(temperature=1.0, presence_penalty=0.5)
 CACHE_BYTES = 64 << 20
 
 
-@pytest.fixture(params=["fake", "llama", "sliding", "mamba"])
+@pytest.fixture(
+    params=["fake", "llama", "sliding", "mamba", pytest.param("drafting", marks=pytest.mark.slow)]
+)
 def make(request, models):
     """Makes an engine of one kind; every option has the same meaning for all of them."""
 
@@ -33,8 +36,12 @@ def make(request, models):
                 rows_max=rows_max,
             )
             return FakeEngine(config)
+        drafting = request.param == "drafting"
         return make_engine(
-            models[request.param],
+            models["llama" if drafting else request.param],
+            speculation=speculation(Self(models["llama"]), policy=RandomWidth((1, 1, 2)))
+            if drafting
+            else None,
             prefill_chunk=chunk,
             prefill_chunk_idle=chunk,
             prompt_cache_bytes=cache_bytes,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.drafts import Self, speculation
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine.interface import RowRequest
@@ -80,16 +81,18 @@ def prompt(length: int, seed: int) -> list[int]:
     return [(place * (seed % 17 + 2) + seed) % 300 for place in range(length)]
 
 
-@pytest.mark.parametrize("shape", list(CONFIGS))
+@pytest.mark.parametrize("shape", [*CONFIGS, pytest.param("drafting", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("padding_bytes_max", [0, 150_000])
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(operations=OPERATIONS)
 def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, operations):
     """At every step of a random life."""
+    drafting, shape = shape == "drafting", "llama" if shape == "drafting" else shape
     if shape not in MODELS:
         MODELS[shape] = build_model(CONFIGS[shape])
     engine = make_engine(
         MODELS[shape],
+        speculation=speculation(Self(MODELS[shape], padding_bytes_max)) if drafting else None,
         padding_bytes_max=padding_bytes_max,
         prefill_chunk=256,
         prefill_chunk_idle=512,

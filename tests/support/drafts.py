@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.policy import BestWidth
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.speculation import Speculation
 from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
+from zmqengine.engine.probe import probe
 from zmqengine.engine.row import Row
 
 
@@ -51,14 +55,15 @@ class RandomWidth:
     width_max = 6
     positions_max = 1 << 20
 
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, widths: Sequence[int] = (1, 2, 3, 6)) -> None:
+        self._random = random.Random(0)
+        self._widths = widths
 
     def prepare(self, model, rows_max: int) -> None:
         """Nothing is measured."""
 
     def width(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> int:
-        return self._random.choice((1, 2, 3, 6))
+        return self._random.choice(self._widths)
 
 
 class EvenCosts(StepCosts):
@@ -78,4 +83,12 @@ def by_worth(*sources) -> Speculation:
 
 
 def speculation(*sources, policy=None) -> Speculation:
-    return Speculation(sources, policy or RandomWidth(), StepClock(StepCosts()))
+    models = [source for source in sources if isinstance(source, DraftModel)]
+    return Speculation(sources, policy or RandomWidth(), StepClock(StepCosts()), *models)
+
+
+class Self(DraftModel):
+    """A model that drafts for itself, and is right but for penalties."""
+
+    def __init__(self, model: Any, padding_bytes_max: int = 1 << 30) -> None:
+        super().__init__(model, 0, probe(model).shape, words=VOCAB_SIZE, padding_bytes_max=padding_bytes_max)

@@ -147,6 +147,8 @@ class MlxEngine:
                 del self._rows[token.row]
         for failure in result.failures:
             del self._rows[failure.row]
+        if self._draft_model is not None:
+            self._draft_model.release()
         self._generated_tokens += len(result.tokens)
         self._steps += 1
         if self._steps % _CLEAR_STEPS == 0:
@@ -181,6 +183,8 @@ class MlxEngine:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
+        if self._draft_model is not None:
+            self._draft_model.release()
         self._store.settle()
 
     def park(self, row: int) -> int:
@@ -192,6 +196,8 @@ class MlxEngine:
         if parked is None:
             return 0
         parked.gone = True
+        if self._draft_model is not None:
+            self._draft_model.release()
         if not self._abilities.mergeable or not parked.held:
             self._prefill.leave([parked])
             self._decode.leave([parked])
@@ -271,7 +277,7 @@ class MlxEngine:
             kv=kv.byte_count(self._decode.caches)
             + sum(map(kv.byte_count, prefilling))
             + (0 if drafts is None else drafts.held_bytes),
-            padding=self._decode.padding_bytes,
+            padding=self._decode.padding_bytes + (0 if drafts is None else drafts.padding_bytes),
             parked=self._store.parked.bytes,
             prompt_cache=self._store.held_bytes,
             buffers=mx.get_cache_memory(),

@@ -68,6 +68,12 @@ class DraftModel:
         reading = [] if self._reading is None else self._reading[1]
         return kv.byte_count(self._caches) + kv.byte_count(reading)
 
+    @property
+    def padding_bytes(self) -> int:
+        """What rows of its batch take because others are longer."""
+        longest = self.shape.project(max(self._held, default=0))
+        return sum(longest - self.shape.project(held) for held in self._held)
+
     def project_bytes(self, tokens: int) -> int:
         """The most that its caches of a row take that holds so many tokens."""
         return self.shape.project(tokens + DRAFT_TOKENS_MAX)
@@ -98,7 +104,10 @@ class DraftModel:
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """A draft for each of the rows whose text it has read; one more row's text is read, or a part of it."""
         self._take_back()
-        self._drop([row for row in self._rows if row.gone])
+        self.release()
+        while self._rows and 2 * self.padding_bytes > self.padding_bytes_max:
+            # The longest has to do without, or all others are as long.
+            self._drop([self._rows[self._held.index(max(self._held))]])
         self._read([row for row in rows if row not in self._rows])
         if not self._rows or not max(tokens_max, default=0):
             return [[] for _ in rows]
@@ -114,12 +123,26 @@ class DraftModel:
             found.append([] if place is None or not is_ready[place] else drafts[place][:most])
         return found
 
+    def release(self) -> None:
+        """Give back the caches of rows that are gone."""
+        if self._reading is not None and self._reading[0].gone:
+            self._reading = None
+        gone = [row for row in self._rows if row.gone]
+        if gone:
+            self._take_back()
+            self._drop(gone)
+
     def clear(self) -> None:
         """Drop everything."""
         self._rows, self._held, self._caches, self._ahead, self._reading = [], [], [], [], None
 
     def _draft(self, count: int) -> tuple[list[list[int]], list[bool]]:
         """What may come, for all rows; and for which of them all that is known was read."""
+        # A row whose tokens are those of the last time, as it is in another batch, has its last one read again.
+        again = [max(0, held + 1 - len(row.tokens)) for row, held in zip(self._rows, self._held, strict=True)]
+        if any(again):
+            self._held = [held - count for held, count in zip(self._held, again, strict=True)]
+            kv.go_back(self._caches, again, self._held)
         unread = [row.tokens[held:] for row, held in zip(self._rows, self._held, strict=True)]
         width = min(max(map(len, unread)), _READ_TOKENS_MAX)
         inputs = np.zeros((len(unread), width), np.uint32)
@@ -181,8 +204,6 @@ class DraftModel:
 
     def _read(self, waiting: Sequence[Row]) -> None:
         """A chunk of the text of one row; it joins when all but the last token was read."""
-        if self._reading is not None and self._reading[0].gone:
-            self._reading = None
         if self._reading is None:
             row = next((row for row in waiting if self._has_room(row)), None)
             if row is None:
