@@ -94,6 +94,19 @@ def test_what_would_not_be_enforced_is_refused(walker: GrammarWalker, schema: An
     walker.compile({**schema, "x-guidance": {"lenient": True}})
 
 
+def test_schemas_within_a_grammar_are_taken_to_the_letter_too(walker: GrammarWalker) -> None:
+    """Those of tool calls, and none that only looks like one: in a text, an expression or a comment."""
+    grammar = walker.compile_text("lark", f'start: "f(" %json {json.dumps(NAMED)} ")"\n')
+    assert walker.allows(grammar, 'f({"a": 1, "b": "x"})')
+    assert not walker.allows(grammar, 'f({"\\u0061": "x"})')
+    with pytest.raises(BadRequest, match="contentEncoding"):
+        walker.compile_text("lark", 'start: "x" %json {"contentEncoding": "base64"}')
+    quoted = walker.compile_text(
+        "lark", 'start: "%json {\\"contentEncoding\\": 1}" /%json [{]/ // %json {"not": {}}\n'
+    )
+    assert walker.allows(quoted, '%json {"contentEncoding": 1}%json {')
+
+
 def suite() -> Iterator[tuple[Any, dict[str, Any], bool]]:
     """Validator, case, and whether Python can check it, of every case of the two drafts."""
     for draft, validator in DRAFTS.items():

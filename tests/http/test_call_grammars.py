@@ -321,4 +321,4 @@ def test_tools_of_agents_are_called_rightly_in_every_format(name: str) -> None:
                 check(calls, tools)
                 checked += len(calls)
     print(f"{name}: {checked} calls valid, {passed} of {len(TOOLS)} schemas with something passed over")
-    assert checked > 10 * AGENT_SEEDS
+    assert checked > 5 * AGENT_SEEDS

@@ -197,6 +197,17 @@ def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> N
         model="tools", input="Tell me about Tom.", text_format=Person, max_output_tokens=300
     )
     assert parsed.output_parsed is not None
+    strict = {**tool, "strict": True, "input_schema": {"type": "object", "not": {}}}
+    with (
+        anthropic.Anthropic(base_url=url, api_key="-", max_retries=0) as claude,
+        pytest.raises(anthropic.BadRequestError, match="not"),
+    ):
+        claude.messages.create(model="tools", max_tokens=9, messages=MESSAGES, tools=[strict])  # type: ignore[list-item]
+    with pytest.raises(openai.BadRequestError, match="not"):
+        client.responses.create(
+            model="tools", input="Tell me.",
+            tools=[{"type": "function", "name": "f", "strict": True, "parameters": strict["input_schema"]}],
+        )  # fmt: skip
     forced = client.responses.create(  # type: ignore[call-overload]
         model="tools", input="Tell me.", tools=[{"type": "function", **function}], tool_choice="required",
         max_output_tokens=300,
