@@ -18,7 +18,8 @@ from zmqengine.doctor.finding import Finding
 
 PROBE_S = 120.0
 _SMALL_LIMIT_BYTES = 2 << 30
-_MLX_LM = "0.32.2"
+_MLX_LM = ("0.32.0", "0.32.1", "0.32.2")
+"""Releases that the engine is tested with."""
 """The release that the engine is written against; pyproject.toml pins it."""
 
 
@@ -97,9 +98,9 @@ def _mlx(report: dict[str, object]) -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("fail", "mlx-lm", "mlx-lm is not installed", "pip install 'zmqengine[worker]'")
         return
-    if found != _MLX_LM:
-        text = f"mlx-lm {found} is not {_MLX_LM}, for which the engine is made"
-        yield Finding("warn", "mlx-lm", text, f"pip install mlx-lm=={_MLX_LM}")
+    if found not in _MLX_LM:
+        text = f"mlx-lm {found} is not one of {', '.join(_MLX_LM)}, with which the engine is tested"
+        yield Finding("warn", "mlx-lm", text, f"pip install mlx-lm=={_MLX_LM[-1]}")
     else:
         yield Finding("ok", "mlx-lm", f"mlx-lm {found}")
 

@@ -1,4 +1,4 @@
-"""All that we use of mlx-lm, written for its release 0.32.2. Nothing else imports it."""
+"""All that we use of mlx-lm, written for its releases 0.32.0 to 0.32.2. Nothing else imports it."""
 
 from __future__ import annotations
 
