@@ -64,3 +64,24 @@ def test_what_decoding_takes_is_not_held_against_the_prompts() -> None:
     for _ in range(20):
         pace.record(pace.tokens, 0.5 + pace.tokens / 2_000)
     assert 200 <= pace.tokens <= 400
+
+
+def test_a_pace_begins_with_what_was_measured() -> None:
+    """On a fast device the first chunk is already long, and streams are not silent for longer than eight steps."""
+    pace = PrefillPace(4096, 0.2)
+    pace.begin(40_000, 0.005)
+    assert pace.tokens == 1600
+    pace.begin(1_000, 0.1)
+    assert pace.tokens == 200
+    pace.forget()
+    assert pace.tokens == 256
+
+
+def test_streams_beside_a_prompt_are_silent_for_a_few_steps() -> None:
+    """A machine that steps in 5 ms does not read for 200."""
+    pace = PrefillPace(4096, 0.2)
+    for _ in range(10):
+        pace.record(0, 0.005)
+    for _ in range(40):
+        pace.record(pace.tokens, 0.005 + pace.tokens / 40_000)
+    assert pace.tokens / 40_000 <= 0.04

@@ -39,10 +39,14 @@ class Batch:
         texts = [self.fresh(width) for _ in self.rows]
         keys = mx.array(texts)[:, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
         kv.make_room(self.caches, width, list(map(len, self.rows)))
-        mask = np.array(self.caches[0].make_mask(width))
+        mask = self.caches[0].make_mask(width)
         for cache in self.caches:
             seen, _ = cache.update_and_fetch(keys, -keys)
-        self.check_mask(mask, np.array(seen)[:, 0, :, 0], texts)
+        if mask is None:
+            mask = mx.ones((len(self.rows), 1, width, seen.shape[2]), dtype=mx.bool_)
+        elif isinstance(mask, kv.Spans):
+            mask = mask.as_mask()
+        self.check_mask(np.array(mask), np.array(seen)[:, 0, :, 0], texts)
         for row, text, count in zip(self.rows, texts, accepted, strict=True):
             row.extend(text[:count])
         kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))

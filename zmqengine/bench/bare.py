@@ -1,6 +1,6 @@
 """mlx-lm's `BatchGenerator` in a process of its own, with nobody listening: what the engine alone can do.
 
-`python -m zmqengine.bench.bare MODEL_DIRECTORY`. In: lines with a BareJob. Out: a line once the model is loaded,
+`python -m zmqengine.bench.bare MODEL_DIRECTORY [ROWS]`. In: lines with a BareJob. Out: a line once the model is loaded,
 then a line with a BareResult for each job.
 """
 
@@ -17,6 +17,10 @@ from zmqengine.engine.blas import load_tuned_blas
 
 if TYPE_CHECKING:
     from mlx_lm.generate import BatchGenerator
+
+
+ROWS = 32
+"""What the generator takes at a time if it is not told."""
 
 
 class BareJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +72,8 @@ def main() -> None:
     from mlx_lm.generate import BatchGenerator
 
     model, _ = mlx_lm.load(sys.argv[1])[:2]
-    generator = BatchGenerator(model, stop_tokens=[])
+    rows = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    generator = BatchGenerator(model, stop_tokens=[], completion_batch_size=rows or ROWS)
     print(blas, flush=True)
     for line in sys.stdin:
         result = run_job(generator, msgspec.json.decode(line, type=BareJob))

@@ -23,13 +23,17 @@ class BareProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, model: Path) -> BareProcess:
-        """Load the model in a child. Raises TargetError if that fails."""
+    async def start(cls, model: Path, rows: int = 0) -> BareProcess:
+        """Load the model in a child, for so many rows at a time; 0 is the generator's own default.
+
+        Raises TargetError if that fails.
+        """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "zmqengine.bench.bare",
             str(model),
+            str(rows),
             env={**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

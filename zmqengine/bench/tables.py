@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from zmqengine.bench.constrained_scenarios import CONSTRAINED
+from zmqengine.bench.gpu_scenarios import GPU
 from zmqengine.bench.measures import kind_of
 from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
@@ -43,7 +44,7 @@ def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
 def shown_measures(scenario: str) -> Sequence[str]:
     """The measures of a short table, the most telling first."""
     known = SCENARIOS.get(scenario)
-    every = OVERHEAD | SCHEDULE | CONSTRAINED | SPECULATION
+    every = OVERHEAD | SCHEDULE | CONSTRAINED | SPECULATION | GPU
     return known.shown if known else every.get(scenario, ())
 
 

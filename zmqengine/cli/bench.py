@@ -333,6 +333,49 @@ def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple
     run_suite(out, models, quick=quick, rounds=rounds, only=parts, on_progress=_progress)
 
 
+@bench.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("benchmarks"), show_default=True
+)
+@click.option(
+    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
+)
+@click.option(
+    "--model", "names", multiple=True, default=("8b", "8b-4bit", "0.5b"), show_default=True, metavar="NAME"
+)
+@click.option("--mlx-lm/--no-mlx-lm", default=True, show_default=True, help="Also through mlx_lm.server.")
+@click.option(
+    "--streams", "streams", type=int, multiple=True, default=(1, 8, 32, 64), show_default=True, metavar="N"
+)
+@click.option("--requests", "requests_per_stream", default=3, show_default=True, help="For each stream.")
+@click.option("--rounds", default=1, show_default=True)
+@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@click.option("--quick", is_flag=True, help="Few streams and requests, to see that everything works.")
+def gpu(
+    out: Path, models: Path | None, names: tuple[str, ...], seed: int | None, quick: bool, **others: Any
+) -> None:
+    """What a GPU is asked for: throughput against the bare generator, first requests, long prompts, steps.
+
+    About three minutes for each model. The 8B shape needs 40 GB on the device.
+    """
+    import tempfile
+
+    from zmqengine.bench import stoppable
+    from zmqengine.bench.gpu import GpuPlan, measure_on_gpu, model_directory_of
+    from zmqengine.bench.report import save
+
+    less: dict[str, Any] = {"streams": (1, 2), "slots": 2, "requests_per_stream": 2} if quick else {}
+    with tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-") as scratch:
+        for name in names:
+            directory = model_directory_of(name, models or Path(scratch))
+            plan = GpuPlan(
+                model=str(directory), seed=int(time.time()) if seed is None else seed, **less, **others
+            )
+            report = stoppable.run(measure_on_gpu(plan, _progress))
+            save(report, out / f"gpu-{name}.json")
+            _finish(report, None, None, False)
+
+
 def _finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
     from zmqengine.bench.report import save
     from zmqengine.bench.tables import show as show_tables

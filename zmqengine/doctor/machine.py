@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import zmqengine
 from zmqengine.doctor.finding import Finding
@@ -42,7 +42,10 @@ def look_at_machine() -> Machine:
             [*findings, Finding("fail", "mlx", f"MLX does not work here ({problem})", _mlx_advice())], 0
         )
     limit = int(str(report["recommended_bytes"]))
-    return Machine([*findings, *_mlx(report), *_blas(str(report["blas"])), *_memory(report)], limit)
+    return Machine(
+        [*findings, *_mlx(report), *_environment(report), *_blas(str(report["blas"])), *_memory(report)],
+        limit,
+    )
 
 
 def _python() -> Finding:
@@ -103,6 +106,13 @@ def _mlx(report: dict[str, object]) -> Iterator[Finding]:
         yield Finding("warn", "mlx-lm", text, f"pip install mlx-lm=={_MLX_LM[-1]}")
     else:
         yield Finding("ok", "mlx-lm", f"mlx-lm {found}")
+
+
+def _environment(report: dict[str, object]) -> Iterator[Finding]:
+    """Variables of MLX that a worker sets before it starts, and those that were set for it."""
+    for standing in cast("list[dict[str, str]]", report.get("environment", [])):
+        by = "set by the worker" if standing["by"] == "here" else "set by you"
+        yield Finding("ok", "environment", f"{standing['name']}={standing['value']}, {by}: {standing['why']}")
 
 
 def _blas(blas: str) -> Iterator[Finding]:

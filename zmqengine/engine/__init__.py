@@ -29,6 +29,9 @@ kv/                    all that is known of mlx-lm's caches
 prompt_store/          prompts that were read once, kept within a budget
 prompts_on_disk.py     what the worker knows of those on disk
 
+device/                what is set, changed and chosen for the device that computes
+kernels/               what we have of our own for CUDA
+warm_up.py             what traffic will need, done before anybody waits for it
 probe.py               what a model can do, found out at the start
 memory.py              what MLX may hold, and the limit on wired memory
 blas.py, elf.py        a tuned BLAS for MLX on a CPU

@@ -67,6 +67,17 @@ class EngineOptions:
         within=(0, 1 << 60),
         help="What may be written to --cache-dir in a day, by all who share it.",
     )
+    warm_up_s: float = option(
+        60.0,
+        within=(0, 3600),
+        help="What fitting the model to the device may take at the start, and on a GPU warming it up as well; "
+        "0 for neither.",
+    )
+    widened_bytes: int = option(
+        0,
+        within=(0, 1 << 50),
+        help="Memory for copies of quantised weights in full width, where those are faster.",
+    )
     wired_limit: Literal["auto", "off"] | int = option(
         "auto",
         within=(0, 1 << 50),

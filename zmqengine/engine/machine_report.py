@@ -7,11 +7,13 @@ import sys
 from importlib.metadata import version
 
 from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.device.environment import prepare_environment
 
 
 def main() -> int:
     """Print it; code 1 and a line on standard error if MLX does not work here."""
     blas = load_tuned_blas()
+    environment = prepare_environment()
     try:
         import mlx.core as mx
 
@@ -26,6 +28,7 @@ def main() -> int:
             "device_name": str(facts.get("device_name", "")),
             "metal": mx.metal.is_available(),
             "blas": blas,
+            "environment": [standing._asdict() for standing in environment],
             "system_bytes": system_bytes(),
             "recommended_bytes": recommended_bytes(),
         }

@@ -35,6 +35,7 @@ from zmqengine.engine.prompt_store.keys import salt_of
 from zmqengine.engine.prompt_store.parked_rows import ParkedRow
 from zmqengine.engine.prompt_store.store import PromptStore, numbers
 from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.warm_up import warm_up
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.mask import MaskFiller
@@ -218,6 +219,21 @@ class MlxEngine:
         self._cached_tokens += self._prefill.cached_tokens
         self._start_batch()
         mx.clear_cache()
+
+    def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
+        """Do once what traffic will need, for at most about `seconds_max`; afterwards the engine is as good as new.
+
+        Prompts are then read at a pace that suits what was seen.
+        """
+        measured = warm_up(self, chunk=self._pace.tokens_max, seconds_max=seconds_max, report=report)
+        self.reset()
+        self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
+        self._launches.clear()
+        for pace in (self._pace, self._pace_idle):
+            if measured is not None:
+                pace.begin(measured.prompt_tokens_a_second, measured.step_s)
+            else:
+                pace.forget()
 
     def project_bytes(self, tokens: int) -> int:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""

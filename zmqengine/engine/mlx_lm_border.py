@@ -16,6 +16,7 @@ _set_limit = resource.setrlimit
 resource.setrlimit = _keep_limit
 try:
     from mlx_lm import __version__ as mlx_lm_version
+    from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
     from mlx_lm.models.cache import (
         BatchKVCache,
         BatchRotatingKVCache,
@@ -33,10 +34,12 @@ __all__ = [
     "BatchRotatingKVCache",
     "KVCache",
     "RotatingKVCache",
+    "create_causal_mask",
     "fetch_model",
     "load_config",
     "load_model",
     "load_tokenizer",
     "make_prompt_cache",
     "mlx_lm_version",
+    "scaled_dot_product_attention",
 ]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.device.environment import prepare_environment
 from zmqengine.engine.engine_options import EngineOptions
 
-# Before anything imports MLX, or it binds to the BLAS that its wheel carries.
+# Before anything imports MLX, or it binds to the BLAS that its wheel carries, and has read its variables.
 _BLAS = load_tuned_blas()
+_ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
+from zmqengine.engine.device.quantised import copies_bytes  # noqa: E402
+from zmqengine.engine.device.remembered import Remembered  # noqa: E402
+from zmqengine.engine.device.tuning import tune  # noqa: E402
 from zmqengine.engine.drafts.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.drafts.opening import open_draft_model, open_speculation  # noqa: E402
 from zmqengine.engine.fingerprint import fingerprint  # noqa: E402
@@ -57,23 +62,45 @@ def open_mlx_engine(
     recommended = recommended_bytes()
     mx.set_memory_limit(recommended)
     loaded = load(model, report, name=name)
+    device = device_name()
+    facts = {standing.name: f"{standing.value} (set {standing.by})" for standing in _ENVIRONMENT}
+    # Of the weights as they came: fitting joins some of them.
+    found = fingerprint(loaded.model, loaded.directory) if options.cache_path is not None else None
+    if options.warm_up_s:
+        choices = tune(
+            loaded.model,
+            loaded.info.vocab_size,
+            Remembered(device, version("mlx")),
+            rows_max=options.rows_max,
+            copy_bytes_max=options.widened_bytes,
+            seconds_max=options.warm_up_s,
+            report=report,
+        )
+        facts |= choices.as_facts()
+        copied = copies_bytes(loaded.model)
+        loaded = replace(
+            loaded, info=replace(loaded.info, parameter_bytes=loaded.info.parameter_bytes + copied)
+        )
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     draft_model = _open_draft_model(options.draft, loaded, report)
     speculation = open_speculation(options.speculate, loaded.info.vocab_size, draft_model)
     engine = MlxEngine(loaded.model, loaded.info, options, speculation=speculation)
-    if options.cache_path is not None:
-        engine.keep_on_disk(fingerprint(loaded.model, loaded.directory), options, ring)
+    if options.warm_up_s and device.startswith("gpu"):
+        engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
+    if found is not None:
+        engine.keep_on_disk(found, options, ring)
     if not engine.info.batchable:
         log.warning(
             "this model is served row by row: mlx-lm cannot step several of its rows in one call",
             extra={"model": engine.info.name},
         )
     facts = {
+        **facts,
         "engine": "mlx",
         "model_path": str(loaded.directory),
-        "device": device_name(),
+        "device": device,
         "mlx": version("mlx"),
         "mlx_lm": mlx_lm_version,
         "blas": _BLAS,

@@ -10,21 +10,46 @@ TOKENS_START = 256
 FAST_STEPS = 3
 """In a row, before a chunk may grow: the first ones may only have been launched, and tell nothing."""
 
+# What reading may add to a step, in steps without it: more makes prompts hardly faster and streams silent for longer.
+_DECODE_STEPS = 8
+_GOAL_S_MIN = 0.025
+
 
 class PrefillPace:
     """A chunk size that follows the time steps take: down at once when one is too long, up again while there is room.
 
     `tokens` is between `TOKENS_MIN` and `tokens_max`. Reading prompts may add `target_s` to what a step without
-    them takes; a target of 0 always allows `tokens_max`. How fast a machine reads a model's prompts differs by
-    orders of magnitude, and is not known before it has been seen.
+    them takes, and on a fast machine as much as eight such steps; a target of 0 always allows `tokens_max`. How fast a
+    machine reads a model's prompts differs by orders of magnitude, and is not known before it has been seen.
     """
 
     def __init__(self, tokens_max: int, target_s: float) -> None:
-        self._tokens_max = tokens_max
+        self.tokens_max = tokens_max
         self._target_s = target_s
         self._decode_s: float | None = None
         self._fast_steps = 0
         self.tokens = min(TOKENS_START, tokens_max) if target_s else tokens_max
+
+    @property
+    def goal_s(self) -> float:
+        """What reading may add to a step."""
+        if self._decode_s is None:
+            return self._target_s
+        return min(self._target_s, max(_GOAL_S_MIN, _DECODE_STEPS * self._decode_s))
+
+    def forget(self) -> None:
+        """Start again with nothing known."""
+        self._decode_s = None
+        self._fast_steps = 0
+        self.tokens = min(TOKENS_START, self.tokens_max) if self._target_s else self.tokens_max
+
+    def begin(self, tokens_a_second: float, decode_s: float | None) -> None:
+        """Start again with what was measured: the speed of reading, and what a step without reading takes."""
+        self._decode_s = decode_s
+        self._fast_steps = 0
+        if self._target_s:
+            within = int(tokens_a_second * self.goal_s)
+            self.tokens = max(min(TOKENS_MIN, self.tokens_max), min(self.tokens_max, within))
 
     def record(self, tokens_read: int, seconds: float) -> None:
         """A step took so long in all, the reading of `tokens_read` tokens of prompt included."""
@@ -36,11 +61,12 @@ class PrefillPace:
         self._follow(tokens_read, max(0.0, seconds - (self._decode_s or 0.0)))
 
     def _follow(self, read: int, seconds: float) -> None:
-        self._fast_steps = self._fast_steps + 1 if seconds < self._target_s / 2 else 0
-        if seconds > self._target_s:
+        goal_s = self.goal_s
+        self._fast_steps = self._fast_steps + 1 if seconds < goal_s / 2 else 0
+        if seconds > goal_s:
             # At most a halving a step: one that the system held up must not cost more than a few steps.
-            shrunk = int(min(self.tokens, read) * max(0.5, self._target_s / seconds))
-            self.tokens = max(min(TOKENS_MIN, self._tokens_max), shrunk)
+            shrunk = int(min(self.tokens, read) * max(0.5, goal_s / seconds))
+            self.tokens = max(min(TOKENS_MIN, self.tokens_max), shrunk)
         elif self._fast_steps >= FAST_STEPS and read * 2 > self.tokens:
             self._fast_steps = 0
-            self.tokens = min(self._tokens_max, self.tokens * 2)
+            self.tokens = min(self.tokens_max, self.tokens * 2)

@@ -10,6 +10,9 @@ import numpy as np
 from zmqengine.engine.row import Row
 from zmqengine.sampling_params import Sampling
 
+PENALISED = Sampling(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={1: 1.0})
+"""All of them at once, to be tried before a request asks for them."""
+
 
 def uses_penalties(sampling: Sampling) -> bool:
     """Whether a row's logits are changed before sampling."""

@@ -4,6 +4,7 @@ rows.py     caches of one row: new, cut, copied, checked, in bytes
 batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
 blocks.py   what caches hold, taken apart by tokens and put together again
 ragged.py   a batch whose rows go back by unlike numbers of tokens
+spans.py    which columns each row sees, where no mask is needed
 reading.py  reading prompt tokens into either
 shape.py    what caches of a model take in bytes, from real ones
 """
@@ -21,12 +22,14 @@ from zmqengine.engine.kv.rows import (
     start,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
+from zmqengine.engine.kv.spans import Spans
 
 __all__ = [
     "BlockLayout",
     "CacheShape",
     "Place",
     "RaggedKVCache",
+    "Spans",
     "State",
     "all_finite",
     "arrays",

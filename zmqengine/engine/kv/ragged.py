@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.mlx_lm_border import BatchKVCache
+from zmqengine.engine.kv.spans import Spans
+from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
 from zmqengine.engine.row import Caches
 
 # Gaps are read by every step. They are closed when they are more than this, and a part of what rows hold.
@@ -26,6 +27,7 @@ class Gaps:
     def __init__(self, rows: int, columns: int) -> None:
         self.hidden = np.zeros((rows, columns), np.bool_)
         self._visible: mx.array | None = None
+        self._marks: mx.array | None = None
 
     def hide(self, stop: int, counts: Sequence[int]) -> None:
         """The last `counts[i]` columns of row i before `stop` are not used; from `stop` on everything is new."""
@@ -33,7 +35,7 @@ class Gaps:
         self.hidden[:, stop:] = False
         for row, count in enumerate(counts):
             self.hidden[row, stop - count : stop] = True
-        self._visible = None
+        self._visible = self._marks = None
 
     def visible(self, columns: int) -> mx.array:
         """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
@@ -42,22 +44,73 @@ class Gaps:
             self._visible = mx.array(~self.hidden)[:, None, None]
         return self._visible[..., :columns]
 
+    def marks(self, columns: int) -> mx.array:
+        """The same the other way round, for `Spans`: [rows, columns or more]."""
+        self._widen(columns)
+        if self._marks is None:
+            self._marks = mx.array(self.hidden.astype(np.uint8))
+        return self._marks
+
     def _widen(self, columns: int) -> None:
         missing = columns - self.hidden.shape[1]
         if missing > 0:
             self.hidden = np.pad(self.hidden, ((0, 0), (0, missing)))
-            self._visible = None
+            self._visible = self._marks = None
 
 
 class RaggedKVCache(BatchKVCache):
-    """mlx-lm's cache of a batch, whose masks leave out `gaps`."""
+    """mlx-lm's cache of a batch, whose masks leave out `gaps`.
+
+    Up to `spans_width` new columns get `Spans` for a mask: it is more than 0 where attention takes them. Otherwise a
+    step in which no row is padded needs no mask at all.
+    """
+
+    spans_width: ClassVar[int] = 0
 
     gaps: Gaps | None = None
+    # For the coming step, as `make_room` knows it: where rows stand after it, and that none has padding or a gap.
+    offset_after: mx.array | None = None
+    is_level = False
 
-    def make_mask(self, N: int, return_array: bool = False, **options: Any) -> mx.array:  # noqa: N803
-        """The mask of `N` new columns: [rows, 1, N, columns]."""
-        mask: mx.array = super().make_mask(N, return_array, **options)
-        return mask if self.gaps is None else mask & self.gaps.visible(self._idx + N)
+    def make_mask(self, N: int, return_array: bool = False, **options: Any) -> Any:  # noqa: N803
+        """The mask of `N` new columns: [rows, 1, N, columns], `Spans`, or None."""
+        if options.get("window_size") is None and self.keys is not None:
+            if self.spans_width >= N:
+                columns = self._idx + N
+                return Spans(
+                    self.left_padding,
+                    mx.full((1,), columns, dtype=mx.int32),
+                    None if self.gaps is None else self.gaps.marks(columns),
+                    self._mask_of(N),
+                )
+            if N == 1 and self.is_level:
+                return None
+        return self._mask_of(N, return_array, **options)()
+
+    def _mask_of(self, count: int, return_array: bool = False, **options: Any) -> Callable[[], mx.array]:
+        columns, gaps = self._idx + count, self.gaps
+        before, padding = self._idx, self.left_padding
+
+        def make() -> mx.array:
+            mask: mx.array = create_causal_mask(count, offset=before, left_padding=padding, **options)
+            return mask if gaps is None else mask & gaps.visible(columns)
+
+        return make
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        """Add columns; all of them so far."""
+        after, self.offset_after, self.is_level = self.offset_after, None, False
+        start, stop = self._idx, self._idx + keys.shape[2]
+        if after is None or self.keys is None or stop > self.keys.shape[2]:
+            everything = super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+            self.offset = self.offset if after is None else after
+            return everything
+        self._idx = stop
+        self.keys[..., start:stop, :] = keys
+        self.values[..., start:stop, :] = values
+        # One array for all layers: to add to one in each is a call a layer.
+        self.offset = after
+        return self.keys_and_values()
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
@@ -93,12 +146,17 @@ def make_room(caches: Caches, columns: int, held: Sequence[int]) -> None:
     A cache that is full is copied anyway, so that is the time to close them.
     """
     first = caches[0]
-    if getattr(first, "gaps", None) is None:
-        return
-    spare = first._idx - max(held)
-    is_full = first._idx + columns > first.keys.shape[2]
-    if is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX):
-        close_gaps(caches, held)
+    if getattr(first, "gaps", None) is not None:
+        spare = first._idx - max(held)
+        is_full = first._idx + columns > first.keys.shape[2]
+        if is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX):
+            close_gaps(caches, held)
+    ragged = [cache for cache in caches if type(cache) is RaggedKVCache and cache.keys is not None]
+    if ragged:
+        first = ragged[0]
+        after, is_level = first.offset + columns, first.gaps is None and min(held) == first._idx
+        for cache in ragged:
+            cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
 
 
 def close_gaps(caches: Caches, held: Sequence[int]) -> None:

@@ -1,0 +1,129 @@
+"""Our kernels for CUDA against plain arithmetic in float32. They run where MLX has a CUDA device, and nowhere else."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from zmqengine.engine import kv, sampling
+from zmqengine.engine.device import attention, quantised
+from zmqengine.engine.kernels import drawing
+
+pytestmark = pytest.mark.skipif(not attention.works_here(), reason="no CUDA device")
+
+
+def error(got: mx.array, wanted: mx.array) -> float:
+    """Of the size of what was wanted; not a number if something is not one."""
+    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
+    return float((mx.linalg.norm((got - wanted).flatten()) / mx.linalg.norm(wanted.flatten())).item())
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "dim"), [(32, 8, 128), (14, 2, 64), (16, 16, 96), (8, 1, 128), (8, 4, 256)]
+)
+@pytest.mark.parametrize("width", [1, 3, 8])
+@pytest.mark.parametrize("parts", [0, 1, 4])
+@pytest.mark.parametrize("with_gaps", [False, True])
+def test_rows_of_unlike_lengths_attend_to_their_own(heads, key_heads, dim, width, parts, with_gaps):
+    """Every row sees its own columns and no other, in any number of parts, with holes and without."""
+    rows, columns, capacity = 5, 300, 512
+    mx.random.seed(1)
+    queries = mx.random.normal((rows, width, heads, dim)).astype(mx.bfloat16).transpose(0, 2, 1, 3)
+    keys = mx.random.normal((rows, key_heads, capacity, dim)).astype(mx.bfloat16)
+    values = mx.random.normal((rows, key_heads, capacity, dim)).astype(mx.bfloat16)
+    starts = [0, 3, 131, 250, 299 - width]
+    place = mx.arange(columns)[None, None, None]
+    mask = place >= mx.array(starts)[:, None, None, None]
+    mask = mask & (place <= (columns - width + mx.arange(width))[None, None, :, None])
+    hidden = None
+    if with_gaps:
+        marks = np.zeros((rows, columns), np.uint8)
+        marks[0, 10:20] = marks[2, 140:141] = marks[3, 251:290] = 1
+        hidden = mx.array(marks)
+        mask = mask & (hidden == 0)[:, None, None]
+    spans = kv.Spans(
+        mx.array(starts, dtype=mx.int32), mx.full((1,), columns, dtype=mx.int32), hidden, lambda: mask
+    )
+    used = (one[:, :, :columns].astype(mx.float32) for one in (keys, values))
+    wanted = mx.fast.scaled_dot_product_attention(queries.astype(mx.float32), *used, scale=0.1, mask=mask)
+    views = (keys[:, :, :columns], values[:, :, :columns])
+    assert error(attention.ragged_attention(queries, *views, spans, 0.1, parts), wanted) < 0.01
+
+
+def test_a_prompt_attends_alike_without_cudnn():
+    """What is computed while cuDNN has no plan is what it computes."""
+    queries = mx.random.normal((1, 32, 70, 128)).astype(mx.bfloat16)
+    keys = mx.random.normal((1, 8, 100, 128)).astype(mx.bfloat16)
+    wanted = mx.fast.scaled_dot_product_attention(
+        *(one.astype(mx.float32) for one in (queries, keys, keys)), scale=0.1, mask="causal"
+    )
+    assert error(attention.attend(queries, keys, keys, None, 0.1, "causal"), wanted) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 64), (4, 32), (4, 128), (8, 32)])
+@pytest.mark.parametrize("rows", [1, 3, 8, 17, 33, 64])
+def test_quantised_weights_are_multiplied_for_few_rows(dtype, bits, group, rows):
+    """The product is that of the weights in full width, also where the outputs fill no whole block."""
+    import mlx.nn as nn
+
+    mx.random.seed(2)
+    layer = nn.QuantizedLinear.from_linear(nn.Linear(1024, 1000 + 8 * (bits == 8), bias=False), group, bits)
+    layer.set_dtype(dtype)
+    inputs = mx.random.normal((rows, 1, 1024)).astype(dtype)
+    wide = mx.dequantize(layer.weight, layer.scales, layer.biases, group_size=group, bits=bits)
+    wanted = inputs.astype(mx.float32) @ wide.astype(mx.float32).T
+    assert error(quantised.few_rows(inputs, layer), wanted) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_a_draw_is_that_of_plain_arithmetic(dtype):
+    """Each row keeps what its own top_k, top_p and min_p leave, and takes the token that the number falls on."""
+    rng = np.random.default_rng(3)
+    rows, words = 64, 5000
+    logits = mx.array(rng.normal(0, 2, (rows, words)).astype(np.float32)).astype(dtype)
+    temperature = rng.uniform(0.3, 1.5, rows)
+    top_k = rng.choice([5, 40, words], rows)
+    top_p = rng.choice([0.5, 0.9, 1.0], rows)
+    min_p = rng.choice([0.0, 0.05], rows)
+    uniforms = rng.uniform(0, 1, rows)
+    got = drawing.draw(
+        logits,
+        mx.array(uniforms.astype(np.float32))[:, None],
+        mx.array((1 / temperature).astype(np.float32))[:, None],
+        mx.array(top_k.astype(np.int32))[:, None],
+        mx.array(top_p.astype(np.float32))[:, None],
+        mx.array(np.log(np.maximum(min_p, 1e-30)).astype(np.float32))[:, None],
+    )
+    exact = np.array(logits.astype(mx.float32)).astype(np.float64)
+    right = 0
+    for row, token in enumerate(np.array(got)):
+        weights = np.exp((exact[row] - exact[row].max()) / temperature[row])
+        order = np.argsort(-weights, kind="stable")
+        weights[weights < weights[order[top_k[row] - 1]]] = 0
+        ranked = weights[order]
+        enough = (
+            int(np.argmax(np.cumsum(ranked) >= top_p[row] * ranked.sum() - 1e-9))
+            if top_p[row] < 1
+            else words - 1
+        )
+        weights[weights < weights[order[enough]]] = 0
+        weights[weights < min_p[row] * weights.max()] = 0
+        up_to = np.cumsum(weights)
+        right += int(token == int(np.argmax(up_to > uniforms[row] * up_to[-1])))
+    # A number next to the border between two tokens may fall on either.
+    assert right >= rows - 2
+
+
+def test_all_methods_draw_alike():
+    """The kernel and MLX's own calls, on a vocabulary of the usual size."""
+    logits = (mx.random.normal((32, 128_256)) * 2).astype(mx.bfloat16)
+    uniforms = mx.random.uniform(shape=(32, 1))
+    drawn = {}
+    for method in ("search", "sort", "kernel"):
+        sampling.use_method(method)
+        drawn[method] = np.array(sampling.draw(logits, sampling.trial_plan(32), uniforms))
+    sampling.use_method("search")
+    assert (drawn["search"] == drawn["sort"]).sum() >= 30
+    assert (drawn["search"] == drawn["kernel"]).sum() >= 30

@@ -1,0 +1,54 @@
+"""A warm-up does what traffic will need, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engines import make_engine
+from zmqengine.engine import warm_up
+from zmqengine.engine.interface import RowRequest
+
+
+def test_an_engine_is_as_new_after_it(model):
+    """No rows, no prompts and no counts; the pace is that of this machine, and a request gets the same tokens."""
+    engine, fresh = make_engine(model, rows_max=4), make_engine(model, rows_max=4)
+    told: list[float] = []
+    engine.warm_up(60.0, told.append)
+    assert told[-1] == 1
+    assert told == sorted(told)
+    stats = engine.stats()
+    assert (stats.rows_decoding, stats.rows_prefilling, stats.prompt_tokens, stats.generated_tokens) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert stats.prompt_cache_entries == 0
+    outputs = []
+    for one in (engine, fresh):
+        assert not one.insert([RowRequest(row=1, prompt=[5, 6, 7], max_tokens=6)])
+        tokens: list[int] = []
+        while len(tokens) < 6:
+            tokens += [token.token for token in one.next().tokens]
+        outputs.append(tokens)
+        one.close()
+    assert outputs[0] == outputs[1]
+
+
+def test_it_ends_when_time_is_up(model):
+    """It is bounded in time, and what it was in the middle of is gone."""
+    engine = make_engine(model, rows_max=4)
+    engine.warm_up(0.0, lambda fraction: None)
+    assert engine.stats().rows_decoding == engine.stats().rows_prefilling == 0
+    engine.close()
+
+
+@pytest.mark.parametrize(("rows_max", "context"), [(1, 64), (32, 4096), (48, 130)])
+def test_its_rounds_fit(rows_max, context):
+    """Every number of rows by powers of two, every kind of sampling, and no prompt past the context."""
+    rounds = list(warm_up.plan(rows_max, 2048, context))
+    assert all(1 <= tokens <= context for one in rounds for tokens in one.prompts)
+    assert max(len(one.prompts) for one in rounds) <= max(rows_max, 1)
+    assert all(any(one.sampling == kind for one in rounds) for kind in warm_up.KINDS)
+    if rows_max == 32:
+        assert {len(one.prompts) for one in rounds} >= {1, 2, 4, 8, 16, 32}

@@ -1,0 +1,206 @@
+"""`zmqengine bench gpu`: what a GPU is asked for, model by model, each with one command's worth of servers.
+
+For each model: the worker, an HTTP front-end and `mlx_lm.server` beside mlx-lm's own generator on the same work; the
+first requests after the start; a long prompt beside streams; and the engine's steps in a process of their own. Models
+have random weights of the usual shapes. Each leaves `gpu-MODEL.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from zmqengine.bench import machine
+from zmqengine.bench.bare_process import BareProcess
+from zmqengine.bench.measures import Measures, ttft_ms
+from zmqengine.bench.model_facts import CARD, model_facts
+from zmqengine.bench.model_shapes import SHAPES
+from zmqengine.bench.options import ScenarioOptions
+from zmqengine.bench.overhead import BARE, OverheadOptions, OverheadRunner
+from zmqengine.bench.overhead_run import group
+from zmqengine.bench.prompts import Prompts, prompts_for, vocabulary_of_file
+from zmqengine.bench.random_model import make_model
+from zmqengine.bench.report import Cell, Report, TargetFacts
+from zmqengine.bench.rounds import Runner
+from zmqengine.bench.scenarios import SCENARIOS
+from zmqengine.bench.servers import StartPlan, started
+from zmqengine.bench.sessions import open_session
+from zmqengine.bench.steps_result import StepsResult
+from zmqengine.bench.target_facts import target_facts
+from zmqengine.bench.targets import TargetError, TargetSpec
+
+Progress = Callable[[str], None]
+
+MODELS = ("8b", "8b-4bit", "0.5b")
+ENGINE = "engine"
+FIRST_REQUESTS = 10
+STEPS_TIMEOUT_S = 300.0
+
+
+class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run on one model: a directory. `slots` rows at a time for every server and for the generator."""
+
+    model: str
+    mlx_lm: bool = True
+    slots: int = 64
+    streams: tuple[int, ...] = (1, 8, 32, 64)
+    requests_per_stream: int = 3
+    rounds: int = 1
+    seed: int = 0
+
+
+def model_directory_of(name: str, models: Path) -> Path:
+    """The model of this name, a shape with `-4bit` or `-8bit` behind it or not, made if it is not there yet."""
+    path = models / name
+    shape, _, bits = name.partition("-")
+    if shape not in SHAPES or bits not in ("", "4bit", "8bit"):
+        raise TargetError(f"no model {name}: a shape ({', '.join(SHAPES)}), and -4bit or -8bit behind it")
+    if not (path / CARD).is_file():
+        make_model(shape, SHAPES[shape], path, bits=int(bits[0]) if bits else None)
+    return path
+
+
+async def measure_on_gpu(plan: GpuPlan, on_progress: Progress) -> Report:
+    """Start everything, measure, end everything; then the steps of the engine alone. Raises TargetError."""
+    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
+    directory = Path(plan.model)
+    on_progress(f"{directory.name}: starting the generator and the servers")
+    waiting = asyncio.create_task(BareProcess.start(directory, rows=plan.slots))
+    try:
+        servers = StartPlan(model=plan.model, http=1, mlx_lm=plan.mlx_lm, slots=plan.slots)
+        async with started(servers) as targets:
+            cells, described = await _beside(plan, targets, await waiting, on_progress)
+    finally:
+        await _end(waiting)
+    on_progress(f"{directory.name}: steps of the engine alone")
+    try:
+        steps = await run_steps(directory)
+        cells += steps_cells(steps)
+        described.append(TargetFacts(label=ENGINE, kind="in process", server="zmqengine", facts=steps.facts))
+    except TargetError as error:
+        cells.append(Cell(scenario="steps", case="all", target=ENGINE, round=0, error=str(error)))
+    return Report(
+        kind="gpu",
+        started_at=started_at,
+        command=machine.command_line(),
+        machine=facts,
+        versions=machine.versions(),
+        model=model_facts(plan.model),
+        options={**msgspec.to_builtins(plan), "model": directory.name},
+        base=BARE,
+        targets=described,
+        cells=cells,
+        notes=notes,
+    )
+
+
+async def _beside(
+    plan: GpuPlan, targets: list[TargetSpec], bare: BareProcess, on_progress: Progress
+) -> tuple[list[Cell], list[TargetFacts]]:
+    name = Path(plan.model).name
+
+    def tell(text: str) -> None:
+        on_progress(f"{name}: {text}")
+
+    prompts = prompts_for(vocabulary_of_file(Path(plan.model) / "tokenizer.json"), str(plan.seed))
+    groups = group(targets)
+    described = [TargetFacts(label=BARE, kind="in process", server="mlx-lm", facts={"blas": bare.blas})]
+    for label, members in groups.items():
+        described.append(msgspec.structs.replace(await target_facts(members[0]), label=label))
+    tell("the first requests")
+    cells = [await first_requests(targets[0], prompts)]
+    options = OverheadOptions(
+        streams=plan.streams,
+        requests_min=2 * FIRST_REQUESTS // 2,
+        requests_per_stream=plan.requests_per_stream,
+        idle_s=1.0,
+        timeout_s=180.0,
+    )
+    runner = OverheadRunner(bare, groups, prompts, options, seed=plan.seed, on_progress=tell)
+    cells += await runner.run(plan.rounds)
+    long = Runner(
+        [target for target in targets if target.kind == "worker" or not target.worker],
+        prompts,
+        ScenarioOptions(interference_stream_tokens=1024),
+        seed=plan.seed,
+        on_progress=tell,
+    )
+    # Twice: the second one finds what the first one left, as later long prompts do.
+    cells += await long.run(SCENARIOS["interference"], 2)
+    return cells, described
+
+
+async def _end(waiting: asyncio.Task[BareProcess]) -> None:
+    try:
+        bare = await waiting
+    except TargetError:
+        return
+    await bare.end()
+
+
+async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
+    """The first requests that a worker gets, one after the other, each of another length."""
+    cell = Cell(scenario="first", case=f"{FIRST_REQUESTS} requests in turn", target=worker.label, round=0)
+    session = await open_session(worker, timeout_s=180.0)
+    try:
+        times = []
+        for number in range(FIRST_REQUESTS):
+            outcome = await session.send(prompts.request(60 + number, 16)).outcome()
+            found = ttft_ms(outcome.record(None))
+            if found is None:
+                return msgspec.structs.replace(cell, error="a request had no token")
+            times.append(found)
+    finally:
+        await session.close()
+    measures: Measures = {
+        "ttft_first_ms": times[0],
+        "ttft_tenth_ms": times[-1],
+        "ttft_median_ms": sorted(times)[len(times) // 2],
+    }
+    return msgspec.structs.replace(cell, measures=measures)
+
+
+async def run_steps(directory: Path) -> StepsResult:
+    """The engine's steps, in a process of their own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "zmqengine.bench.steps",
+        str(directory),
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), STEPS_TIMEOUT_S)
+        return msgspec.json.decode(out.splitlines()[-1], type=StepsResult)
+    except (asyncio.TimeoutError, IndexError, msgspec.DecodeError) as error:
+        raise TargetError(f"the steps of {directory.name} could not be measured: {error!r}") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def steps_cells(result: StepsResult) -> list[Cell]:
+    """As cells of a report."""
+
+    def cell(scenario: str, case: str, measures: Measures) -> Cell:
+        return Cell(scenario=scenario, case=case, target=ENGINE, round=0, measures=measures)
+
+    found = [cell("steps", "start", {"open_s": result.open_s})]
+    found += [cell("steps", case, {"step_ms": value}) for case, value in result.step_ms.items()]
+    found += [
+        cell("step parts", case, {f"{name.replace(' ', '_')}_ms": value for name, value in parts.items()})
+        for case, parts in result.parts_ms.items()
+    ]
+    for rows, costs in result.widths.items():
+        widths = {f"width_{width}_cost": value for width, value in costs.items()}
+        found.append(cell("widths", f"{rows} rows", {"width_1_ms": result.width_one_ms[rows], **widths}))
+    return found

@@ -1,0 +1,187 @@
+"""What a step of the engine costs, in one process and without a client: `python -m zmqengine.bench.steps MODEL`.
+
+Out: one line of JSON, a StepsResult. Side by side are rows that joined together and rows that joined in turn, greedy
+rows and rows that sample, and calls of the model that read one token of each row or several.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from zmqengine.engine.opening import open_mlx_engine  # first: it chooses what MLX binds to
+
+# isort: split
+import mlx.core as mx
+
+from zmqengine.bench.steps_result import StepsResult
+from zmqengine.engine import decode, kv
+from zmqengine.engine.engine_options import EngineOptions
+from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.penalties import PENALISED
+from zmqengine.engine.sampling import SAMPLED
+
+ROWS = (1, 8, 32, 64)
+WIDTH_ROWS = (1, 2, 4, 8, 16, 32, 64)
+WIDTHS = (1, 2, 3, 4, 6, 8)
+COMPARED_ROWS = 32
+_PROMPT = 64
+_SETTLE = 10
+_STEPS = 40
+_TRIES = 10
+GREEDY = Sampling()
+
+
+class Steps:
+    """Takes rows through an engine and times its steps."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._ids = count(1)
+
+    def run(
+        self,
+        rows: int,
+        sampling: Sampling = GREEDY,
+        *,
+        in_turn: bool = False,
+        logprobs: int | None = None,
+    ) -> float:
+        """The median step of so many rows, in milliseconds, once they have been together for a while."""
+        requests = [
+            RowRequest(
+                row=next(self._ids),
+                prompt=[1 + (number * 131 + place * 17) % 1000 for place in range(_PROMPT)],
+                max_tokens=_STEPS + _SETTLE + 3 * rows + 8,
+                sampling=sampling,
+                seed=number,
+                logprobs=logprobs,
+            )
+            for number in range(rows)
+        ]
+        for group in [[request] for request in requests] if in_turn else [requests]:
+            self._engine.insert(group)
+            self._engine.next()
+        while self._engine.stats().rows_prefilling:
+            self._engine.next()
+        for _ in range(_SETTLE):
+            self._engine.next()
+        times = [self._step() for _ in range(_STEPS)]
+        self._engine.remove([request.row for request in requests])
+        self._engine.limit_prompt_cache(0)
+        return statistics.median(times) * 1000
+
+    def parts(self, rows: int) -> dict[str, float]:
+        """How the host spends such a step."""
+        launch, land = Timer(kv.start), Timer(decode.DecodeBatch.land)
+        starts: Any = vars(decode)["kv"]
+        steps: Any = decode.DecodeBatch
+        saved = starts.start, steps.land
+        starts.start = launch.call
+        steps.land = lambda *given: land.call(*given)  # noqa: PLW0108 - bound to the batch
+        try:
+            whole = self.run(rows)
+        finally:
+            starts.start, steps.land = saved
+        starting, waiting = launch.median_ms(), land.median_ms()
+        return {
+            "step": whole,
+            "start": starting,
+            "wait": waiting,
+            "build and report": whole - starting - waiting,
+        }
+
+    def _step(self) -> float:
+        started_s = time.perf_counter()
+        self._engine.next()
+        return time.perf_counter() - started_s
+
+
+class Timer:
+    """A function and how long its calls took."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._seconds: list[float] = []
+
+    def call(self, *arguments: Any) -> Any:
+        """Call it."""
+        started_s = time.perf_counter()
+        result = self._function(*arguments)
+        self._seconds.append(time.perf_counter() - started_s)
+        return result
+
+    def median_ms(self) -> float:
+        """Of the last calls."""
+        return statistics.median(self._seconds[-_STEPS:] or [0.0]) * 1000
+
+
+def width_costs(model: Any, result: StepsResult, rows_max: int) -> None:
+    """Calls of the model for rows of unlike lengths, by width."""
+    alone = []
+    for extra in range(4):
+        caches = kv.new_caches(model)
+        mx.eval(kv.read_alone(model, caches, [1 + place % 100 for place in range(_PROMPT + extra)]))
+        alone.append(caches)
+    for rows in WIDTH_ROWS:
+        if rows > rows_max:
+            break
+        caches = kv.merge([alone[place % 4] for place in range(rows)])
+        held = [_PROMPT + place % 4 for place in range(rows)]
+        times = {width: _call_s(model, caches, held, width) for width in WIDTHS}
+        result.width_one_ms[str(rows)] = times[1] * 1000
+        result.widths[str(rows)] = {str(width): times[width] / times[1] for width in WIDTHS}
+
+
+def _call_s(model: Any, caches: Any, held: list[int], width: int) -> float:
+    inputs = mx.array(
+        [[1 + (row + place) % 100 for place in range(width)] for row in range(len(held))], dtype=mx.uint32
+    )
+    times = []
+    for number in range(_TRIES + 2):
+        started_s = time.perf_counter()
+        kv.make_room(caches, width, held)
+        tokens = mx.argmax(model(inputs, cache=caches), axis=-1)
+        mx.eval(tokens)
+        if number > 1:
+            times.append(time.perf_counter() - started_s)
+        kv.go_back(caches, [width] * len(held), held)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Measure one model and print what was found."""
+    directory = sys.argv[1]
+    result = StepsResult()
+    started_s = time.perf_counter()
+
+    def report(stage: str, fraction: float | None) -> None:
+        part = "" if fraction is None else f" {fraction:.0%}"
+        print(f"{time.perf_counter() - started_s:6.1f} s {stage}{part}", file=sys.stderr, flush=True)
+
+    opened = open_mlx_engine(directory, EngineOptions(rows_max=max(ROWS)), report=report)
+    result.open_s = time.perf_counter() - started_s
+    result.facts = opened.facts
+    steps = Steps(opened.engine)
+    for rows in ROWS:
+        result.step_ms[f"{rows} rows"] = steps.run(rows)
+    for number in (1, 2):
+        result.step_ms[f"{COMPARED_ROWS} rows together, {number}"] = steps.run(COMPARED_ROWS)
+        result.step_ms[f"{COMPARED_ROWS} rows in turn, {number}"] = steps.run(COMPARED_ROWS, in_turn=True)
+        result.step_ms[f"{COMPARED_ROWS} rows sampled, {number}"] = steps.run(COMPARED_ROWS, SAMPLED[0])
+    result.step_ms[f"{COMPARED_ROWS} rows with penalties"] = steps.run(COMPARED_ROWS, PENALISED)
+    result.step_ms[f"{COMPARED_ROWS} rows with logprobs"] = steps.run(COMPARED_ROWS, logprobs=5)
+    result.parts_ms[f"{COMPARED_ROWS} rows"] = steps.parts(COMPARED_ROWS)
+    result.parts_ms["1 row"] = steps.parts(1)
+    width_costs(opened.engine._model, result, max(ROWS))
+    print(msgspec.json.encode(result).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""All that depends on the device: what is set before MLX starts, and which of several ways is the fastest here.
+
+environment.py      variables that MLX reads at its start
+ways.py             times several ways of one computation and takes the fastest that is right
+choices.py          what was chosen and why, for logs and people
+attention.py        attention of rows of unlike lengths on CUDA, without a mask
+projections.py      products that read the same input, in one call
+quantised.py        products with quantised weights, for few rows
+remembered.py       what was measured at an earlier start
+tuning.py           fits a model that has just been loaded
+"""

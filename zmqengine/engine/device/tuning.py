@@ -1,0 +1,214 @@
+"""Fits a model that has just been loaded to the device it runs on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.quantized import QuantizedLinear
+
+from zmqengine.engine import kv, sampling
+from zmqengine.engine.device import attention, projections, quantised
+from zmqengine.engine.device.choices import Choices
+from zmqengine.engine.device.remembered import Remembered
+from zmqengine.engine.device.ways import fastest
+
+log = logging.getLogger("zmqengine.engine")
+
+Report = Callable[[str, "float | None"], None]
+
+_ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
+# Of the spread of logits: other kernels round otherwise, a wrong one makes another text.
+_TOLERANCE = 0.2
+_DRAWN_ROWS = 32
+_DRAWN_ALIKE_MIN = 0.9
+
+
+def tune(
+    model: Any,
+    vocab_size: int,
+    remembered: Remembered,
+    *,
+    rows_max: int = 32,
+    copy_bytes_max: int = 0,
+    seconds_max: float = 60.0,
+    report: Report = lambda stage, fraction: None,
+) -> Choices:
+    """Change `model` in place where the device has something faster; says what was chosen.
+
+    Whatever is changed gives the same logits but for rounding: each change is compared with the model before it, and
+    undone where it is not so. Measuring takes `seconds_max` at most, and less at every later start.
+    """
+    choices = Choices()
+    until_s = time.perf_counter() + seconds_max
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    on_cuda = attention.works_here()
+    report("fitting the model to the device", 0.0)
+    if on_cuda:
+        quantised.begin(model)
+        choices.note("attention", _fit_attention(model))
+    if on_gpu:
+        choices.note("projections", _fit_projections(model, on_cuda, remembered))
+    _fit_products(model, choices, remembered, on_cuda, rows_max, copy_bytes_max, until_s, report)
+    choices.note("drawing", _fit_drawing(vocab_size, on_cuda, on_gpu, remembered))
+    log.info("fitted to the device", extra=choices.as_facts())
+    return choices
+
+
+def _fit_attention(model: Any) -> str:
+    before = _logits(model)
+    if not attention.install(model):
+        return "MLX's, with masks: this model attends in a way of its own"
+    if _same(before, _try(model)):
+        return "one kernel for rows of unlike lengths, no mask"
+    attention.uninstall(model)
+    return "MLX's, with masks: the kernel for rows of unlike lengths does not suit this model"
+
+
+def _fit_projections(model: Any, on_cuda: bool, remembered: Remembered) -> str:
+    found = projections.groups(model)
+    if not found:
+        return "apart: this model has none that read the same"
+    module, names = found[0]
+    layers = [module[name] for name in names]
+    name = f"projections {[tuple(layer.weight.shape) for layer in layers]} {layers[0].weight.dtype}"
+    best = remembered.choices.get(name)
+    if best is None:
+        joined: Any = projections.join(layers)
+        dim = joined.weight.shape[1] * (32 // joined.bits if isinstance(joined, QuantizedLinear) else 1)
+        dtype = joined.scales.dtype if isinstance(joined, QuantizedLinear) else joined.weight.dtype
+        inputs = mx.random.normal((8, 1, dim)).astype(dtype)
+        mx.eval(inputs)
+        # On CUDA with quantised weights MLX's own product would be timed, which is not what will be used.
+        best = "together" if on_cuda else fastest(
+            {
+                "apart": lambda: mx.concatenate([layer(inputs) for layer in layers], axis=-1),
+                "together": lambda: joined(inputs),
+            }
+        ).best  # fmt: skip
+        remembered.keep({name: best})
+        del joined
+    if best != "together":
+        return "apart"
+    before = _logits(model)
+    undo = [(part, key, part[key]) for part, keys in found for key in keys]
+    count = projections.join_groups(model)
+    if _same(before, _try(model)):
+        del undo
+        mx.clear_cache()
+        return f"{count} products of {sum(len(keys) for _, keys in found)}"
+    for part, key, layer in undo:
+        setattr(part, key, layer)
+    return "apart: joined they do not suit this model"
+
+
+def _fit_products(
+    model: Any,
+    choices: Choices,
+    remembered: Remembered,
+    on_cuda: bool,
+    rows_max: int,
+    copy_bytes_max: int,
+    until_s: float,
+    report: Report,
+) -> None:
+    if not quantised.layers_by_shape(model):
+        return
+    before = _logits(model)
+    chosen = quantised.measure(
+        model,
+        on_cuda=on_cuda,
+        rows_max=rows_max,
+        copy_bytes_max=copy_bytes_max,
+        until_s=until_s,
+        known=remembered.choices,
+        report=lambda fraction: report("measuring products with quantised weights", fraction),
+    )
+    if _same(before, _try(model)):
+        choices.note("quantised products", quantised.in_words(chosen))
+        remembered.keep(chosen)
+    else:
+        quantised.restore(model)
+        choices.note("quantised products", "MLX's: others do not suit this model")
+    if copied := quantised.copies_bytes(model):
+        choices.note("copies in full width", f"{copied >> 20} MiB")
+
+
+def _fit_drawing(vocab_size: int, on_cuda: bool, on_gpu: bool, remembered: Remembered) -> str:
+    name = f"drawing from {vocab_size} words"
+    methods = ("search", "sort", "kernel") if on_cuda else ("search", "sort")
+    best = remembered.choices.get(name, "")
+    if best not in methods:
+        best = _time_drawing(vocab_size, methods, mx.bfloat16 if on_gpu else mx.float32)
+        remembered.keep({name: best})
+    sampling.use_method(cast(sampling.DrawMethod, best))
+    return {
+        "search": "top_p by halving an interval",
+        "sort": "top_p by sorting",
+        "kernel": "all of a draw in one kernel",
+    }[best]
+
+
+def _time_drawing(vocab_size: int, methods: tuple[str, ...], dtype: mx.Dtype) -> str:
+    logits = (mx.random.normal((_DRAWN_ROWS, vocab_size)) * 2).astype(dtype)
+    plan = sampling.trial_plan(_DRAWN_ROWS)
+    uniforms = mx.random.uniform(shape=(_DRAWN_ROWS, 1))
+    mx.eval(logits, uniforms)
+
+    def way(method: str) -> Callable[[], mx.array]:
+        def call() -> mx.array:
+            sampling.use_method(cast(sampling.DrawMethod, method))
+            return sampling.draw(logits, plan, uniforms)
+
+        return call
+
+    return fastest({method: way(method) for method in methods}, agree=_mostly_alike).best
+
+
+def _mostly_alike(got: mx.array, wanted: mx.array) -> bool:
+    # A token whose weight is next to a threshold may go either way.
+    alike: Any = (got == wanted).astype(mx.float32).mean().item()
+    return bool(alike >= _DRAWN_ALIKE_MIN)
+
+
+def _try(model: Any) -> list[np.ndarray] | None:
+    try:
+        return _logits(model)
+    except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
+        log.info("a change for the device does not work", extra={"reason": str(error)[:200]})
+        return None
+
+
+def _logits(model: Any) -> list[np.ndarray]:
+    """Logits of a prompt, and of a step of rows of unlike lengths: what all changes have to leave as it is."""
+    starts = []
+    for row in _ROWS:
+        caches = kv.new_caches(model)
+        kv.read_alone(model, caches, row[:-1])
+        starts.append(caches)
+    found = [model(mx.array([list(range(1, 41))], dtype=mx.uint32), cache=kv.new_caches(model))[0]]
+    if kv.can_merge(starts[0]):
+        merged = kv.merge(starts)
+        held = [len(row) - 1 for row in _ROWS]
+        try:
+            kv.make_room(merged, 1, held)
+            last = mx.array([row[-1:] for row in _ROWS], dtype=mx.uint32)
+            found.append(model(last, cache=merged)[:, -1])
+            mx.eval(found)
+        except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
+            found = found[:1]
+    mx.eval(found)
+    return [np.array(logits.astype(mx.float32)) for logits in found]
+
+
+def _same(before: list[np.ndarray], after: list[np.ndarray] | None) -> bool:
+    if after is None or len(before) != len(after):
+        return False
+    return all(
+        bool(np.abs(one - other).max() <= _TOLERANCE * one.std())
+        for one, other in zip(before, after, strict=True)
+    )

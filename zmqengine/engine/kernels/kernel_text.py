@@ -1,0 +1,16 @@
+"""The source of a kernel, without what is for people: MLX handles all of it at every call."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+
+def kernel_text(*names: str) -> str:
+    """These files one after the other, without comments and indentation."""
+    lines = [line.strip() for name in names for line in _read(name).splitlines()]
+    return "\n".join(line.partition(" //")[0] for line in lines if line and not line.startswith("//")) + "\n"
+
+
+def _read(name: str) -> str:
+    assert __package__
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,2 @@
+    out[place * D + d] = static_cast<T>(sum / total);
+  }

@@ -1,0 +1,147 @@
+"""What ordinary traffic will need, done once before anybody waits for it.
+
+On a GPU every kernel is compiled or loaded when it is first used, and every number of rows makes graphs of its own: the
+first request of all would take seconds, and the first of each kind as long again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, pairwise
+from typing import NamedTuple
+
+from zmqengine.engine.interface import Engine, RowRequest, Sampling
+from zmqengine.engine.penalties import PENALISED
+from zmqengine.engine.sampling import SAMPLED
+
+log = logging.getLogger("zmqengine.engine")
+
+PLAIN = Sampling()
+KINDS = (*SAMPLED, PENALISED)
+_STEPS = 4
+_ROWS_FOR_KINDS = 4
+
+
+class Round(NamedTuple):
+    """Rows that are read and make a few tokens together."""
+
+    prompts: tuple[int, ...]
+    sampling: Sampling = PLAIN
+    logprobs: int | None = None
+    in_turn: bool = False
+
+
+class Measured(NamedTuple):
+    """What was seen: prompt tokens read in a second, and seconds of a step that reads none."""
+
+    prompt_tokens_a_second: float
+    step_s: float
+
+
+def warm_up(
+    engine: Engine,
+    *,
+    chunk: int,
+    seconds_max: float,
+    report: Callable[[float], None] = lambda fraction: None,
+) -> Measured | None:
+    """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
+
+    None if time was up before the speed of reading could be seen. Raises what the engine raises.
+    """
+    until_s = time.perf_counter() + seconds_max
+    context = engine.info.context_tokens - _STEPS - 2
+    rounds = list(plan(engine.rows_max, chunk, context))
+    ids = count(-2, -1)
+    for place, one in enumerate(rounds):
+        if time.perf_counter() > until_s:
+            log.info("warming up ended early", extra={"done": place, "of": len(rounds)})
+            break
+        started_s = time.perf_counter()
+        _run(engine, one, ids, until_s)
+        report((place + 1) / len(rounds))
+        log.debug(
+            "warmed up for %d rows of up to %d tokens in %.2f s",
+            len(one.prompts), max(one.prompts), time.perf_counter() - started_s,
+        )  # fmt: skip
+    else:
+        return _measure(engine, chunk, context, ids)
+    return None
+
+
+def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
+    """The rounds, the most usual ones first."""
+    yield Round((_within(24, context),))
+    yield Round((_within(64, context),), SAMPLED[0])
+    sizes = [rows for rows in (2, 4, 8, 16, 32, 64, 128, 256) if rows <= rows_max]
+    for rows in sizes:
+        # Of unlike lengths: they are padded, and leave gaps when they go.
+        yield Round(tuple(_within(40 + place % 5, context) for place in range(rows)), in_turn=rows <= 8)
+    for kind in KINDS:
+        yield Round(
+            tuple(_within(20 + place, context) for place in range(min(_ROWS_FOR_KINDS, rows_max))), kind
+        )
+    yield Round((_within(20, context),), PLAIN, logprobs=5)
+    if sizes:
+        yield Round((_within(30, context),) * sizes[-1], SAMPLED[0])
+    for tokens in (256, chunk, 2 * chunk + 40):
+        yield Round((_within(tokens, context),))
+
+
+def _within(tokens: int, context: int) -> int:
+    return max(1, min(tokens, context))
+
+
+def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None:
+    words = engine.info.vocab_size
+    rows = [
+        RowRequest(
+            row=next(ids),
+            # Unlike each other, or they would be taken from the prompt cache.
+            prompt=[1 + (place * 7919 + at * 31 + tokens) % (words - 1) for at in range(tokens)],
+            max_tokens=_STEPS + (len(one.prompts) if one.in_turn else 0),
+            sampling=one.sampling,
+            seed=place,
+            logprobs=one.logprobs,
+        )
+        for place, tokens in enumerate(one.prompts)
+    ]
+    try:
+        alive = {row.row for row in rows}
+        waiting = [[row] for row in rows] if one.in_turn else [rows]
+        # One step more: the last one is on its way when its token is told.
+        while alive and time.perf_counter() <= until_s:
+            if waiting:
+                for _, message in engine.insert(waiting.pop(0)):
+                    raise RuntimeError(f"a request of the warm-up was refused: {message}")
+            result = engine.next()
+            if result.failures:
+                raise RuntimeError(f"a request of the warm-up failed: {result.failures[0].message}")
+            alive -= {token.row for token in result.tokens if token.finish is not None}
+    finally:
+        engine.remove([row.row for row in rows])
+
+
+def _measure(engine: Engine, chunk: int, context: int, ids: Iterator[int]) -> Measured:
+    tokens = _within(2 * chunk + 1, context)
+    row = RowRequest(
+        row=next(ids),
+        prompt=[1 + at * 17 % (engine.info.vocab_size - 1) for at in range(tokens)],
+        max_tokens=_STEPS + 2,
+    )
+    started_s = time.perf_counter()
+    times: list[float] = []
+    try:
+        engine.insert([row])
+        while len(times) < _STEPS + 1:
+            result = engine.next()
+            times += [time.perf_counter()] * len(result.tokens)
+            if result.failures:
+                raise RuntimeError(f"a request of the warm-up failed: {result.failures[0].message}")
+    finally:
+        engine.remove([row.row])
+    steps = sorted(later - earlier for earlier, later in pairwise(times))
+    step_s = steps[len(steps) // 2] if steps else 0.0
+    return Measured(tokens / max(1e-6, times[0] - started_s - step_s), step_s)
