@@ -35,7 +35,7 @@ from zmqengine.errors import ConfigError
 log = logging.getLogger("zmqengine.engine")
 
 SUBDIRECTORY = "prompts"
-ABANDONED_S = 600.0
+ABANDONED_S = 60.0
 """A file that nobody has gone on writing for so long belonged to a process that was killed."""
 _TICK_NS = 100_000_000
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.safetensors")
