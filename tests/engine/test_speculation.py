@@ -19,8 +19,8 @@ from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.probe import probe
 from zmqengine.engine.random_bits import seed_key
 
-ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "16"))
-TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "40"))
+ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "10"))
+TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "30"))
 HOT = Sampling(
     temperature=0.8,
     top_p=0.9,
