@@ -71,6 +71,9 @@ def test_a_pace_begins_with_what_was_measured() -> None:
     pace = PrefillPace(4096, 0.2)
     pace.begin(40_000, 0.005)
     assert pace.tokens == 1600
+    for _ in range(9):
+        pace.record(pace.tokens, 1.0)
+    assert pace.tokens == 400
     pace.begin(1_000, 0.1)
     assert pace.tokens == 200
     pace.forget()

@@ -28,6 +28,7 @@ class PrefillPace:
         self._target_s = target_s
         self._decode_s: float | None = None
         self._fast_steps = 0
+        self._least = min(TOKENS_MIN, tokens_max)
         self.tokens = min(TOKENS_START, tokens_max) if target_s else tokens_max
 
     @property
@@ -41,6 +42,7 @@ class PrefillPace:
         """Start again with nothing known."""
         self._decode_s = None
         self._fast_steps = 0
+        self._least = min(TOKENS_MIN, self.tokens_max)
         self.tokens = min(TOKENS_START, self.tokens_max) if self._target_s else self.tokens_max
 
     def begin(self, tokens_a_second: float, decode_s: float | None) -> None:
@@ -50,6 +52,8 @@ class PrefillPace:
         if self._target_s:
             within = int(tokens_a_second * self.goal_s)
             self.tokens = max(min(TOKENS_MIN, self.tokens_max), min(self.tokens_max, within))
+            # Where most of a short chunk's time is the model itself, shorter ones gain nothing.
+            self._least = max(min(TOKENS_MIN, self.tokens_max), self.tokens // 4)
 
     def record(self, tokens_read: int, seconds: float) -> None:
         """A step took so long in all, the reading of `tokens_read` tokens of prompt included."""
@@ -66,7 +70,7 @@ class PrefillPace:
         if seconds > goal_s:
             # At most a halving a step: one that the system held up must not cost more than a few steps.
             shrunk = int(min(self.tokens, read) * max(0.5, goal_s / seconds))
-            self.tokens = max(min(TOKENS_MIN, self.tokens_max), shrunk)
+            self.tokens = max(self._least, shrunk)
         elif self._fast_steps >= FAST_STEPS and read * 2 > self.tokens:
             self._fast_steps = 0
             self.tokens = min(self.tokens_max, self.tokens * 2)
