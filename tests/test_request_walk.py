@@ -36,7 +36,7 @@ def test_a_real_request_goes_the_way_that_is_written() -> None:
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and watching:
-            calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+            calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))  # type: ignore[attr-defined]
 
     watching = False
     before = sys.getprofile()

@@ -21,7 +21,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.rows: list[list[float]] = []
-        self.caches: list = []
+        self.caches: list[Any] = []
         self.next = 1.0
 
     def fresh(self, count: int) -> list[float]:

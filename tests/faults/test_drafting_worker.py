@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -41,7 +42,7 @@ def test_a_completion_tells_of_its_drafts_and_a_request_may_do_without(
     """The tokens are the same; status counts what the completion says."""
     text = echo_model.document(random.Random(1), WORDS)
     with make_worker(None, model=model, speculate="ngram", supervise=False).client() as client:
-        asked = {"max_tokens": 2 * WORDS, "stop_token_ids": [echo_model.END]}
+        asked: Any = {"max_tokens": 2 * WORDS, "stop_token_ids": [echo_model.END]}
         drafted = client.generate_tokens(echo_model.prompt(text), **asked).read()
         plain = client.generate_tokens(echo_model.prompt(text), speculate=False, **asked).read()
         assert drafted.tokens == plain.tokens == echo_model.answer(text)

@@ -36,7 +36,7 @@ class Erring:
         return Outlook(1.0, 0.9, 64) if self._random.random() < self._drafting else None
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        drafts = []
+        drafts: list[Sequence[int]] = []
         for row, count in zip(rows, tokens_max, strict=True):
             output = self.outputs[tuple(row.tokens[: row.prompt_tokens]), row.key]
             made = len(row.tokens) - row.prompt_tokens

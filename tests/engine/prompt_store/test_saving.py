@@ -24,7 +24,7 @@ def stored(seed: int, count: int, parent: StoredBlock | None = None) -> list[Sto
     """Blocks with arrays of NumPy, which are as good as MLX's to whoever only copies them."""
     found: list[StoredBlock] = []
     begin = 0 if parent is None else parent.end
-    for block in chain(seed, count, **({} if parent is None else {"parent": parent.key})):
+    for block in chain(seed, count, **({} if parent is None else {"parent": parent.key})):  # type: ignore[arg-type]
         arrays = tuple(np.frombuffer(array.data, np.float32) for array in block.arrays)
         found.append(StoredBlock(block.key, block.parent_key, begin + block.start, block.tokens, arrays))
     return found
