@@ -21,6 +21,7 @@ from zmqengine.engine.random_bits import seed_key
 
 ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "10"))
 TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "30"))
+ROWS_MAX = max(32, ROWS)
 HOT = Sampling(
     temperature=0.8,
     top_p=0.9,
@@ -63,7 +64,9 @@ def outputs(rows: list[RowRequest], run: Run) -> dict[tuple[tuple[int, ...], int
 
 def drafting(model, rows: list[RowRequest], wanted: Run, **options):
     """An engine whose drafts are right seven times out of ten, for four rows out of five."""
-    return make_engine(model, speculation=speculation(Erring(outputs(rows, wanted))), **options)
+    return make_engine(
+        model, speculation=speculation(Erring(outputs(rows, wanted))), rows_max=ROWS_MAX, **options
+    )
 
 
 def same(run: Run, wanted: Run, row: int) -> None:
@@ -224,7 +227,8 @@ def test_a_draft_model_changes_no_token(model, seed):
     drafting = build_model(LLAMA, seed)
     source = DraftModel(drafting, 0, probe(drafting).shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
     drafter = Speculation([source], Fixed(4), StepClock(StepCosts()), source)
-    plain, engine = make_engine(model), make_engine(model, speculation=drafter)
+    plain = make_engine(model, rows_max=ROWS_MAX)
+    engine = make_engine(model, speculation=drafter, rows_max=ROWS_MAX)
     for each in (plain, engine):
         run = Run()
         for request in rows:
