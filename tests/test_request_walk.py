@@ -31,29 +31,38 @@ def test_the_files_of_the_walk_are_there_and_few() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="functions do not know their whole name")
 def test_a_real_request_goes_the_way_that_is_written() -> None:
-    """Every call of the page happens, each after the one above it. The engine is the fake one."""
-    calls: list[tuple[str, str]] = []
+    """Every call of the page happens, on each thread in the order of the page. The engine is the fake one."""
+    calls: dict[int, list[tuple[str, str]]] = {}
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and watching:
-            calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))  # type: ignore[attr-defined]
+        if event == "call":
+            made = (frame.f_code.co_filename, frame.f_code.co_qualname)  # type: ignore[attr-defined]
+            calls.setdefault(threading.get_ident(), []).append(made)
 
-    watching = False
     before = sys.getprofile()
     threading.setprofile(note)
     sys.setprofile(note)
     try:
         with FakeWorker() as worker, Client(worker.address) as client:
-            client.generate_tokens([1], max_tokens=1).read()
-            watching = True
             assert len(client.generate_tokens([1, 2, 3], max_tokens=3).read().tokens) == 3
-            watching = False
     finally:
         sys.setprofile(before)
         threading.setprofile(before)  # type: ignore[arg-type]
-    found = iter(calls)
+    left = list(calls.values())
     for written_name, written_call in STEPS:
         name = written_name.replace("engine/mlx_engine.py", "engine/fake_engine.py")
         call = written_call.replace("MlxEngine", "FakeEngine")
-        if call:
-            assert any(file.endswith(name) and made == call for file, made in found), f"{call} in {name}"
+        if not call:
+            continue
+        places = [
+            next(
+                (place for place, (file, made) in enumerate(thread) if made == call and file.endswith(name)),
+                None,
+            )
+            for thread in left
+        ]
+        assert any(place is not None for place in places), f"{call} in {name}"
+        left = [
+            thread if place is None else thread[place + 1 :]
+            for thread, place in zip(left, places, strict=True)
+        ]
