@@ -17,6 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 STEPS = re.findall(
     r"^\|[^|]*\| `([^`]+)` \| (?:`([^`]+)`)? ?\|$", (ROOT / "docs/request.md").read_text(), re.MULTILINE
 )
+SECTIONS = [
+    (place, re.findall(r"^\|[^|]*\| `([^`]+)` \| (?:`([^`]+)`)? ?\|$", rows, re.MULTILINE))
+    for place, rows in re.findall(
+        r"^\| \*\*([^*]+)\*\*.*\n((?:\|(?! \*\*).*\n)+)", (ROOT / "docs/request.md").read_text(), re.MULTILINE
+    )
+]
+"""The steps of each part of the way, which goes on one thread."""
 FILES_MAX = 34
 """What is crossed for one request of tokens, client to client: fewer is better."""
 
@@ -31,7 +38,7 @@ def test_the_files_of_the_walk_are_there_and_few() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="functions do not know their whole name")
 def test_a_real_request_goes_the_way_that_is_written() -> None:
-    """Every call of the page happens, on each thread in the order of the page. The engine is the fake one."""
+    """Every call of the page happens, those of each part in its order. The engine is the fake one."""
     calls: dict[int, list[tuple[str, str]]] = {}
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -48,21 +55,15 @@ def test_a_real_request_goes_the_way_that_is_written() -> None:
     finally:
         sys.setprofile(before)
         threading.setprofile(before)  # type: ignore[arg-type]
-    left = list(calls.values())
-    for written_name, written_call in STEPS:
-        name = written_name.replace("engine/mlx_engine.py", "engine/fake_engine.py")
-        call = written_call.replace("MlxEngine", "FakeEngine")
-        if not call:
-            continue
-        places = [
-            next(
-                (place for place, (file, made) in enumerate(thread) if made == call and file.endswith(name)),
-                None,
-            )
-            for thread in left
+    for place, steps in SECTIONS:
+        way = [
+            (name.replace("mlx_engine", "fake_engine"), call.replace("MlxEngine", "FakeEngine"))
+            for name, call in steps
         ]
-        assert any(place is not None for place in places), f"{call} in {name}"
-        left = [
-            thread if place is None else thread[place + 1 :]
-            for thread, place in zip(left, places, strict=True)
-        ]
+        assert any(_goes(thread, way) for thread in calls.values()), f"{place}: {way}"
+
+
+def _goes(calls: list[tuple[str, str]], way: list[tuple[str, str]]) -> bool:
+    """Whether all of the way is among these calls, in this order."""
+    left = iter(calls)
+    return all(any(made == call and file.endswith(name) for file, made in left) for name, call in way if call)
