@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.quantized import QuantizedLinear
+from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx_lm.models import llama
 
 from zmqengine.engine import kv, sampling
@@ -19,8 +19,6 @@ WORDS = 512
 
 
 def make_model(bits: int = 0, *, tied: bool = True):
-    import mlx.nn as nn
-
     mx.random.seed(5)
     model = llama.Model(
         llama.ModelArgs(
@@ -36,7 +34,7 @@ def make_model(bits: int = 0, *, tied: bool = True):
         )
     )
     if bits:
-        nn.quantize(model, group_size=64, bits=bits)
+        quantize(model, group_size=64, bits=bits)
     mx.eval(model.parameters())
     return model
 
