@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
 
 TURN_TOKENS, COUNT = 800, 8
+TURNS = int(os.environ.get("ZMQENGINE_AGENT_TURNS", "30"))
 
 
 def turns(config: dict[str, object], count: int) -> None:
@@ -40,4 +42,4 @@ def test_a_turn_computes_what_is_new_and_a_block_at_most(config):
 @pytest.mark.parametrize("config", [LLAMA_CONFIG, HYBRID_CONFIG], ids=["llama", "hybrid"])
 def test_so_it_is_over_thirty_turns(config):
     """To 24,000 tokens."""
-    turns(config, 30)
+    turns(config, TURNS)
