@@ -6,38 +6,20 @@ import click
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import Target
+from zmqengine.cli.options import Target, worker_options_or
 from zmqengine.protocol.addresses import resolve
 from zmqengine_client.keys import keys_from_environment
 
 
 @click.command()
-@click.option(
-    "-w",
-    "--worker",
-    "--address",
-    "address",
-    metavar="ADDRESS",
-    help="Which worker: its name, ipc://... or tcp://HOST:PORT.  [default: $ZMQENGINE_ADDRESS or default]",
-)
-@click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
-@click.option(
-    "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
-)
+@worker_options_or("--address")
 @click.option("-k", "--only", default="", metavar="TEXT", help="Try only the rules that contain this text.")
 @click.option(
     "--answer-timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, metavar="SECONDS",
     help="How long the worker may take for an answer.",
 )  # fmt: skip
 @click.pass_context
-def conformance(
-    context: click.Context,
-    address: str | None,
-    client_key: str | None,
-    server_key: str | None,
-    only: str,
-    answer_timeout: float,
-) -> None:
+def conformance(context: click.Context, *, target: Target, only: str, answer_timeout: float) -> None:
     """Try every rule of the protocol's page on a running worker, ours or one in another language.
 
     One line for each rule; exit code 1 if one is broken. The rules are those of zmqengine/protocol/SPEC.md. The worker
@@ -45,10 +27,13 @@ def conformance(
     """
     from zmqengine.conformance import check
 
-    keys = keys_of(Target(address, client_key, server_key)) or keys_from_environment()
+    keys = keys_of(target) or keys_from_environment()
     broken = tried = 0
     for outcome in check(
-        resolve(address), answer_s=answer_timeout, prepare=None if keys is None else keys.apply, only=only
+        resolve(target.address),
+        answer_s=answer_timeout,
+        prepare=None if keys is None else keys.apply,
+        only=only,
     ):
         tried += 1
         broken += bool(outcome.problem)

@@ -43,43 +43,53 @@ class Target:
 
 def worker_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """`--worker` and the keys for it, passed on as one `target`."""
+    return worker_options_or()(command)
 
-    @click.option(
-        "-w",
-        "--worker",
-        "address",
-        metavar="ADDRESS",
-        help="Which worker: its name, ipc://... or tcp://HOST:PORT.  [default: $ZMQENGINE_ADDRESS or default]",
-    )
-    @click.option("--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]")
-    @click.option(
-        "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
-    )
-    @functools.wraps(command)
-    def with_target(
-        *, address: str | None, client_key: str | None, server_key: str | None, **options: Any
-    ) -> Result:
-        return command(target=Target(address, client_key, server_key), **options)
 
-    return with_target
+def worker_options_or(*aliases: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """The same, with other names for `--worker`."""
+
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        @click.option(
+            "-w",
+            "--worker",
+            *aliases,
+            "address",
+            metavar="ADDRESS",
+            help="Which worker: its name, ipc://... or tcp://HOST:PORT.  [default: $ZMQENGINE_ADDRESS or default]",
+        )
+        @_key_options
+        @functools.wraps(command)
+        def with_target(
+            *, address: str | None, client_key: str | None, server_key: str | None, **options: Any
+        ) -> Result:
+            return command(target=Target(address, client_key, server_key), **options)
+
+        return with_target
+
+    return decorate
 
 
 def several_workers_options(command: Command) -> Command:
     """`--worker`, repeatable, and the keys for all of them: `addresses`, `client_key`, `server_key`."""
+    return click.option(
+        "-w",
+        "--worker",
+        "addresses",
+        multiple=True,
+        metavar="ADDRESS",
+        help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
+    )(_key_options(command))
+
+
+def _key_options(command: Command) -> Command:
+    """The key files that a worker over tcp wants: `client_key`, `server_key`."""
     for option in (
         click.option(
             "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
         ),
         click.option(
             "--client-key", metavar="FILE", help="Your secret key.  [default: $ZMQENGINE_CLIENT_KEY]"
-        ),
-        click.option(
-            "-w",
-            "--worker",
-            "addresses",
-            multiple=True,
-            metavar="ADDRESS",
-            help="A worker's name or address; repeatable.  [default: $ZMQENGINE_ADDRESS or default]",
         ),
     ):
         command = option(command)

@@ -59,15 +59,7 @@ def side_by_side(inputs: mx.array, layer: Any) -> mx.array:
 
 def widened(inputs: mx.array, layer: Any) -> mx.array:
     """The weights in full width for a moment, and an ordinary product."""
-    weights = mx.dequantize(
-        layer["weight"],
-        layer["scales"],
-        layer.get("biases"),
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=layer.mode,
-    )
-    result: mx.array = inputs @ weights.astype(inputs.dtype).T
+    result: mx.array = inputs @ _dequantised(layer).astype(inputs.dtype).T
     return result
 
 
@@ -315,15 +307,19 @@ def _best(
 
 def _keep_copy(layer: Any) -> None:
     if "_copy" not in layer:
-        layer["_copy"] = mx.dequantize(
-            layer["weight"],
-            layer["scales"],
-            layer.get("biases"),
-            group_size=layer.group_size,
-            bits=layer.bits,
-            mode=layer.mode,
-        )
+        layer["_copy"] = _dequantised(layer)
         mx.eval(layer["_copy"])
+
+
+def _dequantised(layer: Any) -> mx.array:
+    return mx.dequantize(
+        layer["weight"],
+        layer["scales"],
+        layer.get("biases"),
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+    )
 
 
 @cache
