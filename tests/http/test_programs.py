@@ -6,23 +6,17 @@ They are not among our dependencies: `ZMQENGINE_TEST_PROGRAMS` names a directory
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.http.programs_of_others import results_of, wanted
 from tests.http.scripted import ScriptedClient, ScriptedStream
 from tests.http.serving import Front, serving
 from zmqengine.protocol.messages import Constraint, Description
 from zmqengine_http import HttpConfig
-
-HERE = Path(__file__).parent / "programs"
-DIRECTORY = os.environ.get("ZMQENGINE_TEST_PROGRAMS", "")
 
 
 def say(prompt: str) -> str:
@@ -64,28 +58,11 @@ def front() -> Iterator[Front]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DIRECTORY, reason="ZMQENGINE_TEST_PROGRAMS is not set")
+@wanted
 @pytest.mark.parametrize("program", ["openai_node.mjs", "ai_sdk.mjs", "litellm_checks.py"])
 def test_a_program_of_others_works(front: Front, program: str, tmp_path: Path) -> None:
     """Every check but those of what is known to be missing; all results are printed."""
-    if program.endswith(".py"):
-        command = [f"{DIRECTORY}/litellm/bin/python", str(HERE / program)]
-    else:
-        # Node looks for packages beside the script.
-        script = shutil.copy(HERE / program, tmp_path)
-        (tmp_path / "node_modules").symlink_to(Path(DIRECTORY) / "node_modules")
-        command = ["node", str(script)]
-    ran = subprocess.run(
-        [*command, front.url],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    results = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    print(*(f"{result['error'] or 'ok':60.160} {result['name']}" for result in results), sep="\n")
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    results = results_of(program, front.url, environment="litellm", scratch=tmp_path)
     assert len(results) > 10
     failed = {result["name"]: result["error"] for result in results if result["error"]}
     assert not {

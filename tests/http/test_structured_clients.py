@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,12 +20,11 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field, SecretStr
 
+from tests.http.programs_of_others import results_of, wanted
 from tests.http.serving import Front, serving
 from tests.support.workers import WorkerProcess
 from zmqengine_http import HttpConfig
 
-HERE = Path(__file__).parent / "programs"
-DIRECTORY = os.environ.get("ZMQENGINE_TEST_PROGRAMS", "")
 MODEL = "pico-tools"
 
 
@@ -73,20 +71,11 @@ def test_llm_gives_json_of_a_schema(front: Front, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DIRECTORY, reason="ZMQENGINE_TEST_PROGRAMS is not set")
+@wanted
 @pytest.mark.parametrize("program", ["structured_objects.mjs", "instructor_checks.py"])
 def test_a_program_of_others_gets_its_objects(front: Front, program: str, tmp_path: Path) -> None:
     """Every check; the results are printed."""
-    if program.endswith(".py"):
-        command = [f"{DIRECTORY}/instructor/bin/python", str(HERE / program)]
-    else:
-        # Node looks for packages beside the script.
-        script = shutil.copy(HERE / program, tmp_path)
-        (tmp_path / "node_modules").symlink_to(Path(DIRECTORY) / "node_modules")
-        command = ["node", str(script)]
-    said = run([*command, front.url, MODEL])
-    results = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    print(*(f"{result['error'] or 'ok':60} {result['name']}" for result in results), sep="\n")
+    results = results_of(program, front.url, MODEL, environment="instructor", scratch=tmp_path)
     assert len(results) >= 4
     assert {result["name"]: result["error"] for result in results if result["error"]} == {}
 
