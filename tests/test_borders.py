@@ -19,6 +19,7 @@ CLIENTS = ROOT / "clients"
 MLX_FILES = {
     "zmqengine/bench/bare.py",
     "zmqengine/bench/echo_model.py",
+    "zmqengine/bench/foreseeable.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",
     "zmqengine/bench/steps.py",
@@ -70,6 +71,7 @@ MLX_FILES = {
 MLX_LM_FILES = {
     "zmqengine/bench/bare.py",
     "zmqengine/bench/echo_model.py",
+    "zmqengine/bench/foreseeable.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",
     "zmqengine/bench/steps.py",

@@ -10,18 +10,24 @@ from zmqengine.engine.row import Row
 
 
 class ErringSource:
-    """Knows each row's output, by its prompt, and errs on purpose: a token is right with the chance `right`."""
+    """Knows each row's output, by its prompt, and errs on purpose: a token is right with the chance `right`.
+
+    It drafts at most `tokens_max` at a time.
+    """
 
     name = "set"
 
-    def __init__(self, outputs: Mapping[tuple[int, ...], Sequence[int]], right: float, seed: int = 0) -> None:
+    def __init__(
+        self, outputs: Mapping[tuple[int, ...], Sequence[int]], right: float, tokens_max: int
+    ) -> None:
         self._outputs = outputs
+        self._tokens_max = tokens_max
         self._right = right
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
 
     def follow(self, row: Row) -> Outlook | None:
         """Always the same."""
-        return Outlook(self._right, self._right, 64)
+        return Outlook(self._right, self._right, self._tokens_max)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """What comes, but for the errors."""
@@ -33,5 +39,5 @@ class ErringSource:
     def _draft(self, row: Row, count: int) -> list[int]:
         output = self._outputs[tuple(row.tokens[: row.prompt_tokens])]
         made = len(row.tokens) - row.prompt_tokens
-        coming = output[made : made + count]
-        return [token if self._random.random() < self._right else token ^ 1 for token in coming]
+        coming = output[made : made + min(count, self._tokens_max)]
+        return [token if self._random.random() < self._right else max(0, token - 1) for token in coming]

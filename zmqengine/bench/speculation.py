@@ -2,60 +2,40 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
+from zmqengine.bench.speculation_work import (  # first: it chooses what MLX binds to
+    Outputs,
+    SpeculationOptions,
+    Work,
+    open_work,
+)
+
+# isort: split
 import msgspec
 
-from zmqengine.engine.blas import load_tuned_blas
-
-# Before anything imports MLX, or it binds to the slow BLAS of its wheel.
-load_tuned_blas()
-
-from zmqengine.bench import echo_model  # noqa: E402
-from zmqengine.bench import machine as this_machine  # noqa: E402
-from zmqengine.bench.erring_source import ErringSource  # noqa: E402
-from zmqengine.bench.measures import Measures  # noqa: E402
-from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts  # noqa: E402
-from zmqengine.engine.drafts.opening import open_speculation  # noqa: E402
-from zmqengine.engine.drafts.speculation import Speculation  # noqa: E402
-from zmqengine.engine.engine_options import EngineOptions  # noqa: E402
-from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling  # noqa: E402
-from zmqengine.engine.loader import evaluate, load  # noqa: E402
-from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
-from zmqengine.pico import model_path  # noqa: E402
+from zmqengine.bench import machine as this_machine
+from zmqengine.bench.measures import Measures
+from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.engine.drafts.speculation import Speculation
+from zmqengine.engine.engine_options import EngineOptions
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.mlx_engine import MlxEngine
 
 Progress = Callable[[str], None]
 
 
-class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes. `acceptance` is the chance of each token of `set drafts` to be right."""
-
-    streams: tuple[int, ...] = (1, 8, 32)
-    echo_words: int = 150
-    new_tokens: int = 150
-    set_tokens: int = 100
-    acceptance: float = 0.7
-
-
 class SpeculationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. New text is what `model` writes."""
+    """One run. New text is what `model` writes; `draft` drafts for it where the work is to be that."""
 
     options: SpeculationOptions = SpeculationOptions()
     work: tuple[str, ...] = ("echo", "new text")
     model: str = "pico"
+    draft: str | None = None
     rounds: int = 5
     seed: int = 0
-
-
-class Work(NamedTuple):
-    """A model and the requests for it; the outputs are known where drafts are to be of a set quality."""
-
-    model: Any
-    info: ModelInfo
-    requests: Callable[[int, int], list[RowRequest]]
 
 
 class Outcome(NamedTuple):
@@ -66,7 +46,7 @@ class Outcome(NamedTuple):
     steps: int
     proposed: int
     accepted: int
-    outputs: dict[int, list[int]]
+    outputs: Outputs
 
 
 def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
@@ -75,24 +55,19 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
     cells: list[Cell] = []
     differing = 0
     for name in plan.work:
-        work = _work(name, plan, on_progress)
+        on_progress(f"{name}: loading")
+        work = open_work(name, plan.model, plan.draft, plan.options)
         for streams in plan.options.streams:
-            engines = {label: _engine(work, label, name) for label in ("off", "on")}
+            pair = _Pair(work)
+            # The first is to get warm.
             for number in range(-1, plan.rounds):
+                on_progress(f"{name}, {streams} streams, round {number + 1} of {plan.rounds}")
                 requests = work.requests(streams, 1000 * plan.seed + number)
-                outcomes: dict[str, Outcome] = {}
-                for label in ("off", "on") if number % 2 or name == "set drafts" else ("on", "off"):
-                    on_progress(f"{name}, {streams} streams, round {number + 1} of {plan.rounds}, {label}")
-                    if name == "set drafts" and label == "on":
-                        known = {tuple(r.prompt): outcomes["off"].outputs[r.row] for r in requests}
-                        engines[label].set_sources([ErringSource(known, plan.options.acceptance)])
-                    outcomes[label] = _run(engines[label].engine, requests)
-                # The first is to get warm.
+                outcomes = pair.run(requests, off_first=number % 2 == 1)
                 if number >= 0:
                     differing += outcomes["off"].outputs != outcomes["on"].outputs
                     cells += [_cell(name, streams, label, number, o) for label, o in outcomes.items()]
-            for engine in engines.values():
-                engine.engine.close()
+            pair.close()
     if differing:
         differ = (
             f"in {differing} runs an output differed with drafts: kernels of other widths round differently"
@@ -104,7 +79,7 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
         command=this_machine.command_line(),
         machine=facts,
         versions=this_machine.versions(),
-        model=ModelFacts(name=f"the echo model, and {plan.model} for new text"),
+        model=ModelFacts(name=f"the echo model, and {plan.model} for other work"),
         options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
         base="off",
         targets=[TargetFacts(label=label, kind="engine") for label in ("off", "on")],
@@ -113,54 +88,36 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
     )
 
 
-class _Engine:
-    """An engine whose sources can be changed between runs."""
+class _Pair:
+    """An engine without drafts and one with, of the same model."""
 
-    def __init__(self, engine: MlxEngine, speculation: Speculation | None) -> None:
-        self.engine = engine
-        self._speculation = speculation
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._off = _engine(work, None)
+        self._speculation = work.speculation()
+        self._on = _engine(work, self._speculation)
 
-    def set_sources(self, sources: Sequence[Any]) -> None:
-        assert self._speculation is not None
-        self._speculation.sources = sources
+    def run(self, requests: list[RowRequest], *, off_first: bool) -> dict[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        known = self._work.known
+        for label in ("off", "on") if off_first or known is not None else ("on", "off"):
+            if label == "on" and known is not None and self._speculation is not None:
+                self._speculation.sources = [known(requests, outcomes["off"].outputs)]
+            outcomes[label] = _run(self._off if label == "off" else self._on, requests)
+        return outcomes
+
+    def close(self) -> None:
+        self._off.close()
+        self._on.close()
 
 
-def _engine(work: Work, label: str, name: str) -> _Engine:
-    speculation = open_speculation("auto", work.info.vocab_size) if label == "on" else None
+def _engine(work: Work, speculation: Speculation | None) -> MlxEngine:
     options = EngineOptions(prompt_cache_bytes=0, prefill_chunk=4096, prefill_ms=0)
-    engine = MlxEngine(work.model, work.info, options, speculation=speculation)
-    return _Engine(engine, speculation)
-
-
-def _work(name: str, plan: SpeculationPlan, on_progress: Progress) -> Work:
-    options = plan.options
-    if name == "echo":
-        model = echo_model.build(options.echo_words)
-        info = ModelInfo("echo", echo_model.VOCAB_SIZE, 2048, frozenset(), evaluate(model))
-        return Work(model, info, lambda streams, seed: _echo(streams, seed, options.echo_words))
-    loaded = load(str(model_path(plan.model)) if plan.model == "pico" else plan.model)
-    tokens = options.new_tokens if name == "new text" else options.set_tokens
-    sampling = Sampling(temperature=1.0) if name == "new text" else Sampling()
-    vocab_size = loaded.info.vocab_size
-
-    def requests(streams: int, seed: int) -> list[RowRequest]:
-        draw = random.Random(seed)
-        prompts = [[draw.randrange(vocab_size) for _ in range(16)] for _ in range(streams)]
-        return [
-            RowRequest(row, prompt, tokens, sampling=sampling, seed=row) for row, prompt in enumerate(prompts)
-        ]
-
-    return Work(loaded.model, loaded.info, requests)
-
-
-def _echo(streams: int, seed: int, words: int) -> list[RowRequest]:
-    draw = random.Random(seed)
-    texts = [echo_model.document(draw, words) for _ in range(streams)]
-    return [RowRequest(row, echo_model.prompt(text), words) for row, text in enumerate(texts)]
+    return MlxEngine(work.model, work.info, options, speculation=speculation)
 
 
 def _run(engine: MlxEngine, requests: list[RowRequest]) -> Outcome:
-    outputs: dict[int, list[int]] = {request.row: [] for request in requests}
+    outputs: Outputs = {request.row: [] for request in requests}
     assert engine.insert(requests) == []
     left, started_s = len(requests), 0.0
     tokens = steps = proposed = accepted = 0

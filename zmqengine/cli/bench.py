@@ -31,7 +31,7 @@ SCENARIO_NAMES = (
     "front-ends",
     "trace",
 )
-SPECULATION_WORK = ("echo", "new text", "set drafts")
+SPECULATION_WORK = ("echo", "new text", "set drafts", "draft model")
 SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160
@@ -253,7 +253,8 @@ def schedule(
 
 @bench.command()
 @click.option("--work", multiple=True, type=click.Choice(SPECULATION_WORK), default=("echo", "new text"))
-@click.option("--model", default="pico", show_default=True, help="Writes the new text: pico or a directory.")
+@click.option("--model", default="pico", show_default=True, help="Of all work but echo: pico or a directory.")
+@click.option("--draft", help="The directory of the smaller model of --work 'draft model'.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
 @click.option("--seed", default=1, show_default=True, help="Makes the prompts.")
@@ -262,8 +263,9 @@ def schedule(
 def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
     """What drafts gain where text repeats itself, and cost where it does not."""
     from zmqengine.bench.arguments import with_settings
-    from zmqengine.bench.speculation import SpeculationOptions, SpeculationPlan
+    from zmqengine.bench.speculation import SpeculationPlan
     from zmqengine.bench.speculation import speculation as run
+    from zmqengine.bench.speculation_work import SpeculationOptions
 
     options = with_settings(SpeculationOptions(), settings)
     _finish(run(SpeculationPlan(options=options, **others), _progress), out, None, ranges)
