@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.policy import BestWidth
+from zmqengine.engine.drafts.policy import BestWidth, Choice
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.speculation import Speculation
-from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
+from zmqengine.engine.drafts.step_costs import WAITED, StepClock, StepCosts
 from zmqengine.engine.probe import probe
 from zmqengine.engine.row import Row
 
@@ -62,29 +62,48 @@ class RandomWidth:
     def prepare(self, model, rows_max: int) -> None:
         """Nothing is measured."""
 
-    def width(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> int:
-        return self._random.choice(self._widths)
+    def is_hopeless(self, rows: int) -> bool:
+        return False
+
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> Choice:
+        return Choice(self._random.choice(self._widths), 1.0)
+
+
+class FixedWidth(RandomWidth):
+    """Always the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__([width])
+        self.width_max = width
 
 
 class EvenCosts(StepCosts):
-    """A further token costs a twentieth of a step, whatever this machine does at the moment."""
+    """Every further token costs the same share of a step, whatever this machine does at the moment."""
+
+    def __init__(self, token: float = 0.05, wait: float = 0.0) -> None:
+        super().__init__()
+        self._token = token
+        self._wait = wait
+
+    def is_current(self, rows: int) -> bool:
+        return True
 
     def ratio(self, rows: int, width: int) -> float:
-        return 1 + 0.05 * (width - 1)
+        return 1 + (self._wait if width == WAITED else self._wait + self._token * (width - 1))
 
     def single_s(self, rows: int) -> float | None:
         return None
 
 
-def by_worth(*sources) -> Speculation:
-    """The policy of a worker on such a machine."""
-    costs = EvenCosts()
+def by_worth(*sources, costs: StepCosts | None = None) -> Speculation:
+    """The policy of a worker on a machine with such costs."""
+    costs = costs or EvenCosts()
     return Speculation(sources, BestWidth(costs, 1 << 20), StepClock(costs))
 
 
 def speculation(*sources, policy=None) -> Speculation:
     models = [source for source in sources if isinstance(source, DraftModel)]
-    return Speculation(sources, policy or RandomWidth(), StepClock(StepCosts()), *models)
+    return Speculation(sources, policy or RandomWidth(), StepClock(EvenCosts(0.0)), *models)
 
 
 class Self(DraftModel):

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.choosing import Choosing
+from zmqengine.engine.drafts.step_costs import WAITED
 from zmqengine.engine.flight import Flight
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.prompt_store.offers import Offer
@@ -120,10 +121,11 @@ class DecodeBatch:
     def launch(self, may_draft: Callable[[], bool]) -> None:
         """Start the next step; rows draft only where `may_draft` says so."""
         drafts: list[Draft | None] = []
-        if self._must_wait(may_draft):
+        waits = self._must_wait(may_draft)
+        if waits:
             flight, self._flight = self._flight, None
             if flight is not None:
-                self._report(flight, self._landed)
+                self._report(flight, self._landed, is_awaited=True)
             if self._speculation is not None and self.rows and may_draft():
                 drafts = self._speculation.propose(self.rows)
         self._landing = self._flight
@@ -136,6 +138,7 @@ class DecodeBatch:
             self._flight = self._start(window.inputs, window)
         else:
             self._flight = self._start(self._inputs(self._landing)[:, None], None)
+            self._flight.is_ahead = self.constrained or not waits
 
     def _must_wait(self, may_draft: Callable[[], bool]) -> bool:
         """Whether what comes next depends on the tokens on their way."""
@@ -195,7 +198,7 @@ class DecodeBatch:
             parts.append(mx.array(fresh, dtype=mx.uint32))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _report(self, flight: Flight, result: StepResult) -> None:
+    def _report(self, flight: Flight, result: StepResult, *, is_awaited: bool = False) -> None:
         landed = flight.land(result)
         for row, offer in flight.offers:
             if id(row) in landed.doubtful:
@@ -207,7 +210,10 @@ class DecodeBatch:
         self._drop(landed.failed)
         self.leave(landed.ended)
         if self._speculation is not None:
-            self._speculation.landed(len(flight.rows), flight.width, landed.judged)
+            # An awaited step was not timed beside the start of the next one, as others are.
+            width = flight.width if flight.window is not None else 1 if flight.is_ahead else WAITED
+            is_odd = width == 1 and is_awaited and not self.constrained
+            self._speculation.landed(len(flight.rows), None if is_odd else width, landed.judged)
 
     def _go_back(self) -> None:
         """Take back what of a window was not accepted. A row that has joined since has nothing to take back."""

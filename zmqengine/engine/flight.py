@@ -33,7 +33,8 @@ class Landed:
 class Flight:
     """A step on its way: the tokens that it makes for `rows`, in order; with a `window` [rows, its width] of them.
 
-    `offers` are caches that it goes on from, with the row whose logit tells whether they are good.
+    `offers` are caches that it goes on from, with the row whose logit tells whether they are good. One that `is_ahead`
+    was started before the tokens of the step before were known.
     """
 
     rows: list[Row]
@@ -43,6 +44,7 @@ class Flight:
     logprobs: LogprobArrays | None
     offers: list[tuple[Row, Offer]]
     window: Window | None = None
+    is_ahead: bool = False
 
     @property
     def width(self) -> int:

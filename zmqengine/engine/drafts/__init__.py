@@ -2,6 +2,7 @@
 
 speculation.py  who drafts in the next step, and how much: from proposals to widths
 policy.py       which width makes the most tokens a second
+allowance.py    what drafts may cost, where they lose
 step_costs.py   what a step of so many rows and such a width takes, measured
 source.py       what a source of drafts is
 forced_runs.py  what a grammar leaves no choice about

@@ -25,7 +25,7 @@ class Chances:
 
     __slots__ = ("first", "further")
 
-    def __init__(self, first: float = 0.3, further: float = 0.8) -> None:
+    def __init__(self, first: float = 0.2, further: float = 0.7) -> None:
         self.first = first
         self.further = further
 

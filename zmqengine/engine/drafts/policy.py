@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.start_costs import measure_widths
-from zmqengine.engine.drafts.step_costs import StepCosts
+from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 
 WIDTHS = (1, 2, 3, 5, 9)
 """Of a step, in tokens a row. Few, as some devices prepare for each shape."""
 # Less is not worth a change: figures of steps are not better known.
 _GAIN_MIN = 1.05
+
+
+class Choice(NamedTuple):
+    """A width, 1 for no drafts, and the tokens a second of the best that drafts could do, as a multiple of those
+    without."""
+
+    width: int
+    gain: float
 
 
 class WidthPolicy(Protocol):
@@ -32,16 +40,20 @@ class WidthPolicy(Protocol):
         """Before the first step, with a model whose caches can go back."""
         ...
 
-    def width(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> int:
-        """The width for a step of `rows` rows, of which some have these outlooks; 1 is for no drafts.
+    def is_hopeless(self, rows: int) -> bool:
+        """Whether no draft of so many rows is worth its step, or that is not known; it is quickly told."""
+        ...
 
-        The drafts will be made when `ahead` more tokens are known.
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> Choice:
+        """The width for a step of `rows` rows, of which some have these outlooks.
+
+        The drafts will be made when `ahead` more tokens are known, which have to be waited for.
         """
         ...
 
 
 class BestWidth:
-    """The width with the most expected tokens for what the step costs.
+    """The width with the most expected tokens for what the step costs, and for the wait where there is one.
 
     A step reads at most `positions_max` tokens of all rows, which bounds the memory for its logits.
     """
@@ -56,19 +68,30 @@ class BestWidth:
         """Measure what widths cost."""
         measure_widths(model, self._costs, rows_max, self.positions_max, WIDTHS[1:])
 
-    def width(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> int:
+    def is_hopeless(self, rows: int) -> bool:
+        """Whether even drafts that are always right lose."""
+        costs = self._costs
+        return not costs.is_current(rows) or all(
+            width < _GAIN_MIN * costs.ratio(rows, width) for width in self._widths(rows)
+        )
+
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> Choice:
         """The width for this step."""
-        single_s = self._costs.single_s(rows)
+        costs = self._costs
+        single_s = costs.single_s(rows)
         # Until a step was timed, drafting is taken to cost nothing.
         token_cost = (
             max((outlook.token_s for outlook in outlooks), default=0.0) / single_s if single_s else 0.0
         )
-        best, best_gain = 1, _GAIN_MIN
-        for width in WIDTHS[1:]:
-            if rows * width > self.positions_max:
-                break
+        # Whoever stops to run a step ahead has to wait for a step of width 1 once more, when the drafts end.
+        wait = max(0.0, costs.ratio(rows, WAITED) - 1) if ahead else 0.0
+        best = Choice(1, 0.0)
+        for width in self._widths(rows):
             tokens = rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)
-            gain = tokens / rows / (self._costs.ratio(rows, width) + token_cost * (width - 1))
-            if gain > best_gain:
-                best, best_gain = width, gain
-        return best
+            gain = tokens / rows / (costs.ratio(rows, width) + wait + token_cost * (width - 1))
+            if gain > best.gain:
+                best = Choice(width, gain)
+        return best if best.gain > _GAIN_MIN else Choice(1, best.gain)
+
+    def _widths(self, rows: int) -> list[int]:
+        return [width for width in WIDTHS[1:] if rows * width <= self.positions_max]

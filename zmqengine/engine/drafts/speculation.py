@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.policy import WidthPolicy
+from zmqengine.engine.drafts.policy import Choice, WidthPolicy
 from zmqengine.engine.drafts.source import DraftSource, Outlook
 from zmqengine.engine.drafts.step_costs import StepClock
 from zmqengine.engine.row import Row
 from zmqengine.engine.window import Draft
+
+# Rows that are nowhere near a gain are asked again after so many steps, or as many as there are rows.
+_GAIN_NEAR = 0.9
+_UNASKED_STEPS_MAX = 4
 
 
 class Speculation:
@@ -20,7 +26,8 @@ class Speculation:
     `model` is the one of them that holds memory, if any.
 
     A draft needs the last token of its row, and while a step is on its way that is not known. So batches run a step
-    ahead as long as `is_worthwhile` is False, and only then wait for it.
+    ahead as long as `is_worthwhile` is False, and only then wait for it. What that may lose is bounded by an
+    `Allowance`.
     """
 
     def __init__(
@@ -34,6 +41,10 @@ class Speculation:
         self.clock = clock
         self.sources = sources
         self._policy = policy
+        self._allowance = Allowance()
+        # How good drafts would have been when rows were last asked for them, and how many steps ago that was.
+        self._gain = 0.0
+        self._unasked = 0
 
     def workspace_bytes(self, rows_max: int, vocab_size: int) -> int:
         """What a step takes for a moment to choose at every place of its windows: logits, and what is made of them."""
@@ -51,15 +62,26 @@ class Speculation:
 
     def is_worthwhile(self, rows: Sequence[Row]) -> bool:
         """Whether it is worth waiting for the step on its way to draft after it."""
+        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
+            return False
+        # To ask every row takes time as well.
+        self._unasked += 1
+        if self._gain < _GAIN_NEAR and self._unasked < min(len(rows), _UNASKED_STEPS_MAX):
+            return False
+        self._unasked = 0
         outlooks = [outlook for _, _, outlook in self._outlooks(rows)]
-        return bool(outlooks) and self._policy.width(len(rows), outlooks, 1) > 1
+        choice = self._policy.choose(len(rows), outlooks, 1) if outlooks else Choice(1, 0.0)
+        self._gain = choice.gain
+        return choice.width > 1
 
     def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
+        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
+            return []
         found = self._outlooks(rows)
         if not found:
             return []
-        width = self._policy.width(len(rows), [outlook for _, _, outlook in found], 0)
+        width = self._policy.choose(len(rows), [outlook for _, _, outlook in found], 0).width
         drafts: list[Draft | None] = [None] * len(rows)
         started_s = time.perf_counter()
         for source in self.sources if width > 1 else ():
@@ -75,13 +97,24 @@ class Speculation:
         self.clock.drafted(time.perf_counter() - started_s)
         return drafts if any(drafts) else []
 
-    def landed(self, rows: int, width: int, judged: Sequence[tuple[Row, Draft, int]]) -> None:
-        """A step of so many rows is there, and says how many tokens of each draft were accepted."""
-        self.clock.landed(rows, width)
+    def landed(self, rows: int, width: int | None, judged: Sequence[tuple[Row, Draft, int]]) -> None:
+        """A step of so many rows is there, and says how many tokens of each draft were accepted.
+
+        `width` is that of its window, 1 for a step that was started ahead, and `WAITED` for one that was not; None for
+        one that was started ahead and waited for before the next was started.
+        """
+        drafting_s = self.clock.landed(rows, width)
         for row, draft, accepted in judged:
             for source in self.sources:
                 if source.name == draft.source:
                     source.judged(row, len(draft.tokens), accepted)
+        if width == 1:
+            self._allowance.save()
+        elif width is not None:
+            costs = self.clock.costs
+            drafting = drafting_s / (costs.single_s(rows) or math.inf)
+            accepted_tokens = sum(accepted for _, _, accepted in judged)
+            self._allowance.bet(1 + accepted_tokens / rows, costs.ratio(rows, width) + drafting)
 
     def _outlooks(self, rows: Sequence[Row]) -> list[tuple[int, DraftSource, Outlook]]:
         found = []

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.drafts.step_costs import StepCosts
+from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.row import Caches
 
 _SECONDS_MAX = 1.0
 _TRIES = 3
+_AHEAD_STEPS = 4
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
@@ -22,28 +24,55 @@ def measure_widths(
 ) -> None:
     """Time each of `widths` for one row, for the most rows, and in between, for about a second in all.
 
+    A step without drafts is started before the step before has ended; one with drafts is started afterwards.
     The model's caches must be able to go back. What is not measured is taken to be like what is.
     """
     until_s = time.perf_counter() + _SECONDS_MAX
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
     for rows in sorted({1, min(8, rows_max), rows_max}):
-        caches = kv.merge([first] * rows)
-        # Twice: the first steps of a number of rows are slow for other reasons.
-        narrow_s = min(_time(model, caches, rows, 1), _time(model, caches, rows, 1))
+        steps = _Steps(model, kv.merge([first] * rows), rows)
+        ahead_s = steps.best_s(steps.ahead) / _AHEAD_STEPS
+        costs.measured(rows, WAITED, max(1.0, steps.best_s(partial(steps.waited, 1)) / ahead_s))
         for width in widths:
             if rows * width > positions_max or time.perf_counter() > until_s:
                 break
-            costs.measured(rows, width, _time(model, caches, rows, width) / narrow_s)
+            costs.measured(rows, width, steps.best_s(partial(steps.waited, width)) / ahead_s)
 
 
-def _time(model: Any, caches: Caches, rows: int, width: int) -> float:
-    inputs = mx.array([_PROMPT[:width]] * rows, dtype=mx.uint32)
-    times_s = []
-    # The first one compiles.
-    for _ in range(1 + _TRIES):
-        started_s = time.perf_counter()
-        mx.eval(mx.argmax(model(inputs, cache=caches), axis=-1))
-        times_s.append(time.perf_counter() - started_s)
-        kv.go_back(caches, [width] * rows, [len(_PROMPT)] * rows)
-    return min(times_s[1:])
+class _Steps:
+    """Steps of some rows, each of which goes back to where it was."""
+
+    def __init__(self, model: Any, caches: Caches, rows: int) -> None:
+        self._model = model
+        self._caches = caches
+        self._rows = rows
+
+    def best_s(self, steps: Callable[[], int]) -> float:
+        """The least of a few times; `steps` says how many tokens it has read of each row."""
+        times_s = []
+        # The first one compiles.
+        for _ in range(1 + _TRIES):
+            started_s = time.perf_counter()
+            read = steps()
+            times_s.append(time.perf_counter() - started_s)
+            kv.go_back(self._caches, [read] * self._rows, [len(_PROMPT)] * self._rows)
+        return min(times_s[1:])
+
+    def ahead(self) -> int:
+        """Steps of width 1, each of which starts before the one before has ended."""
+        tokens, waiting = mx.array([_PROMPT[0]] * self._rows, dtype=mx.uint32), None
+        for _ in range(_AHEAD_STEPS):
+            tokens = mx.argmax(self._model(tokens[:, None], cache=self._caches)[:, -1], axis=-1)
+            kv.start(tokens)
+            if waiting is not None:
+                waiting.tolist()
+            waiting = tokens
+        tokens.tolist()
+        return _AHEAD_STEPS
+
+    def waited(self, width: int) -> int:
+        """A step of that width from tokens that are known."""
+        inputs = mx.array([_PROMPT[:width]] * self._rows, dtype=mx.uint32)
+        mx.argmax(self._model(inputs, cache=self._caches), axis=-1).tolist()
+        return width
