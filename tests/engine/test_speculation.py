@@ -215,8 +215,8 @@ class Liar(Ngrams):
 
 @pytest.mark.parametrize("source", [Ngrams, Liar])
 def test_drafts_of_what_cannot_be_foretold_cost_next_to_nothing(model, source):
-    """A text made of four words repeats three of them often, and means nothing by it. Nearly every step is started ahead
-    of the tokens of the step before, as without drafts; even a source that is wrong about itself loses little."""
+    """A text made of four words repeats three of them often, and means nothing by it. Nearly every step is started
+    ahead of the tokens of the step before, as without drafts; a source that is wrong about itself loses little."""
     babble = Sampling(temperature=10.0, logit_bias=dict.fromkeys(range(10, 14), 100.0))
     rows = [RowRequest(row, [10 + row % 4], 500, sampling=babble, seed=row) for row in range(8)]
     costs = Counting()
