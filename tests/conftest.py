@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 
+import pytest
 from hypothesis import settings
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
@@ -15,3 +18,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+OPTIONS = ("ZMQENGINE_WORKER_", "ZMQENGINE_HTTP_", "ZMQENGINE_ADDRESS", "ZMQENGINE_CLIENT_KEY", "ZMQENGINE_SERVER_KEY")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each process of a run keeps its workers and what they cache in a directory of its own, with no user's options.
+
+    So runs beside each other on one machine do not meet, and none finds what an earlier one has left.
+    """
+    for name in [name for name in os.environ if name.startswith(OPTIONS)]:
+        del os.environ[name]
+    # Short, for the path of a socket has 103 bytes.
+    directory = tempfile.mkdtemp(prefix="zmqe-", dir="/tmp")
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+    os.environ["ZMQENGINE_DIR"] = directory
+    os.environ["ZMQENGINE_CACHE_DIR"] = os.path.join(directory, "cache")

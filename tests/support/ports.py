@@ -1,4 +1,4 @@
-"""Ports for servers that cannot be asked which one they got."""
+"""Ports for servers that cannot be asked which one they got, or that have to come back to the one they had."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import socket
 
 _UNUSUAL = range(20_000, 32_000)
 """Below those that systems give to whoever asks for any port: nobody takes one of these before the server does."""
+_claims: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port of this machine that is free, and that nobody else is given by chance."""
+    """A TCP port of this machine that is free, and that no other test of this machine is given while this process lives.
+
+    The claim is the UDP port of the same number: it is nobody's but ours, and goes with the process, however it ends.
+    """
     for port in random.SystemRandom().sample(_UNUSUAL, 100):
-        with socket.socket() as probe:
-            try:
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
     raise AssertionError("a hundred ports are all in use")

@@ -119,9 +119,11 @@ class WorkerProcess:
             "import os, sys\n"
             "from zmqengine.config import WorkerConfig\n"
             "config = WorkerConfig.from_json(sys.argv[1])\n"
-            "from zmqengine.worker.main import serve\n"
-            "from zmqengine.worker.supervisor import supervise\n"
-            "sys.exit(supervise(config) if config.supervise else serve(config))\n"
+            "if config.supervise:\n"
+            "    from zmqengine.worker.supervisor import supervise as run\n"
+            "else:\n"
+            "    from zmqengine.worker.main import serve as run\n"
+            "sys.exit(run(config))\n"
         )
         return subprocess.Popen(
             [sys.executable, "-c", program, msgspec.json.encode(self._options).decode()],

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from zmqengine.protocol.messages import Insert
 from zmqengine.worker.preparing import Preparation, Preparer
 from zmqengine.worker.request import LiveRequest
@@ -56,6 +54,9 @@ class PromptDisk:
         salt = disk.salt(scope)
 
         def look() -> Callable[[LiveRequest], None]:
+            # Imported here: most workers that start quickly, those without MLX, never need it.
+            import numpy as np
+
             ids = np.array([*insert.prompt, *insert.emitted], np.uint32)
             plan = disk.plan(ids, salt)
 
