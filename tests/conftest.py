@@ -6,20 +6,28 @@ import os
 import shutil
 import signal
 import tempfile
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
-settings.register_profile("default", deadline=None, max_examples=50)
-settings.register_profile("long", deadline=None, max_examples=3_000)
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", max_examples=50, **_PATIENT)
+settings.register_profile("long", max_examples=3_000, **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-OPTIONS = ("ZMQENGINE_WORKER_", "ZMQENGINE_HTTP_", "ZMQENGINE_ADDRESS", "ZMQENGINE_CLIENT_KEY", "ZMQENGINE_SERVER_KEY")
+OPTIONS = (
+    "ZMQENGINE_WORKER_",
+    "ZMQENGINE_HTTP_",
+    "ZMQENGINE_ADDRESS",
+    "ZMQENGINE_CLIENT_KEY",
+    "ZMQENGINE_SERVER_KEY",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

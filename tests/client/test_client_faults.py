@@ -209,7 +209,9 @@ def test_a_client_may_be_there_before_its_worker(connect: Connect) -> None:
 
 def test_over_tcp_everything_is_the_same(connect: Connect) -> None:
     """Heartbeats and ports instead of files; a restart at the same address included."""
-    with FakeWorker(FakeEngineConfig(step_ms=2.0), process=True, bind=f"tcp://127.0.0.1:{free_port()}") as worker:
+    with FakeWorker(
+        FakeEngineConfig(step_ms=2.0), process=True, bind=f"tcp://127.0.0.1:{free_port()}"
+    ) as worker:
 
         async def scenario() -> None:
             async with connect(worker.address) as client:

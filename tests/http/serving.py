@@ -131,6 +131,16 @@ def post(front: Front, path: str, body: object, **headers: str) -> Reply:
     )
 
 
+def send(front: Front, body: dict[str, object], path: str = "/v1/chat/completions") -> socket.socket:
+    """A connection on which the request has been sent."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S)
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    )
+    return connection
+
+
 def chat(text: str = "Hi", /, **fields: object) -> dict[str, object]:
     """The body of a chat request."""
     return {"messages": [{"role": "user", "content": text}], **fields}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 
 import pytest
 
-from tests.http.serving import Front, chat, post, serving, wait_until
+from tests.http.serving import Front, chat, post, send, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
@@ -30,16 +29,6 @@ def slow_worker() -> Iterator[FakeWorker]:
 def front(slow_worker: FakeWorker) -> Iterator[Front]:
     with serving(HttpConfig(workers=(slow_worker.address,), probe_ms=200)) as front:
         yield front
-
-
-def send(front: Front, body: dict[str, object], path: str = "/v1/chat/completions") -> socket.socket:
-    """A connection on which the request has been sent."""
-    data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", front.port), timeout=60)
-    connection.sendall(
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-    )
-    return connection
 
 
 def running(worker: FakeWorker) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.http.scripted import ScriptedClient, failing
-from tests.http.serving import call, chat, get, post, serving, wait_until
+from tests.http.serving import call, chat, get, post, send, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import errors
@@ -156,18 +157,18 @@ def test_models_are_served_by_name() -> None:
 
 def test_workers_of_one_model_share_its_requests() -> None:
     """With one of two dead, the other goes on alone."""
-    config = FakeEngineConfig(step_ms=2)
+    config = FakeEngineConfig(step_ms=2, context_tokens=1_000_000)
+    endless = {"prompt": [1], "max_tokens": 900_000, "ignore_eos": True, "stream": True}
     with FakeWorker(config, process=True) as first, FakeWorker(config, process=True) as second:
         addresses = (first.address, second.address)
-        with serving(HttpConfig(workers=addresses, probe_ms=100)) as front, ThreadPoolExecutor(8) as threads:
+        with serving(HttpConfig(workers=addresses, probe_ms=100)) as front:
             workers = front.service.pool.workers
             wait_until(lambda: all(worker.ready for worker in workers), "both are ready")
-            jobs = [
-                threads.submit(post, front, TEXT, {"prompt": [1 + job], "max_tokens": 200})
-                for job in range(8)
-            ]
-            wait_until(lambda: [worker.running for worker in workers] == [4, 4], "the load is shared")
-            assert [job.result(60).status for job in jobs] == [200] * 8
+            with contextlib.ExitStack() as stack:
+                for _ in range(8):
+                    stack.enter_context(send(front, endless, TEXT))
+                wait_until(lambda: [worker.running for worker in workers] == [4, 4], "the load is shared")
+            wait_until(lambda: [worker.running for worker in workers] == [0, 0], "all have left")
             second.kill()
             wait_until(lambda: not workers[1].ready, "the death is noticed")
             assert [post(front, TEXT, {"prompt": [1]}).status for _ in range(4)] == [200] * 4

@@ -11,7 +11,7 @@ _claims: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is free, and that no other test of this machine is given while this process lives.
+    """A TCP port of this machine that is free, and that no other test is given while this process lives.
 
     The claim is the UDP port of the same number: it is nobody's but ours, and goes with the process, however it ends.
     """

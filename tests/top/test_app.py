@@ -21,8 +21,8 @@ Script = Callable[[Top, Pilot[None]], Awaitable[None]]
 
 @pytest.fixture
 def worker() -> Iterator[FakeWorker]:
-    """One row, and steps slow enough to outlast a test."""
-    with FakeWorker(FakeEngineConfig(step_ms=5, rows_max=1), process=True) as worker:
+    """One row, and requests long enough to outlast a test."""
+    with FakeWorker(FakeEngineConfig(step_ms=5, rows_max=1, context_tokens=100_000), process=True) as worker:
         yield worker
 
 
@@ -63,10 +63,10 @@ def visible(app: Top) -> list[str]:
 def test_requests_are_shown_ended_and_the_worker_drained_by_keys(worker: FakeWorker) -> None:
     """`a` and `y` end the request under the cursor; `d` and `n` drain nothing, `d` and `y` do."""
     with Client(worker.address, name="a front-end", connect_timeout_s=WAIT_S) as client:
-        stream = client.generate_tokens([5, 6, 7], max_tokens=4000, request_id="first", ignore_eos=True)
+        stream = client.generate_tokens([5, 6, 7], max_tokens=90_000, request_id="first", ignore_eos=True)
         tokens = iter(stream)
         next(tokens)
-        waiting = client.generate_tokens([5, 6, 7], max_tokens=4000, request_id="second", ignore_eos=True)
+        waiting = client.generate_tokens([5, 6, 7], max_tokens=90_000, request_id="second", ignore_eos=True)
 
         async def script(app: Top, pilot: Pilot[None]) -> None:
             await until(pilot, lambda: len(cells(app, "requests")) == 2, "two requests")
@@ -79,7 +79,7 @@ def test_requests_are_shown_ended_and_the_worker_drained_by_keys(worker: FakeWor
             assert len(lines) == 24
             assert all(len(line) == 80 for line in lines)
             await until(pilot, lambda: "Quit" in visible(app)[-1], "the keys are named")
-            assert any("first" in line and "4,000" in line for line in lines)
+            assert any("first" in line and "90,000" in line for line in lines)
             await pilot.press("a", "y")
             await until(
                 pilot, lambda: [row[0] for row in cells(app, "requests")] == ["second"], "the first ended"
@@ -104,7 +104,7 @@ def test_sorting_keeps_the_cursor_on_its_request(worker: FakeWorker) -> None:
     """`s` goes through the orders; the message line names the one in force."""
     with Client(worker.address, connect_timeout_s=WAIT_S) as client:
         streams = [
-            client.generate_tokens([1] * length, max_tokens=4000, request_id=f"r{length}", ignore_eos=True)
+            client.generate_tokens([1] * length, max_tokens=90_000, request_id=f"r{length}", ignore_eos=True)
             for length in (3, 9, 6)
         ]
 
