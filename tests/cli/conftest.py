@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from zmqengine.cli.main import main
 
 
 @pytest.fixture
@@ -65,13 +68,17 @@ def start_worker(short_directory: str) -> Iterator[Callable[..., RunningWorker]]
 
 
 @pytest.fixture
-def run() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Calls the command line in a process of its own, without a terminal."""
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Calls the command line without a terminal. In this process: starting one takes longer than most commands."""
 
     def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=60
-        )
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
 
     return run
 

@@ -16,11 +16,13 @@ from zmqengine.protocol.messages import (
     Describe,
     Description,
     Done,
+    Drain,
     GetStatus,
     GetTokenizer,
     Message,
     Ping,
     Rejected,
+    Status,
     TokenizerBundle,
 )
 from zmqengine.worker.auth import ZapHandler
@@ -70,6 +72,18 @@ def served(tmp_path: Path) -> Iterator[Served]:
     serving = Served(tmp_path / "w")
     yield serving
     serving.close()
+
+
+def test_once_a_drain_is_answered_nobody_is_told_that_the_worker_is_ready(served: Served) -> None:
+    """Though the actor may be in a long step: a load balancer that drained it sends nothing more."""
+    served.control.start()
+    served.board.state = "ready"
+    dealer = served.dealer()
+    assert isinstance(served.ask(dealer, Drain(1)), Done)
+    for question in (Describe(2), GetStatus(3)):
+        answer = served.ask(dealer, question)
+        assert isinstance(answer, Description | Status)
+        assert answer.state == "draining"
 
 
 @pytest.mark.parametrize("broken", ["_description", "_handle"])

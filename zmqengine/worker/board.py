@@ -55,6 +55,11 @@ class Board:
     to_end: deque[tuple[str, str]] = field(default_factory=deque)
     """Requests that an operator wants to end: session and request. The control thread adds, the actor takes."""
 
+    @property
+    def told_state(self) -> WorkerState:
+        """The state for others: whoever was told that the worker will drain does not find it ready afterwards."""
+        return "draining" if self.drain_requests and self.state == "ready" else self.state
+
     def ask_to_end(self, session: str, request: str) -> None:
         """Called by the control thread."""
         self.to_end.append((session, request))

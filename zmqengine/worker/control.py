@@ -230,7 +230,7 @@ class ControlThread:
             name=self._name,
             pid=os.getpid(),
             epoch=board.epoch,
-            state=board.state,
+            state=board.told_state,
             progress=board.progress,
             cmd=self._endpoints.cmd,
             out=self._endpoints.out,

@@ -19,7 +19,7 @@ def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
     return Status(
         call=call,
         epoch=board.epoch,
-        state=board.state,
+        state=board.told_state,
         uptime_s=now_s - board.started_s,
         pass_age_ms=(now_s - board.pass_started_s) * 1000,
         numbers={
