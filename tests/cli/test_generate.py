@@ -14,6 +14,7 @@ from tests.cli.conftest import COMMAND, RunningWorker
 from tests.cli.terminal import Terminal
 from tests.support.workers import WorkerProcess
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 StartWorker = Callable[..., RunningWorker]
@@ -118,10 +119,13 @@ def test_a_long_prompt_shows_its_progress_on_a_terminal(start_worker: StartWorke
 
 def test_a_crash_of_the_worker_is_told_and_costs_no_token(run: Run) -> None:
     """Standard output is what it would have been; standard error says that the worker was lost and is back."""
+    arguments = ("generate", "-n", "200", "--seed", "3", "Once", "-w")
+    with FakeWorker(FakeEngineConfig(vocab_size=257)) as quick:
+        calm = run(*arguments, quick.address)
     with WorkerProcess(FakeEngineConfig(vocab_size=257, step_ms=10), restart_wait_ms=1) as worker:
-        arguments = ("generate", "-w", worker.address, "-n", "200", "--seed", "3", "Once")
-        calm = run(*arguments)
-        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*COMMAND, *arguments, worker.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdout is not None
         first = os.read(process.stdout.fileno(), 1)
         worker.kill_engine()
