@@ -22,7 +22,7 @@ SECTIONS = [
 ]
 """The steps of each part of the way, which goes on one thread."""
 STEPS = [step for _, steps in SECTIONS for step in steps]
-FILES_MAX = 34
+FILES_MAX = 30
 """What is crossed for one request of tokens, client to client: fewer is better."""
 
 

@@ -301,9 +301,9 @@ def test_slow_tokenising_is_logged_with_the_request(
     worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vllm-mlx #479 review: id, tokens and seconds when it takes over a second."""
-    from zmqengine_client.text import new_request
+    from zmqengine_client.text import prompts
 
-    monkeypatch.setattr(new_request, "SLOW_S", 0.0)
+    monkeypatch.setattr(prompts, "SLOW_S", 0.0)
     with Client(worker.address) as client:
         client.generate("hello", max_tokens=1, request_id="slow-one").read()
     assert "request slow-one: tokenising 5 tokens took" in caplog.text

@@ -31,19 +31,11 @@ from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncToke
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.events import ClientEvent, Counters
 from zmqengine_client.core.options import Options
-from zmqengine_client.core.request import Request
+from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import Session
 from zmqengine_client.core.session_config import SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
-from zmqengine_client.text.new_request import (
-    Encode,
-    chat_encoder,
-    new_request,
-    new_text_reader,
-    prompt_encoder,
-    set_token_prompt,
-)
-from zmqengine_client.text.readers import TokenReader
+from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

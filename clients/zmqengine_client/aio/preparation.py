@@ -9,8 +9,8 @@ from zmqengine.errors import WorkerLost, ZmqEngineError
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.core.request import Request
-from zmqengine_client.text.new_request import Encode, set_text_prompt
-from zmqengine_client.text.readers import TextReader
+from zmqengine_client.text.prompts import Encode, set_text_prompt
+from zmqengine_client.text.text_reader import TextReader
 
 log = logging.getLogger("zmqengine.client")
 

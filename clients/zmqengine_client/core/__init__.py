@@ -9,18 +9,16 @@ describing.py         the one that is asked again and again
 presence.py           what is known of the worker
 patience.py           how long it is waited for
 
-dialogue.py           what is said on cmd and out
+dialogue.py           what is said on cmd
 connection.py         the way to a session, and back when it is lost
 calls.py              commands that wait for their reply
 liveness.py           keeps a session alive, and finds out when nobody is there
 
-request_table.py      the requests of a session
-live_requests.py      those that have not ended
-inserting.py          brings them to the worker
-receiving.py          fills them from what is published
+request_table.py      the requests of a session: what the connection and answers do to them
+live_requests.py      those that have not ended: how they come, get their tokens, and leave
+inserting.py          brings them to the worker, or tells why it would refuse them
 acknowledgements.py   ends that the worker may forget
-inserts.py            a request as a command, and why a worker would refuse it
-request.py            one request
+request.py            one request, and who reads its tokens
 
 options.py            the options of a generation
 constrained.py        what an output must be, and the object that comes of it

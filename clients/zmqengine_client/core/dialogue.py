@@ -1,4 +1,4 @@
-"""What is said on cmd and out: replies and output are handed on, and a session that is lost is opened anew."""
+"""What is said on cmd: replies are handed on, and a session that is lost is opened anew."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ from collections.abc import Sequence
 from math import inf
 
 from zmqengine.errors import DeadlineExceeded, Fenced, from_code
-from zmqengine.protocol.codec import command_reply_decoder, output_decoder
+from zmqengine.protocol.codec import command_reply_decoder
 from zmqengine.protocol.messages import (
     Accepted,
     Bye,
     CommandReply,
     Description,
-    Fatal,
     Granted,
     Hello,
     Rejected,
     Replay,
-    TokenFrame,
-    Watermark,
     Welcome,
 )
 from zmqengine_client.core.calls import Call, CallTable
 from zmqengine_client.core.connection import Connection
 from zmqengine_client.core.control import Control
-from zmqengine_client.core.events import ClientEvent
 from zmqengine_client.core.liveness import Liveness
 from zmqengine_client.core.outbox import Outbox
 from zmqengine_client.core.patience import Patience
@@ -37,15 +33,13 @@ class Dialogue:
     """The connection, its calls and its requests, held together. It asks `control` to describe when it is lost."""
 
     def __init__(self, config: SessionConfig, outbox: Outbox, control: Control, patience: Patience) -> None:
-        self._outbox = outbox
         self._control = control
         self._patience = patience
         self._calls = CallTable(outbox, give_up_s=config.answer_timeout_s)
         self.connection = Connection(config, self._calls)
         self.requests = RequestTable(config, self.connection, self._calls)
-        self._liveness = Liveness(self._calls, gone_s=config.worker_lost_timeout_s)
+        self.liveness = Liveness(self._calls, gone_s=config.worker_lost_timeout_s)
         self._decode_reply = command_reply_decoder().decode
-        self._decode_output = output_decoder().decode
         self._bye_until = inf
 
     def begin(self, now: float) -> None:
@@ -73,6 +67,14 @@ class Dialogue:
         if self.connection.phase is not Phase.DESCRIBING:
             self._control.stop_describing()
 
+    def granted(self, granted: Granted, now: float) -> None:
+        """The subscription is in force."""
+        opening = self.connection.granted(granted, now)
+        if opening is not None:
+            self._control.stop_describing()
+            self.liveness.begin(self.connection.lease_s)
+            self.requests.go_live(opening, now)
+
     def worker_went(self, now: float, reason: str) -> None:
         """ctl saw the worker go."""
         self.connection.worker_went(reason)
@@ -99,7 +101,7 @@ class Dialogue:
         """Let pass what is due by now."""
         for call in self._calls.advance(now):
             self.requests.gave_up(call, now)
-            self._liveness.gave_up(call)
+            self.liveness.gave_up(call)
         if now >= self.connection.attempt_until():
             self.lose(now, f"no answer in phase {self.connection.phase.value}")
         self.requests.advance(now)
@@ -119,15 +121,15 @@ class Dialogue:
             self._bye_until,
         )
         if self.connection.phase is Phase.LIVE:
-            due = min(due, self._liveness.next_deadline(has_requests=len(self.requests.live) > 0))
+            due = min(due, self.liveness.next_deadline(has_requests=len(self.requests.live) > 0))
         return due
 
     def _keep_up(self, now: float) -> None:
-        verdict = self._liveness.advance(now, has_requests=len(self.requests.live) > 0)
+        verdict = self.liveness.advance(now, has_requests=len(self.requests.live) > 0)
         if verdict == "describe":
             self._control.describing.once()
         elif verdict == "gone":
-            self.requests.live.fail_all(self._patience.lost_error(now - self._liveness.heard_at))
+            self.requests.live.fail_all(self._patience.lost_error(now - self.liveness.heard_at))
             self.lose(now, "the worker has gone silent")
         elif verdict == "deaf":
             self.lose(now, "the worker answers commands but nothing is published")
@@ -157,7 +159,7 @@ class Dialogue:
         """A message from cmd."""
         reply: CommandReply = self._decode_reply(frames)
         call = self._calls.answered(reply.call)
-        self._liveness.heard_reply(call, now)
+        self.liveness.heard_reply(call, now)
         if call is None:
             return
         if isinstance(reply, Rejected):
@@ -194,35 +196,6 @@ class Dialogue:
         error = from_code(rejected.code, rejected.message, retry_after_ms=rejected.retry_after_ms)
         self.requests.live.fail_all(error)
         self._rest_if_idle(now)
-
-    # --- out -----------------------------------------------------------------------------------------------
-
-    def receive_output(self, frames: Sequence[bytes], now: float) -> None:
-        """A message from out."""
-        connection = self.connection
-        if len(frames) != 3 or frames[0] != connection.topic:
-            return
-        message = self._decode_output(frames[1:])
-        if message.epoch != connection.epoch:
-            self.lose(now, "another worker process publishes")
-            return
-        self._liveness.heard_output(now)
-        if connection.phase is not Phase.LIVE:
-            if isinstance(message, Granted):
-                self._granted(message, now)
-        elif isinstance(message, TokenFrame):
-            self.requests.receiving.frame(message, now)
-        elif isinstance(message, Watermark):
-            self.requests.receiving.watermark(message, now)
-        elif isinstance(message, Fatal):
-            self._outbox.events.append(ClientEvent("fatal", message.message))
-
-    def _granted(self, granted: Granted, now: float) -> None:
-        opening = self.connection.granted(granted, now)
-        if opening is not None:
-            self._control.stop_describing()
-            self._liveness.begin(self.connection.lease_s)
-            self.requests.go_live(opening, now)
 
 
 def fenced() -> Fenced:

@@ -1,16 +1,22 @@
-"""Brings requests to the worker, and back to it when it has restarted or forgotten them."""
+"""Brings requests to the worker, and back to it when it has restarted or forgotten them.
+
+What the worker would refuse is found before anything is sent.
+"""
 
 from __future__ import annotations
 
 from math import inf
 
-from zmqengine.errors import DeadlineExceeded, WorkerLost, ZmqEngineError
-from zmqengine.protocol.messages import Accepted
+import msgspec
+
+from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarge, WorkerLost, ZmqEngineError
+from zmqengine.protocol.messages import Accepted, End, Insert, Limits, ModelCard
+from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_token_ids
 from zmqengine_client.core.calls import CallTable
 from zmqengine_client.core.connection import Connection, Opening
 from zmqengine_client.core.events import ClientEvent
-from zmqengine_client.core.inserts import insert_message, refusal, size_refusal
 from zmqengine_client.core.live_requests import LiveRequests
+from zmqengine_client.core.options import insert_of
 from zmqengine_client.core.phases import RequestEvent, RequestPhase
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session_config import SessionConfig
@@ -44,7 +50,7 @@ class Inserting:
         if error is not None:
             self._live.end(request, error=error)
             return
-        request.end = request.ends_by_itself(connection.eos_token_ids)
+        request.end = end_of(request, connection.eos_token_ids)
         if request.end is not None:
             self._live.end(request)
             return
@@ -126,3 +132,68 @@ class Inserting:
         outbox = self._calls.outbox
         outbox.counters.resumed_streams += 1
         outbox.events.append(ClientEvent("resumed", f"continues at token {len(request.tokens)}", request.id))
+
+
+def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEngineError | None:
+    """Why this worker cannot take the request, or None. Settles how long the output may become."""
+    options = request.options
+    room = limits.context_tokens_max - len(request.prompt)
+    request.max_tokens = options.max_tokens or max(1, room)
+    request.open_ended = options.max_tokens is None and limits.open_max_tokens
+    try:
+        check_context(request.prompt, options.max_tokens, limits.context_tokens_max)
+        if options.constraint is not None and not limits.constraints:
+            return BadRequest(NO_CONSTRAINT)
+        if (options.cache_scope is not None or options.pin) and not limits.cache_scope:
+            return BadRequest("this worker is older than cache_scope and pin")
+        if not options.speculate and not limits.speculation:
+            return BadRequest("this worker does not support the option speculate")
+        if model is not None:
+            check_token_ids(
+                model.vocab_size,
+                options.sampling,
+                prompt=request.prompt,
+                stop_token_ids=options.stop_token_ids,
+            )
+    except RequestError as error:
+        return error
+    return None
+
+
+def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
+    """The error for a body that is longer than the worker takes, or None."""
+    if len(body) <= limits.frame_bytes_max:
+        return None
+    return TooLarge(
+        f"the request has {len(body)} bytes, the worker takes {limits.frame_bytes_max}: shorten it"
+    )
+
+
+def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Insert:
+    """The command, with the output so far as `emitted` and the time that is left as `deadline_ms`."""
+    options = request.options
+    deadline_ms = options.deadline_ms
+    if deadline_ms is not None:
+        deadline_ms = max(1, round((request.deadline_at - now) * 1000))
+    return msgspec.structs.replace(
+        insert_of(options),
+        call=call,
+        epoch=epoch,
+        prompt=request.prompt,
+        max_tokens=None if request.open_ended else request.max_tokens,
+        emitted=list(request.tokens),
+        seed=request.seed,
+        deadline_ms=deadline_ms,
+    )
+
+
+def end_of(request: Request, eos_token_ids: frozenset[int]) -> End | None:
+    """The end that the worker never told, if the tokens that are here are a whole output."""
+    tokens, options = request.tokens, request.options
+    if not tokens:
+        return None
+    if tokens[-1] in options.stop_token_ids or (not options.ignore_eos and tokens[-1] in eos_token_ids):
+        return End("stop", prompt_tokens=len(request.prompt))
+    if len(tokens) >= request.max_tokens:
+        return End("length", prompt_tokens=len(request.prompt))
+    return None

@@ -17,7 +17,7 @@ from zmqengine_client.core.constrained import take_constraint
 MAX_TOKENS = 256
 
 _SAMPLING = frozenset(Sampling.__struct_fields__)
-_CHECK_EPOCH = bytes(8)
+_NO_EPOCH = bytes(8)
 
 
 class Options(SamplingOptions, total=False):
@@ -100,12 +100,12 @@ def make_options(options: Options) -> RequestOptions:
     return RequestOptions(**fields)  # type: ignore[arg-type]
 
 
-def check_options(options: RequestOptions) -> None:
-    """Raise `BadRequest`, naming the field, for a type or range that the protocol does not have."""
-    insert = Insert(
+def insert_of(options: RequestOptions) -> Insert:
+    """The command to generate with these options. Its prompt, and what else a request knows, are put in later."""
+    return Insert(
         call=0,
         request=options.request_id,
-        epoch=_CHECK_EPOCH,
+        epoch=_NO_EPOCH,
         prompt=[0],
         max_tokens=options.max_tokens,
         sampling=options.sampling,
@@ -120,8 +120,12 @@ def check_options(options: RequestOptions) -> None:
         constraint=options.constraint,
         speculate=options.speculate,
     )
+
+
+def check_options(options: RequestOptions) -> None:
+    """Raise `BadRequest`, naming the field, for a type or range that the protocol does not have."""
     try:
-        _insert_decoder.decode(msgspec.msgpack.encode(insert))
+        _insert_decoder.decode(msgspec.msgpack.encode(insert_of(options)))
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:
         raise BadRequest(str(error)) from None
 

@@ -1,13 +1,15 @@
-"""One live request, seen from the front-end: what it asked for, what has arrived, how it ended."""
+"""One request, seen from the front-end: what it asked for, what has arrived, how it ended, and who reads it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from zmqengine.errors import BY_CODE, GenerationFailed, ZmqEngineError
 from zmqengine.protocol.messages import End, TokenLogprob, TokenRow
-from zmqengine_client.core.chunks import Completion, PromptProgress
-from zmqengine_client.core.options import RequestOptions
+from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
+from zmqengine_client.core.options import Options, RequestOptions, check_options, make_options, token_ids
 from zmqengine_client.core.outbox import Listener
 from zmqengine_client.core.phases import REQUEST, RequestEvent, RequestPhase, follow
 
@@ -15,64 +17,43 @@ AHEAD_ROWS_MAX = 1024
 ENDED_NORMALLY = ("stop", "length", "abort")
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """The one mutable record of a request. The core writes it; a reader takes `tokens` from a place of its own on.
 
     `logprobs` is extended before `tokens`, and both before `end` or `error` is set.
     """
 
-    __slots__ = (
-        "aborting",
-        "added_at",
-        "ahead",
-        "changed",
-        "deadline_at",
-        "end",
-        "error",
-        "id",
-        "inserted_tokens",
-        "listener",
-        "logprobs",
-        "max_tokens",
-        "missing",
-        "open_ended",
-        "options",
-        "phase",
-        "progress",
-        "prompt",
-        "resumed",
-        "resuming",
-        "retry_at",
-        "seed",
-        "tokens",
-        "was_accepted",
-    )
+    prompt: list[int]
+    options: RequestOptions
+    listener: Listener | None = None
+    id: str = field(init=False)
+    seed: int = field(init=False)
+    max_tokens: int = field(init=False)
+    open_ended: bool = False
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    progress: PromptProgress | None = None
+    end: End | None = None
+    error: ZmqEngineError | None = None
+    phase: RequestPhase = RequestPhase.WAITING
+    was_accepted: bool = False
+    aborting: bool = False
+    resuming: bool = False
+    resumed: int = 0
+    inserted_tokens: int = 0
+    missing: int = 0
+    ahead: list[TokenRow] = field(default_factory=list)
+    added_at: float = 0.0
+    retry_at: float = inf
+    deadline_at: float = inf
+    changed: bool = False
 
-    def __init__(self, prompt: list[int], options: RequestOptions, listener: Listener | None = None) -> None:
-        self.id = options.request_id
-        self.prompt = prompt
-        self.options = options
-        self.listener = listener
-        self.max_tokens = options.max_tokens or 0
-        self.open_ended = False
-        self.seed = options.seed
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprob] | None = None if options.logprobs is None else []
-        self.progress: PromptProgress | None = None
-        self.end: End | None = None
-        self.error: ZmqEngineError | None = None
-        self.phase = RequestPhase.WAITING
-        self.was_accepted = False
-        self.aborting = False
-        self.resuming = False
-        self.resumed = 0
-        self.inserted_tokens = 0
-        self.missing = 0
-        self.ahead: list[TokenRow] = []
-        self.added_at = 0.0
-        self.retry_at = inf
-        self.deadline_at = inf
-        self.changed = False
+    def __post_init__(self) -> None:
+        options = self.options
+        self.id, self.seed, self.max_tokens = options.request_id, options.seed, options.max_tokens or 0
+        if options.logprobs is not None:
+            self.logprobs = []
 
     @property
     def may_have_run(self) -> bool:
@@ -124,16 +105,6 @@ class Request:
             if self.end is None:
                 self.receive(row)
 
-    def ends_by_itself(self, eos_token_ids: frozenset[int]) -> End | None:
-        """The end that the worker never told, if the tokens that are here are a whole output."""
-        stops = self.tokens and (
-            self.tokens[-1] in self.options.stop_token_ids
-            or (not self.options.ignore_eos and self.tokens[-1] in eos_token_ids)
-        )
-        if stops or (self.tokens and len(self.tokens) >= self.max_tokens):
-            return End("stop" if stops else "length", prompt_tokens=len(self.prompt))
-        return None
-
     def completion(self) -> Completion:
         """What there is, as a completion."""
         end = self.end
@@ -165,3 +136,58 @@ class Request:
         # Kept, so that every reader gets the same exception.
         self.error = error(self.end.message or f"the request ended with {self.end.finish}")
         return self.error
+
+
+def new_request(options: Options) -> Request:
+    """A request without a prompt. A bad option ends it there and then, to be raised by the stream."""
+    request = Request([], make_options(options))
+    try:
+        check_options(request.options)
+    except ZmqEngineError as error:
+        request.refuse(error)
+    return request
+
+
+def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
+    """Give a request its prompt; what is no list of token ids ends it."""
+    if request.ended:
+        return
+    try:
+        request.prompt = token_ids(prompt)
+    except ZmqEngineError as error:
+        request.refuse(error)
+
+
+class TokenReader:
+    """The tokens of a request from a place of its own on."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._next = 0
+
+    def take(self) -> TokenChunk | None:
+        """All tokens since the last call, or None. Once `finished` is true there will be no more."""
+        request, first = self.request, self._next
+        self._next = end = len(request.tokens)
+        if end == first:
+            return None
+        logprobs = request.logprobs[first:end] if request.logprobs is not None else None
+        return TokenChunk(first, request.tokens[first:end], logprobs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything has been taken."""
+        return self.request.ended and self._next == len(self.request.tokens)
+
+    @property
+    def wants_abort(self) -> bool:
+        """Whether the worker may stop: tokens alone never say so."""
+        return False
+
+    def completion(self) -> Completion:
+        """The outcome."""
+        return self.request.completion()
+
+    def failure(self) -> ZmqEngineError | None:
+        """The error the request ended with."""
+        return self.request.failure()

@@ -1,23 +1,22 @@
-"""The requests of a session: what the caller, the connection and the worker's answers do to each of them."""
+"""The requests of a session: what an abort, the connection and the worker's answers do to each of them."""
 
 from __future__ import annotations
 
 from math import inf
 
-from zmqengine.errors import AnswerTimeout, Conflict, ZmqEngineError, from_code
+from zmqengine.errors import AnswerTimeout, ZmqEngineError, from_code
 from zmqengine.protocol.messages import Abort, Accepted, Insert, Rejected, Replay, Resume
 from zmqengine_client.core.calls import Call, CallTable
 from zmqengine_client.core.connection import Connection, Opening
 from zmqengine_client.core.inserting import Inserting
 from zmqengine_client.core.live_requests import LiveRequests
 from zmqengine_client.core.phases import Phase, RequestEvent, RequestPhase
-from zmqengine_client.core.receiving import Receiving
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session_config import SessionConfig
 
 
 class RequestTable:
-    """Every request that has not ended, as `live`; `receiving` fills them.
+    """Those that have not ended are `live`; `inserting` brings them to the worker.
 
     It sends only while the connection is live; `go_live` brings the worker up to date.
     """
@@ -25,26 +24,8 @@ class RequestTable:
     def __init__(self, config: SessionConfig, connection: Connection, calls: CallTable) -> None:
         self._connection = connection
         self._calls = calls
-        self.live = LiveRequests(calls)
-        self._inserting = Inserting(config, connection, calls, self.live)
-        self.receiving = Receiving(connection, calls, self.live)
-
-    # --- from the caller -----------------------------------------------------------------------------------
-
-    def add(self, request: Request, now: float) -> None:
-        """Take a request; it is inserted as soon as the connection is live. One that has ended is left alone."""
-        if request.ended:
-            return
-        request.added_at = now
-        if request.options.deadline_ms is not None:
-            request.deadline_at = now + request.options.deadline_ms / 1000
-        if request.id in self.live.by_id:
-            error = Conflict(f"request {request.id!r} is running; choose another id")
-            self.live.end(request, error=error)
-            return
-        self.live.by_id[request.id] = request
-        if self._connection.phase is Phase.LIVE:
-            self._inserting.insert(request, now)
+        self.live = LiveRequests(connection, calls)
+        self.inserting = Inserting(config, connection, calls, self.live)
 
     def abort(self, request: Request, now: float) -> None:
         """End a request whatever its phase. It ends here at once if the worker does not hold it."""
@@ -61,21 +42,21 @@ class RequestTable:
 
     def go_live(self, opening: Opening, now: float) -> None:
         """Insert what waits, go on with what was cut off, abort what nobody here wants."""
-        self.receiving.go_live()
+        self.live.go_live()
         for request_id in opening.held.keys() - self.live.by_id.keys():
             self._abort_orphan(request_id, now)
         for request in self.live:
             held = None if opening.restarted else opening.held.get(request.id)
             if held is not None and request.may(RequestEvent.HELD):
                 request.follow(RequestEvent.HELD)
-                self.receiving.catch_up(request, held, now)
+                self.live.catch_up(request, held, now)
             else:
-                self._inserting.restore(request, opening, now)
+                self.inserting.restore(request, opening, now)
 
     def go_down(self) -> None:
         """The connection is lost: no reply is on its way any more."""
         self.live.acks.clear()
-        self._inserting.go_down()
+        self.inserting.go_down()
         for request in self.live:
             request.resuming = False
             request.ahead.clear()
@@ -89,14 +70,14 @@ class RequestTable:
         request = call.request
         if request is None or request.ended:
             return
-        self._inserting.accepted(request, accepted)
+        self.inserting.accepted(request, accepted)
         if accepted.state == "ended" and call.retries:
-            self.receiving.resume(request, now)
+            self.live.resume(request, now)
 
     def receive_replay(self, replay: Replay, call: Call, now: float) -> None:
         """The tokens that were missed."""
         if call.request is not None and not call.request.ended:
-            self.receiving.replay(call.request, replay, now)
+            self.live.receive_replay(call.request, replay, now)
 
     def receive_rejected(self, rejected: Rejected, call: Call, now: float) -> None:
         """Refusals that concern one request. What concerns the session is handled before this is called."""
@@ -104,13 +85,13 @@ class RequestTable:
         if request is None or request.ended:
             return
         if call.kind is Insert:
-            self._inserting.rejected(request, _error(rejected), now)
+            self.inserting.rejected(request, _error(rejected), now)
         elif call.kind is Abort:
             self.live.end(request, finish="abort")
         elif call.kind is Resume:
             request.resuming = False
             if rejected.code == "unknown_request":
-                self._inserting.insert_forgotten(request, now)
+                self.inserting.insert_forgotten(request, now)
 
     def gave_up(self, call: Call, now: float) -> None:
         """A command was repeated and never answered."""
@@ -134,13 +115,13 @@ class RequestTable:
         """Acknowledge what has ended; insert again what was put off."""
         if self._connection.phase is Phase.LIVE:
             self.live.acks.advance(now)
-            self._inserting.advance(now)
+            self.inserting.advance(now)
 
     def next_deadline(self) -> float:
         """When `advance` has something to do."""
         if self._connection.phase is not Phase.LIVE:
             return inf
-        return min(self.live.acks.due_at, self._inserting.due_at)
+        return min(self.live.acks.due_at, self.inserting.due_at)
 
     def _abort_orphan(self, request_id: str, now: float) -> None:
         """Abort what the worker holds and nobody here waits for; it is acknowledged when its end comes."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zmqengine.errors import NotAuthorized, WorkerLost, ZmqEngineError
-from zmqengine.protocol.codec import control_reply_decoder
+from zmqengine.protocol.codec import control_reply_decoder, output_decoder
+from zmqengine.protocol.messages import Fatal, Granted, TokenFrame, Watermark
 from zmqengine_client.core.actions import Channel
 from zmqengine_client.core.control import Control, ControlCall
 from zmqengine_client.core.dialogue import Dialogue, fenced
+from zmqengine_client.core.events import ClientEvent
 from zmqengine_client.core.outbox import Outbox
 from zmqengine_client.core.patience import Patience
 from zmqengine_client.core.phases import Phase
@@ -32,18 +34,22 @@ class Session:
         patience = Patience(config, self._presence)
         self._control = Control(self.outbox, self._presence, patience)
         self._dialogue = Dialogue(config, self.outbox, self._control, patience)
-        self._live = self._dialogue.requests.live
+        self._requests = self._dialogue.requests
+        self._live = self._requests.live
         self.connection = self._dialogue.connection
         self._decode_control = control_reply_decoder().decode
+        self._decode_output = output_decoder().decode
 
     # --- from the caller -----------------------------------------------------------------------------------
 
     def start_request(self, request: Request, now: float) -> None:
         """Generate. News of the request is marked in the outbox."""
-        self._dialogue.requests.add(request, now)
+        self._live.add(request, now)
         if request.ended:
             return
-        if self.connection.phase is Phase.FENCED:
+        if self.connection.phase is Phase.LIVE:
+            self._requests.inserting.insert(request, now)
+        elif self.connection.phase is Phase.FENCED:
             self._live.end(request, error=fenced())
         elif self.closed:
             self._live.end(request, finish="abort")
@@ -52,7 +58,7 @@ class Session:
 
     def abort_request(self, request: Request, now: float) -> None:
         """Stop generating."""
-        self._dialogue.requests.abort(request, now)
+        self._requests.abort(request, now)
 
     def start_control(self, call: ControlCall, now: float) -> None:
         """Ask ctl."""
@@ -85,7 +91,7 @@ class Session:
         """One message that came in on `channel`. What cannot be decoded is counted and dropped."""
         try:
             if channel == "out":
-                self._dialogue.receive_output(frames, now)
+                self._receive_output(frames, now)
             elif channel == "cmd":
                 self._dialogue.receive_reply(frames, now)
             else:
@@ -130,3 +136,22 @@ class Session:
         description = self._control.receive(self._decode_control(frames), now)
         if description is not None:
             self._dialogue.described(description, now)
+
+    def _receive_output(self, frames: Sequence[bytes], now: float) -> None:
+        connection = self.connection
+        if len(frames) != 3 or frames[0] != connection.topic:
+            return
+        message = self._decode_output(frames[1:])
+        if message.epoch != connection.epoch:
+            self._dialogue.lose(now, "another worker process publishes")
+            return
+        self._dialogue.liveness.heard_output(now)
+        if connection.phase is not Phase.LIVE:
+            if isinstance(message, Granted):
+                self._dialogue.granted(message, now)
+        elif isinstance(message, TokenFrame):
+            self._live.receive(message, now)
+        elif isinstance(message, Watermark):
+            self._live.receive_watermark(message, now)
+        elif isinstance(message, Fatal):
+            self.outbox.events.append(ClientEvent("fatal", message.message))

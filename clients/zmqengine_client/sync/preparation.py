@@ -6,8 +6,8 @@ from zmqengine.errors import ZmqEngineError
 from zmqengine_client.core.request import Request
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
-from zmqengine_client.text.new_request import Encode, set_text_prompt
-from zmqengine_client.text.readers import TextReader
+from zmqengine_client.text.prompts import Encode, set_text_prompt
+from zmqengine_client.text.text_reader import TextReader
 
 
 class Preparation:

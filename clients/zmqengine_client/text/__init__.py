@@ -1,7 +1,7 @@
 """From text to token ids and back, with the tokenizer that the worker hands out.
 
-new_request.py        from what a caller gives to a request
-readers.py            from a request to chunks of tokens or text
+prompts.py            from what a caller gives to the prompt of a request
+text_reader.py        from a request to chunks of text
 tokenizer.py          text to token ids and back
 chat_template.py      conversations to text
 segment_cache.py      token ids of the parts of long prompts, kept

@@ -1,4 +1,4 @@
-"""Requests as chunks, without waiting: what a stream of either half takes its news from."""
+"""A request as chunks of text, without waiting: what a text stream of either half takes its news from."""
 
 from __future__ import annotations
 
@@ -9,45 +9,10 @@ import msgspec
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
-from zmqengine_client.core.request import Request
+from zmqengine_client.core.request import Request, TokenReader
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.stop_strings import StopStrings
 from zmqengine_client.text.tokenizer import Tokenizer
-
-
-class TokenReader:
-    """The tokens of a request from a place of its own on."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self._next = 0
-
-    def take(self) -> TokenChunk | None:
-        """All tokens since the last call, or None. Once `finished` is true there will be no more."""
-        request, first = self.request, self._next
-        self._next = end = len(request.tokens)
-        if end == first:
-            return None
-        logprobs = request.logprobs[first:end] if request.logprobs is not None else None
-        return TokenChunk(first, request.tokens[first:end], logprobs)
-
-    @property
-    def finished(self) -> bool:
-        """Whether everything has been taken."""
-        return self.request.ended and self._next == len(self.request.tokens)
-
-    @property
-    def wants_abort(self) -> bool:
-        """Whether the worker may stop: tokens alone never say so."""
-        return False
-
-    def completion(self) -> Completion:
-        """The outcome."""
-        return self.request.completion()
-
-    def failure(self) -> ZmqEngineError | None:
-        """The error the request ended with."""
-        return self.request.failure()
 
 
 class TextReader:

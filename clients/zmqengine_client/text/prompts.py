@@ -1,4 +1,4 @@
-"""From what a caller gives to a request: the steps that both clients share."""
+"""From the text that a caller gives to the prompt of a request: the steps that both clients share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zmqengine.errors import BadRequest, ZmqEngineError
-from zmqengine_client.core.options import Options, check_options, make_options, token_ids
+from zmqengine_client.core.options import token_ids
 from zmqengine_client.core.request import Request
-from zmqengine_client.text.readers import TextReader
 from zmqengine_client.text.stop_strings import stop_list
+from zmqengine_client.text.text_reader import TextReader
 from zmqengine_client.text.tokenizer import Tokenizer
 
 log = logging.getLogger("zmqengine.client")
@@ -21,16 +21,6 @@ SLOW_S = 1.0
 Encode = Callable[[Tokenizer], list[int]]
 
 
-def new_request(options: Options) -> Request:
-    """A request without a prompt. A bad option ends it there and then, to be raised by the stream."""
-    request = Request([], make_options(options))
-    try:
-        check_options(request.options)
-    except ZmqEngineError as error:
-        request.refuse(error)
-    return request
-
-
 def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
     """A reader with these stop strings; bad ones end the request."""
     try:
@@ -38,16 +28,6 @@ def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
     except ZmqEngineError as error:
         request.refuse(error)
         return TextReader(request, ())
-
-
-def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
-    """Give a request its prompt; what is no list of token ids ends it."""
-    if request.ended:
-        return
-    try:
-        request.prompt = token_ids(prompt)
-    except ZmqEngineError as error:
-        request.refuse(error)
 
 
 def prompt_encoder(prompt: str | Sequence[int]) -> Encode:
