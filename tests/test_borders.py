@@ -178,7 +178,6 @@ def test_a_package_imports_only_what_it_stands_on(name: str, path: Path) -> None
 # Longer than they should be. Nothing else may become so.
 LONG = {
     "zmqengine.engine.mlx_engine.MlxEngine",
-    "zmqengine.worker.batch.Batch",
 }
 
 

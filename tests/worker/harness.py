@@ -105,13 +105,13 @@ class Harness:
     def check(self) -> None:
         """The rows of the engine are those of the batch, and memory is within what was promised."""
         batch = self.actor.batch
-        assert self.engine.row_ids == set(batch.rows)
-        assert batch.ledger.reserved_bytes == sum(row.reserved_bytes for row in batch.rows.values())
+        assert self.engine.row_ids == set(batch.rows.running)
+        assert batch.ledger.reserved_bytes == sum(row.reserved_bytes for row in batch.rows.running.values())
         memory = self.engine.memory()
         assert memory.kv <= batch.ledger.reserved_bytes <= batch.ledger.kv_bytes_max
         assert memory.active <= batch.ledger.limit_bytes
-        for request in batch.live():
-            assert (request.phase == "running") == (request.row in batch.rows), request.phase
+        for request in batch.lifecycle.live():
+            assert (request.phase == "running") == (request.row in batch.rows.running), request.phase
 
     def pass_with_command(self) -> PassReport:
         """One pass, after something has arrived on cmd."""
@@ -143,7 +143,7 @@ class Harness:
             assert count < passes_max or in_time, "what was waited for did not come about"
             if count > passes_max // 2:
                 time.sleep(0.0005)
-            self.pass_(0 if self.actor.batch.rows else wait_ms)
+            self.pass_(0 if self.actor.batch.rows.running else wait_ms)
         raise AssertionError
 
     def close(self) -> None:

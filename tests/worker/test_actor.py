@@ -39,7 +39,7 @@ def test_a_request_that_arrives_while_others_decode_starts_its_prefill_in_the_ne
     report = harness.pass_with_command()
     assert (report.admitted, report.stepped) == (1, True)
     assert harness.engine.stats().steps == steps + 1
-    late = next(r for r in harness.actor.batch.rows.values() if r.id == "late")
+    late = next(r for r in harness.actor.batch.rows.running.values() if r.id == "late")
     assert late.prefill_pass - late.arrival_pass + 1 == 1
 
 
@@ -333,7 +333,7 @@ def test_unknown_rows_from_the_engine_disturb_nothing(harness: Harness) -> None:
     front_end.wait_for_end("r")
     harness.passes(3)
     assert harness.engine.stats().rows_decoding == 0
-    assert harness.actor.batch.rows == {}
+    assert harness.actor.batch.rows.running == {}
 
 
 def test_memory_admission_waits_and_then_serves(make_harness: Make) -> None:
@@ -345,7 +345,7 @@ def test_memory_admission_waits_and_then_serves(make_harness: Make) -> None:
     front_end.send(front_end.insert_message("big", [2] * 10, max_tokens=80))
     front_end.send(front_end.insert_message("small", [3], max_tokens=2))
     harness.read_commands(3)
-    assert [request.id for request in harness.actor.batch.rows.values()] == ["a"]
+    assert [request.id for request in harness.actor.batch.rows.running.values()] == ["a"]
     front_end.wait_for_end("a", "big", "small")
     assert next(iter(front_end.ends)) == "a"
     never = front_end.rejected("never", [1] * 10, max_tokens=91)

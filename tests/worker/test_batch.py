@@ -13,7 +13,7 @@ from tests.worker.harness import FrontEnd, Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Accepted, Ack
-from zmqengine.worker import batch as batch_module
+from zmqengine.worker import lifecycle as lifecycle_module
 from zmqengine.worker.preparing import LONG_PROMPT_TOKENS
 from zmqengine.worker.request import LiveRequest
 from zmqengine.worker.service_rates import ServiceRates
@@ -59,7 +59,7 @@ def test_requests_without_a_limit_share_memory_and_are_parked_when_it_runs_short
         inserts[front_end] = front_end.insert_message("r", [number + 1] * 6000, max_tokens=None)
         front_end.send(inserts[front_end])
     harness.read_commands(16)
-    harness.run_until(lambda: len(harness.actor.batch.rows) == 16, passes_max=200)
+    harness.run_until(lambda: len(harness.actor.batch.rows.running) == 16, passes_max=200)
     harness.run_until(
         lambda: all(front_end.read() or "r" in front_end.ends for front_end in front_ends), passes_max=20_000
     )
@@ -122,7 +122,7 @@ def test_an_urgent_request_takes_the_place_of_batch_work_that_goes_on_later(make
     harness.run_until(lambda: harness.engine.stats().rows_decoding == 4)
     person.send(person.insert_message("now", [9, 9], max_tokens=5, priority=-10))
     harness.read_commands(1)
-    (now,) = [row for row in harness.actor.batch.live() if row.id == "now"]
+    (now,) = [row for row in harness.actor.batch.lifecycle.live() if row.id == "now"]
     harness.passes(1)
     assert now.prefill_pass - now.arrival_pass + 1 <= 2
     person.wait_for_end("now")
@@ -144,7 +144,11 @@ def test_a_session_that_floods_does_not_make_another_one_wait(make_harness: Make
         harness.passes(37)
         other.send(other.insert_message(f"b{number}", [500 + number] * 20, max_tokens=16))
         harness.read_commands(1)
-        (mine,) = [request for request in harness.actor.batch.live() if request.session_id == other_id(other)]
+        (mine,) = [
+            request
+            for request in harness.actor.batch.lifecycle.live()
+            if request.session_id == other_id(other)
+        ]
         other.wait_for_end(f"b{number}")
         waits.append(mine.prefill_pass - mine.arrival_pass + 1)
     assert max(waits) <= 3, waits
@@ -187,7 +191,7 @@ def test_sessions_that_saturate_the_worker_are_served_alike(
     for _ in range(1500):
         refill()
         harness.passes(4)
-    order = harness.actor.batch._order
+    order = harness.actor.batch.rows.admission.order
     served = [
         sum(len(front_end.tokens[name]) for name in front_end.tokens)
         + order.prefill_cost * 10 * 2**place * len(front_end.tokens)
@@ -210,7 +214,7 @@ def test_nothing_is_kept_of_requests_that_ended_long_before_their_deadline(make_
     front_end.call(Ack(front_end.next_call(), names))
     gc.collect()
     assert [request.id for request in gc.get_objects() if isinstance(request, LiveRequest)] == ["head"]
-    assert len(harness.actor.batch._deadlines) == 0
+    assert len(harness.actor.batch.lifecycle._deadlines) == 0
 
 
 def test_a_failed_step_names_the_requests_that_were_being_cancelled(
@@ -247,7 +251,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
         return prepare
 
-    monkeypatch.setattr(batch_module, "preparation_of", preparation_of)
+    monkeypatch.setattr(lifecycle_module, "preparation_of", preparation_of)
     yield opened
     opened.set()
 
@@ -267,7 +271,7 @@ def test_a_request_is_prepared_beside_the_actor_and_may_fail_there(
         assert reply.state == "queued"
     assert front_end.call(inserts[0]) == Accepted(inserts[0].call, front_end.epoch, "good", 0, 1, "queued")
     harness.passes(5)
-    assert {request.phase for request in harness.actor.batch.live()} == {"preparing"}
+    assert {request.phase for request in harness.actor.batch.lifecycle.live()} == {"preparing"}
     gate.set()
     good, bad, defect = front_end.wait_for_end("good", "bad", "defect")
     assert good.finish == "length"
@@ -290,7 +294,7 @@ def test_a_request_can_be_aborted_while_it_is_prepared(make_harness: Make, gate:
     assert front_end.wait_for_end("drained")[0].finish == "shutdown"
     gate.set()
     harness.passes(5)
-    assert harness.actor.batch.is_empty
+    assert harness.actor.batch.lifecycle.is_empty
 
 
 def test_a_long_prompt_is_packed_beside_the_actor(make_harness: Make) -> None:
@@ -351,7 +355,7 @@ def test_shares_of_the_service_follow_the_configuration(make_harness: Make) -> N
     harness = make_harness(share=("test=3",))
     front_end = harness.front_end()
     front_end.accepted("r")
-    (request,) = harness.actor.batch.live()
+    (request,) = harness.actor.batch.lifecycle.live()
     assert request.ticket.weight == 3
 
 

@@ -117,7 +117,7 @@ def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskH
     before = harness.actor.counters.tokens
     harness.passes(5)
     assert harness.actor.counters.tokens == before + 5
-    (_, request) = harness.actor.batch.live()
+    (_, request) = harness.actor.batch.lifecycle.live()
     assert request.phase == "preparing"
     harness.disk.gate.set()
     pieces = []
@@ -186,7 +186,7 @@ def test_saving_takes_a_share_of_the_steps_and_all_of_idle_time(harness: DiskHar
     harness.passes(3)
     assert len(harness.disk.saved) == 3
     assert min(harness.disk.saved) > 1 << 20
-    assert harness.actor.batch.prompt_disk.numbers() == {"prompt_disk_blocks": 7}
+    assert harness.actor.batch.lifecycle.prompt_disk.numbers() == {"prompt_disk_blocks": 7}
 
 
 def test_a_drain_saves_in_the_time_that_is_left(harness: DiskHarness) -> None:

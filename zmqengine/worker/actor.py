@@ -54,9 +54,10 @@ class Actor:
         self.outgoing = Outgoing(context, sockets.out)
         self.sessions = SessionTable(context, self.outgoing)
         self.batch = Batch(context, engine, self.outgoing)
+        self._prompt_disk = self.batch.lifecycle.prompt_disk
         self._clockwork = Clockwork(context, self.sessions, self.batch, self.outgoing)
         self._inbox = Inbox(
-            context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch)
+            context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch.lifecycle)
         )
         self._heap = Heap()
         self._sessions_seen = 0
@@ -70,9 +71,9 @@ class Actor:
     def run(self) -> None:
         """Serve until drained. Raises `EngineBroken` when the engine fails too often."""
         while not self._clockwork.is_drained:
-            is_busy = self.batch.has_work or self.batch.prompt_disk.has_work
+            is_busy = self.batch.has_work or self._prompt_disk.has_work
             self.run_pass(wait_ms=0 if is_busy else self._clockwork.idle_wait_ms())
-        self.batch.prompt_disk.save_all(self._clockwork.drain_left_s, self._may_go_on)
+        self._prompt_disk.save_all(self._clockwork.drain_left_s, self._may_go_on)
 
     def run_pass(self, wait_ms: int = 0) -> PassReport:
         """One pass; with nothing to do, wait up to `wait_ms` for something first."""
@@ -91,7 +92,7 @@ class Actor:
         step_ns = self.batch.step(report, now_s)
         stepped_ns = time.perf_counter_ns()
         self.outgoing.flush(now_s)
-        self.batch.prompt_disk.save(step_ns / 1e9 if report.stepped else None)
+        self._prompt_disk.save(step_ns / 1e9 if report.stepped else None)
 
         report.ended = self.counters.ends - ended_before
         self.counters.passes += 1
@@ -111,7 +112,7 @@ class Actor:
 
     def close(self) -> None:
         """Stop the watchdog and what is being prepared. Idempotent."""
-        self.batch.close()
+        self.batch.lifecycle.close()
         if self._watchdog is not None:
             self._watchdog.close()
 
@@ -151,8 +152,8 @@ class Actor:
                     "next_ms": round(step_ns / 1e6, 1),
                     "admit_settle_ms": round(admit_settle_ns / 1e6, 1),
                     "publish_ms": round(publish_ns / 1e6, 1),
-                    "rows": len(self.batch.rows),
-                    "requests": [request.id for request in self.batch.rows.values()],
+                    "rows": len(self.batch.rows.running),
+                    "requests": [request.id for request in self.batch.rows.running.values()],
                 },
             )
 
@@ -170,13 +171,13 @@ class Actor:
         self._board.numbers = {
             **self.counters.numbers(),
             **self.batch.ledger.numbers(memory),
-            **self.batch.prompt_disk.numbers(),
+            **self._prompt_disk.numbers(),
             "sessions": len(self.sessions),
             "requests_held": sum(len(session.requests) for session in self.sessions),
             "log_bytes": self.outgoing.all_held_bytes,
-            "queued": self.batch.waiting,
-            "running": len(self.batch.rows),
-            "parked_now": self.batch.parked,
+            "queued": self.batch.lifecycle.waiting,
+            "running": len(self.batch.rows.running),
+            "parked_now": self.batch.lifecycle.parked,
             "rows_decoding": stats.rows_decoding,
             "rows_prefilling": stats.rows_prefilling,
             "steps": stats.steps,

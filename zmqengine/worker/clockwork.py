@@ -32,6 +32,7 @@ class Clockwork:
         self._context = context
         self._sessions = sessions
         self._batch = batch
+        self._lifecycle = batch.lifecycle
         self._outgoing = outgoing
         self._housekeeping_s = self._memory_s = 0.0
         self._drain_deadline_s: float | None = None
@@ -40,7 +41,7 @@ class Clockwork:
 
     def keep(self, now_s: float) -> None:
         """Do what is due by now."""
-        self._batch.expire(now_s)
+        self._lifecycle.expire(now_s)
         if self._batch.has_work:
             self._rest_s = now_s + REST_S
         elif self._rest_s is not None and now_s >= self._rest_s:
@@ -67,7 +68,7 @@ class Clockwork:
             self._drain_deadline_s,
             self._ack_deadline_s,
             self._outgoing.next_retry_s(),
-            self._batch.next_deadline_s(),
+            self._lifecycle.next_deadline_s(),
             self._rest_s,
         )
         due += [when for when in others if when is not None]
@@ -117,7 +118,7 @@ class Clockwork:
             log.warning("front-end vanished", extra={"session": session.id, "client": session.client})
             self._end_session(session, "abort")
         elif self._outgoing.backlog_tokens(session) > self._context.config.session_backlog_tokens_max:
-            self._batch.end_all(
+            self._lifecycle.end_all(
                 session.requests.values(),
                 "slow_consumer",
                 "the front-end fell behind by more than its budget",
@@ -127,23 +128,28 @@ class Clockwork:
             self._outgoing.watermark(session)
 
     def _end_session(self, session: Session, finish: Finish) -> None:
-        self._batch.end_all(session.requests.values(), finish, "the session ended")
+        self._lifecycle.end_all(session.requests.values(), finish, "the session ended")
         self._sessions.remove(session)
 
     def _end_for_operator(self, session_id: str, request_id: str) -> None:
         for session in self._sessions:
             request = session.requests.get(request_id) if session.id == session_id else None
             if request is not None and request.end is None:
-                self._batch.end(request, "abort", "an operator ended this request")
+                self._lifecycle.end(request, "abort", "an operator ended this request")
 
     def _keep_draining(self, now_s: float) -> None:
         board = self._context.board
         if self._drain_deadline_s is None:
-            log.info("draining", extra={"running": len(self._batch.rows), "waiting": self._batch.waiting})
+            log.info(
+                "draining",
+                extra={"running": len(self._batch.rows.running), "waiting": self._lifecycle.waiting},
+            )
             board.state = "draining"
-            self._batch.drain()
+            self._lifecycle.drain()
             self._drain_deadline_s = now_s + self._context.config.drain_timeout_s
         if now_s >= self._drain_deadline_s or board.drain_requests > 1:
-            self._batch.end_all(self._batch.live(), "shutdown", "the worker stopped before the last token")
+            self._lifecycle.end_all(
+                self._lifecycle.live(), "shutdown", "the worker stopped before the last token"
+            )
         if not self._batch.has_work and self._ack_deadline_s is None:
             self._ack_deadline_s = now_s + ACK_WAIT_S

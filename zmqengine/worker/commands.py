@@ -33,8 +33,8 @@ from zmqengine.protocol.messages import (
     Welcome,
 )
 from zmqengine.request_rules import check_token_ids
-from zmqengine.worker.batch import Batch
 from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.request import LiveRequest, Phase
 from zmqengine.worker.session import Session
 from zmqengine.worker.sessions import SessionTable
@@ -55,13 +55,13 @@ _STATES: dict[Phase, RequestState] = {
 class CommandHandler:
     """Answers commands."""
 
-    def __init__(self, context: WorkerContext, sessions: SessionTable, batch: Batch) -> None:
+    def __init__(self, context: WorkerContext, sessions: SessionTable, lifecycle: Lifecycle) -> None:
         self._context = context
         self._epoch = context.epoch
         self._limits = context.limits
         self._counters = context.counters
         self._sessions = sessions
-        self._batch = batch
+        self._lifecycle = lifecycle
 
     def handle(self, command: Command, route: bytes, user: str, now_s: float, peer: str = "") -> CommandReply:
         """Carry out one command of `user` and, as far as it can be told, `peer`. Errors become a `Rejected`."""
@@ -127,7 +127,7 @@ class CommandHandler:
             raise NotSubscribed("subscribe to the session's topic and wait for `granted` before inserting")
         self._check_ids(insert)
         self._check_held(session)
-        return self._accepted(insert, self._batch.add(insert, session, now_s))
+        return self._accepted(insert, self._lifecycle.add(insert, session, now_s))
 
     def _accepted(self, insert: Insert, request: LiveRequest) -> Accepted:
         state = _STATES[request.phase]
@@ -154,7 +154,7 @@ class CommandHandler:
             return
         raise Overloaded(
             f"the session holds {what}; acknowledge those that have ended",
-            retry_after_ms=self._batch.retry_after_ms(),
+            retry_after_ms=self._lifecycle.retry_after_ms(),
         )
 
     def _abort(self, command: Abort, session: Session) -> None:
@@ -162,7 +162,7 @@ class CommandHandler:
         if request is None:
             session.remember_early_abort(command.request)
         elif request.end is None:
-            self._batch.end(request, "abort", "")
+            self._lifecycle.end(request, "abort", "")
 
     def _resume(self, command: Resume, session: Session) -> Replay:
         if command.epoch != self._epoch:
@@ -187,5 +187,5 @@ class CommandHandler:
                 self._sessions.acknowledge(session, request)
 
     def _bye(self, session: Session) -> None:
-        self._batch.end_all(session.requests.values(), "abort", "the session ended")
+        self._lifecycle.end_all(session.requests.values(), "abort", "the session ended")
         self._sessions.remove(session)

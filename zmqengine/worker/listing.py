@@ -22,10 +22,10 @@ def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[Sessi
 
 def list_requests(batch: Batch, now_s: float) -> list[RequestInfo]:
     """What runs, then what waits, up to `LISTED_MAX` in all."""
-    waiting = (request for request in batch.live() if request.phase != "running")
+    waiting = (request for request in batch.lifecycle.live() if request.phase != "running")
     return [
-        _request(request, batch.waits_for(request, now_s), now_s)
-        for request in islice(chain(batch.rows.values(), waiting), LISTED_MAX)
+        _request(request, batch.lifecycle.waits_for(request, now_s), now_s)
+        for request in islice(chain(batch.rows.running.values(), waiting), LISTED_MAX)
     ]
 
 

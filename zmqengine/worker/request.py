@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zmqengine.worker.restore import Restore
 
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
-"""What a request does. `docs/worker.md` draws how they follow each other; only `batch.py` changes them.
+"""What a request does. `docs/worker.md` draws how they follow each other; only `rows.py` and `finish` change them.
 
 preparing: work that its start needs goes on beside the actor. queued: waits for its first row. running: has a row
 in the engine. parked: had a row, and waits for another one. ended: has its terminal answer.
