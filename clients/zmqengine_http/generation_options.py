@@ -7,7 +7,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from zmqengine.protocol.messages import Constraint
+from zmqengine.protocol.messages import CacheScope, Constraint
 from zmqengine.request_rules import outside_vocabulary
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.core.options import Options
@@ -24,7 +24,8 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
 
     `sampling` has what was given: a temperature, top_p or top_k that is left out is the model's own default.
     `logprobs`: None for none, else how many alternatives each token has. `n` choices are made of each prompt.
-    Requests of one `cache_key` go to one worker. `constraint` is what the output must be.
+    Requests of one `cache_key` go to one worker; `cache_scope` says who may go on there from what was read of the
+    prompt, and `pin` keeps it. `constraint` is what the output must be.
     """
 
     sampling: SamplingOptions = {}
@@ -38,6 +39,8 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int | None = None
     cache_key: str | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
     constraint: Constraint | None = None
 
 
@@ -60,6 +63,8 @@ def make_options(asked: GenerationOptions, model: Model, *, default_temperature:
         logprobs=asked.logprobs,
         priority=asked.priority,
         deadline_ms=asked.deadline_ms,
+        cache_scope=asked.cache_scope,
+        pin=asked.pin,
         constraint=asked.constraint,
     )
     options.update(cast(Options, asked.sampling))

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.messages import TOKEN_ID_MAX, MaxTokens
+from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens
 from zmqengine_http.body import Body, ignored
 
 
@@ -101,6 +101,8 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     stop_sequences: Annotated[list[StopSequence], Meta(max_length=16)] = field(default_factory=list)
     stream: bool = False
     metadata: Metadata | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
 
 
 _OF_ANTHROPIC = (

@@ -62,4 +62,6 @@ def generation_options(request: CountRequest) -> GenerationOptions:
         # White space alone is what some clients send for none.
         stop=[stop for stop in request.stop_sequences if stop.strip()],
         cache_key=metadata.user_id if metadata else None,
+        cache_scope=request.cache_scope,
+        pin=request.pin,
     )

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.messages import Constraint, DeadlineMs, MaxTokens, Priority, StopTokenIds
+from zmqengine.protocol.messages import CacheScope, Constraint, DeadlineMs, MaxTokens, Priority, StopTokenIds
 from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, SamplingOptions
 from zmqengine_http.body import ignored, refused
 from zmqengine_http.errors import bad_field
@@ -52,6 +52,8 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     priority: Priority = 0
     deadline_ms: DeadlineMs | None = None
     prompt_cache_key: str | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
     guided_json: dict[str, object] | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
@@ -92,6 +94,8 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
             priority=self.priority,
             deadline_ms=self.deadline_ms,
             cache_key=self.prompt_cache_key,
+            cache_scope=self.cache_scope,
+            pin=self.pin,
             constraint=self.guided,
         )
 

@@ -47,6 +47,8 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
             sampling=_sampling(request),
             max_tokens=request.max_output_tokens,
             cache_key=request.prompt_cache_key,
+            cache_scope=request.cache_scope,
+            pin=request.pin,
         ),
         prompt_param="input",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from zmqengine.protocol.messages import MaxTokens
+from zmqengine.protocol.messages import CacheScope, MaxTokens
 from zmqengine_http.body import Body, ignored, refused
 from zmqengine_http.openai_api.generation_request import Temperature, TopP
 
@@ -83,6 +83,8 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     prompt_cache_key: str | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
 
 
 RESPONSES_BODY = Body(
