@@ -4,78 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
+from tests.support.constrained import HOT, PERSON, Pico, run_all
 from tests.support.drafts import by_worth
-from tests.support.engines import Run, engine_options, finish, step
-from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
+from tests.support.engines import Run, finish, step
+from zmqengine.engine.constraints.grammar import Kind, compile_grammar, vocabulary
 from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.constraints.matcher import ConstraintBroken
 from zmqengine.engine.drafts.forced_runs import ForcedRuns
 from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.loader import load
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.interface import Sampling
 from zmqengine.errors import BadRequest
-from zmqengine.pico import model_path
-
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["kind", "brave"]}, "maxItems": 2},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
-HOT = Sampling(temperature=1.0, top_p=0.9)
-
-
-class Pico:
-    """The bundled model, its tokenizer, and what compiles grammars for it."""
-
-    def __init__(self) -> None:
-        self.loaded = load(str(model_path()), lambda stage, fraction: None, name="pico")
-        self.text = Tokenizer.from_str(self.loaded.tokenizer.tokenizer_json.decode())
-        info = self.loaded.info
-        self.eos = sorted(info.eos_token_ids)
-        self.tokens = vocabulary(
-            self.loaded.tokenizer.tokenizer_json, vocab_size=info.vocab_size, eos_token_ids=self.eos
-        )
-
-    def engine(self, **options: Any) -> MlxEngine:
-        return MlxEngine(self.loaded.model, self.loaded.info, engine_options(options), **options)
-
-    def grammar(self, kind: Kind, text: str = "", choices: Sequence[str] = ()) -> Grammar:
-        return compile_grammar(self.tokens, kind, text, choices)
-
-    def row(
-        self, id_: int, grammar: Grammar | None, text: str = "Tell me about Tom.", **fields: Any
-    ) -> RowRequest:
-        fields = {"max_tokens": 200, "seed": id_, "stop_token_ids": frozenset(self.eos), **fields}
-        return RowRequest(id_, self.text.encode(text).ids, grammar=grammar, **fields)
-
-    def said(self, run: Run, row: int) -> str:
-        return str(self.text.decode(run.ids(row)))
 
 
 @pytest.fixture(scope="module")
 def pico() -> Pico:
     return Pico()
-
-
-def run_all(engine: MlxEngine, rows: Sequence[RowRequest]) -> Run:
-    assert engine.insert(rows) == []
-    run = finish(engine)
-    assert run.failures == []
-    return run
 
 
 def check_person(text: str) -> None:
@@ -169,15 +117,50 @@ def test_parked_rows_that_differ_in_their_grammar_alone_are_not_mixed_up(pico: P
 
 
 def test_a_constraint_may_begin_after_a_marker(pico: Pico) -> None:
-    """Free until then, and without an end; from the marker on it holds."""
-    start = pico.text.encode("Tell me about Tom.").ids
-    free = run_all(pico.engine(), [RowRequest(0, start, max_tokens=30, seed=0)]).ids(0)
-    marker = free[4:6]
-    grammar = pico.grammar("regex", "[0-9]{5}").beginning_after(marker)
-    run = run_all(pico.engine(), [pico.row(0, grammar)])
-    assert run.ids(0)[:6] == free[:6]
-    assert re.fullmatch("[0-9]{5}", pico.text.decode(run.ids(0)[6:]))
-    assert run.finish(0) == "stop"
+    """Free until then, and without an end; from the marker on it holds, whatever tokens the marker came in."""
+    free = run_all(pico.engine(), [pico.row(0, None, max_tokens=30, stop_token_ids=frozenset())]).ids(0)
+    marker = str(pico.text.decode(free[4:6]))
+    spelled = [id_ for character in marker for id_ in pico.text.encode(character).ids]
+    assert len(spelled) > 2
+    for after in (free[4:6], spelled):
+        grammars = [
+            pico.grammar("regex", "[0-9]{5}", after=after),
+            pico.grammar("lark", 'start: "1" /[0-9]{4}/', after=after),
+            pico.grammar("choice", choices=["99999", "12345"], after=after),
+            pico.grammar(
+                "json_schema", '{"type": "integer", "minimum": 10000, "maximum": 99999}', after=after
+            ),
+        ]
+        run = run_all(pico.engine(), [pico.row(place, each, seed=0) for place, each in enumerate(grammars)])
+        for place in range(len(grammars)):
+            assert run.ids(place)[:6] == free[:6]
+            assert re.fullmatch("[0-9]{5}", pico.text.decode(run.ids(place)[6:]))
+            assert run.finish(place) == "stop"
+
+
+def test_a_token_may_not_reach_over_a_marker_into_what_is_forbidden(pico: Pico) -> None:
+    """Where a token has the end of the marker and more, that must be the beginning of what is to come."""
+    luck, lucky = (pico.tokens.tokenize_str(text) for text in (" luck", " lucky"))
+    assert len(luck) == len(lucky) == 1
+    filler = MaskFiller(pico.loaded.info.vocab_size, pico.eos)
+    for answer, may in (("[0-9]+", False), ("y?[0-9]", True)):
+        row = pico.grammar("regex", answer, after=luck).start([])
+        allowed = np.unpackbits(filler.fill([row]).view(np.uint8), bitorder="little")
+        assert allowed[luck[0]]
+        assert bool(allowed[lucky[0]]) == may
+        assert not allowed[pico.eos].any()
+
+
+def test_special_tokens_as_a_marker_must_come_as_themselves(pico: Pico) -> None:
+    """Their name, spelled in other tokens, is a text like any other."""
+    (user,) = pico.text.encode("<|user|>").ids
+    spelled = [id_ for character in "<|user|>" for id_ in pico.text.encode(character).ids]
+    matcher = pico.grammar("regex", "[0-9]", after=[user]).start(spelled)
+    assert not matcher.begun
+    matcher.consume(user)
+    assert matcher.begun
+    with pytest.raises(ConstraintBroken):
+        matcher.consume(user)
 
 
 def test_penalties_bias_and_logprobs_go_with_a_constraint(pico: Pico) -> None:
@@ -202,11 +185,13 @@ def test_ids_that_the_tokenizer_does_not_have_never_come(pico: Pico) -> None:
     wide = vocabulary(pico.loaded.tokenizer.tokenizer_json, vocab_size=size + 100, eos_token_ids=pico.eos)
     filler = MaskFiller(size + 100, pico.eos)
     free = compile_grammar(wide, "regex", "(.|\n)*")
-    bits = filler.fill([free.start([]), free.beginning_after([3]).start([])])
+    later = compile_grammar(wide, "regex", "(.|\n)*", after=[3])
+    bits = filler.fill([free.start([]), later.start([]), None])
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=size + 100, bitorder="little")
     assert not allowed[0, size:].any()
     assert allowed[0, :size].sum() > size // 2
     assert not allowed[1, pico.eos].any()
+    assert allowed[2].all()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +253,7 @@ def test_tokens_that_break_the_constraint_are_told(pico: Pico) -> None:
 def test_drafts_of_constrained_rows_change_nothing(pico: Pico, sampling: Sampling) -> None:
     """What the grammar forces and what was said before, beside rows that are free; each place has its own mask."""
     schema = pico.grammar("json_schema", json.dumps(PERSON))
-    late = pico.grammar("choice", choices=["yes", "no"]).beginning_after(pico.text.encode(" was").ids)
+    late = pico.grammar("choice", choices=["yes", "no"], after=pico.text.encode(" was").ids)
     rows = [
         pico.row(place, (schema, late, None)[place % 3], sampling=sampling, logprobs=1) for place in range(9)
     ]

@@ -76,8 +76,7 @@ class Lane:
 
     caches: ClassVar[list[object]] = []
 
-    def __init__(self, constrained: bool) -> None:
-        self.constrained = constrained
+    def __init__(self) -> None:
         self.rows: list[object] = []
 
     def join(self, rows, caches):

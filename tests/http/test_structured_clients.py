@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import anthropic
 import jsonschema
+import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field, SecretStr
@@ -26,6 +28,7 @@ from tests.support.workers import WorkerProcess
 from zmqengine_http import HttpConfig
 
 MODEL = "pico-tools"
+ASK: Any = [{"role": "user", "content": "What is the time in Seville?"}]
 
 
 class Person(BaseModel):
@@ -68,6 +71,40 @@ def test_llm_gives_json_of_a_schema(front: Front, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llm", "-m", "ours", "--key", "none", "-n", "-o", "max_tokens", "300"]
     said = run([*command, "--schema", json.dumps(schema), "Tell me about Tom."], LLM_USER_PATH=str(tmp_path))
     jsonschema.validate(json.loads(said), schema)
+
+
+def test_a_strict_tool_that_the_model_chooses_to_call_follows_its_schema(front: Front) -> None:
+    """In each API. Without `strict` the model says the city that it was asked about; held to it, one that there is."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Utrecht", "Leiden"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    for strict, cities in ((False, {"Seville"}), (True, {"Utrecht", "Leiden"})):
+        about = {"name": "current_time", "description": "Tells what time it is.", "strict": strict}
+        with openai.OpenAI(base_url=front.url + "/v1", api_key="-", max_retries=0, timeout=60) as client:
+            chat: Any = client.chat.completions.create(
+                model=MODEL, messages=ASK, temperature=0,
+                tools=[{"type": "function", "function": {**about, "parameters": parameters}}],  # type: ignore[list-item, typeddict-item]
+            )  # fmt: skip
+            response: Any = client.responses.create(
+                model=MODEL, input=ASK, temperature=0,
+                tools=[{"type": "function", **about, "parameters": parameters}],  # type: ignore[list-item, misc]
+            )  # fmt: skip
+        with anthropic.Anthropic(base_url=front.url, api_key="-", max_retries=0, timeout=60) as claude:
+            message: Any = claude.messages.create(
+                model=MODEL, messages=ASK, max_tokens=200, extra_body={"temperature": 0},
+                tools=[{**about, "input_schema": parameters}],  # type: ignore[list-item, typeddict-item]
+            )  # fmt: skip
+        assert chat.choices[0].finish_reason == "tool_calls"
+        assert message.stop_reason == "tool_use"
+        calls = [
+            json.loads(chat.choices[0].message.tool_calls[0].function.arguments),
+            json.loads(response.output[-1].arguments),
+            message.content[-1].input,
+        ]
+        assert [call["city"] in cities for call in calls] == [True] * 3, calls
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from zmqengine.bench.targets import Session, TargetError, TargetSpec
 from zmqengine.protocol.messages import Constraint
 
 FREE, SEEN, NEW = "free", "constrained", "new schema"
+WORK = ("all rows", "half of the rows", "first token", "hostile")
 Progress = Callable[[str], None]
 PLAN: dict[str, object] = {
     "type": "object",
@@ -60,8 +61,12 @@ HOSTILE: dict[str, Constraint] = {
 
 
 class ConstrainedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the work. `firsts` are timed of each kind; each hostile constraint comes `hostiles` times."""
+    """What is measured, and sizes of it.
 
+    `firsts` are timed of each kind; each hostile constraint comes `hostiles` times.
+    """
+
+    work: tuple[str, ...] = WORK
     rows: int = 32
     requests_per_row: int = 2
     prompt_tokens: int = 64
@@ -100,15 +105,14 @@ class ConstrainedRunner:
             cells: list[Cell] = []
             for number in range(rounds):
                 self._progress(f"{self._model}: round {number + 1} of {rounds}")
-                for kind in (FREE, SEEN) if number % 2 else (SEEN, FREE):
-                    cells.append(await self._cell("all rows", kind, number, self._all(session, kind)))
-                    cells.append(
-                        await self._cell("half of the rows", kind, number, self._half(session, kind))
-                    )
-            for number in range(rounds):
+                kinds = (FREE, SEEN) if number % 2 else (SEEN, FREE)
+                for work, measure in (("all rows", self._all), ("half of the rows", self._half)):
+                    for kind in kinds if work in self._options.work else ():
+                        cells.append(await self._cell(work, kind, number, measure(session, kind)))
+            for number in range(rounds if "first token" in self._options.work else 0):
                 for kind in (FREE, SEEN, NEW):
                     cells.append(await self._cell("first token", kind, number, self._firsts(session, kind)))
-            for name, constraint in HOSTILE.items():
+            for name, constraint in HOSTILE.items() if "hostile" in self._options.work else ():
                 self._progress(f"{self._model}: {name} beside an honest stream")
                 case = f"{self._model}: {name}"
                 cells.append(await self._cell("hostile", FREE, 0, self._beside(session, constraint), case))

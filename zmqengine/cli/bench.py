@@ -31,6 +31,7 @@ SCENARIO_NAMES = (
     "front-ends",
     "trace",
 )
+CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
 SPECULATION_WORK = ("echo", "new text", "set drafts", "draft model")
 SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
@@ -171,6 +172,7 @@ def overhead(
 @click.option(
     "--shape", "shapes", multiple=True, type=click.Choice(SHAPE_NAMES), help="[default: 25m and 128k]"
 )
+@click.option("--work", multiple=True, type=click.Choice(CONSTRAINED_WORK), help="[default: everything]")
 @click.option("--http", is_flag=True, help="Also through our HTTP front-end.")
 @click.option(
     "--url",
@@ -187,6 +189,7 @@ def overhead(
 def constrained(
     models: Path | None,
     shapes: tuple[str, ...],
+    work: tuple[str, ...],
     http: bool,
     urls: tuple[str, ...],
     settings: tuple[str, ...],
@@ -207,7 +210,7 @@ def constrained(
         models=str(models or ""),
         http=http,
         peers=tuple(server_target(text, "chat") for text in urls),
-        options=with_settings(ConstrainedOptions(), settings),
+        options=with_settings(ConstrainedOptions(work=work or CONSTRAINED_WORK), settings),
         seed=int(time.time()) if seed is None else seed,
         **others,
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from zmqengine.engine import kv
 from zmqengine.engine.penalties import Penalties
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import DrawPlan, choose, measure, plan_draw
@@ -20,10 +19,12 @@ if TYPE_CHECKING:
 class Choosing:
     """How the rows of a batch choose, kept as arrays while the batch stays as it is; `measured` want log-probabilities.
 
-    With `masks` every row has a grammar: its mask is filled while the forward pass runs.
+    While some are `constrained` by a grammar, all tokens before those that are chosen must be known. Their masks of
+    `masks` are filled here, on the host: whoever wants the device to compute meanwhile has started the logits.
     """
 
-    def __init__(self, vocab_size: int, masks: MaskFiller | None) -> None:
+    def __init__(self, vocab_size: int, masks: MaskFiller) -> None:
+        self.constrained = False
         self.measured: list[Row] = []
         self._vocab_size = vocab_size
         self._masks = masks
@@ -38,6 +39,7 @@ class Choosing:
         self._rows = list(rows)
         self._plan = plan_draw(rows, self._vocab_size)
         self._penalties.set_rows(rows)
+        self.constrained = any(row.matcher is not None for row in rows)
         self._places = [place for place, row in enumerate(rows) if row.logprobs is not None]
         self.measured = [rows[place] for place in self._places]
         self._index = None if len(self._places) == len(rows) else mx.array(self._places)
@@ -46,7 +48,7 @@ class Choosing:
         """A token for each row of `logits` [rows, vocab]."""
         if self._penalties.index is not None:
             logits = self._penalties.apply(logits)
-        allowed = logits if self._masks is None else self._masked(logits, self._masks)
+        allowed = self._masked(logits) if self.constrained else logits
         tokens = choose(allowed, self._plan)
         if self._penalties.index is not None:
             self._penalties.count(tokens)
@@ -63,14 +65,9 @@ class Choosing:
 
     def several(self, logits: mx.array, window: Window) -> Choices:
         """A token for each place of a window, from `logits` [rows, width, vocab]."""
-        masks, matchers = self._masks, [row.matcher for row in self._rows if row.matcher is not None]
 
         def mask(flat: mx.array) -> mx.array:
-            if masks is None:
-                return flat
-            kv.start(flat)
-            drafts = [() if draft is None else draft.tokens for draft in window.drafts]
-            return masks.apply(flat, masks.fill_windows(matchers, drafts, window.width))
+            return self._masked(flat, window) if self.constrained else flat
 
         return window.choose(logits, self._plan, self._penalties, Measured(self._places, self._top), mask)
 
@@ -78,6 +75,12 @@ class Choosing:
     def _top(self) -> int:
         return max((row.logprobs or 0 for row in self.measured), default=0)
 
-    def _masked(self, logits: mx.array, masks: MaskFiller) -> mx.array:
-        kv.start(logits)
-        return masks.apply(logits, masks.fill([row.matcher for row in self._rows if row.matcher is not None]))
+    def _masked(self, logits: mx.array, window: Window | None = None) -> mx.array:
+        # A row may have ended since the logits were started, and nobody takes what is chosen for it.
+        matchers = [None if row.gone else row.matcher for row in self._rows]
+        if not any(matchers):
+            return logits
+        if window is None:
+            return self._masks.apply(logits, self._masks.fill(matchers))
+        drafts = [() if draft is None else draft.tokens for draft in window.drafts]
+        return self._masks.apply(logits, self._masks.fill_windows(matchers, drafts, window.width))

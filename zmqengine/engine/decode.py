@@ -1,7 +1,9 @@
 """One batch of rows that decode: one model call a step makes a token for each of them, or several.
 
 The call of a step is started before the tokens of the step before are looked at, so the device computes while
-the caller hands those tokens on. Where rows draft, those tokens are waited for first: they say what to draft.
+the caller hands those tokens on. Where rows have a grammar, those tokens say which may follow: the masks are filled
+while the device computes, and the step's own tokens are chosen then. Where rows draft, the tokens are waited for
+before the call: they say what to draft.
 """
 
 from __future__ import annotations
@@ -22,26 +24,20 @@ from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.window import Draft, Window
 
 if TYPE_CHECKING:
-    from zmqengine.engine.constraints.mask import MaskFiller
     from zmqengine.engine.drafts.speculation import Speculation
 
 
 class DecodeBatch:
     """Rows in decode and their merged caches. What rows leave behind is offered to `store`.
 
-    With `masks` every row has a grammar. Then the tokens of a step are looked at before the next one starts: they
-    say which tokens may follow. Their masks are filled while the forward pass runs.
-
-    With `speculation` rows may draft.
+    `choosing` is its own. With `speculation` rows may draft.
     """
 
     def __init__(
         self,
         model: Any,
-        vocab_size: int,
         store: PromptStore,
-        masks: MaskFiller | None = None,
-        *,
+        choosing: Choosing,
         speculation: Speculation | None = None,
     ) -> None:
         self.rows: list[Row] = []
@@ -52,15 +48,9 @@ class DecodeBatch:
         self._flight: Flight | None = None
         self._landing: Flight | None = None
         self._changed = True
-        self._choosing = Choosing(vocab_size, masks)
-        self._masks = masks
+        self._choosing = choosing
         self._speculation = speculation
         self._landed = StepResult()
-
-    @property
-    def constrained(self) -> bool:
-        """Whether it is for rows with a grammar."""
-        return self._masks is not None
 
     def join(self, rows: Sequence[Row], caches: Caches) -> None:
         """Add rows whose caches hold all of the prompt but its last token."""
@@ -138,22 +128,27 @@ class DecodeBatch:
             self._flight = self._start(window.inputs, window)
         else:
             self._flight = self._start(self._inputs(self._landing)[:, None], None)
-            self._flight.is_ahead = self.constrained or not waits
+            self._flight.is_ahead = not waits
 
     def _must_wait(self, may_draft: Callable[[], bool]) -> bool:
         """Whether what comes next depends on the tokens on their way."""
-        if self.constrained or (self._flight is not None and self._flight.window is not None):
+        if self._flight is not None and self._flight.window is not None:
             return True
         wants = self._speculation is not None and self._speculation.is_worthwhile(self.rows)
         return wants and may_draft()
 
     def land(self, result: StepResult) -> None:
-        """Report the tokens of the step before the one that `launch` has started, waiting for them."""
+        """Report the tokens of the step before the one that `launch` has started, waiting for them.
+
+        Then those of rows with a grammar are known, and the started step chooses among what may follow.
+        """
         result.add(self._landed)
         self._landed = StepResult()
         if self._landing is not None:
             self._report(self._landing, result)
             self._landing = None
+        if self._flight is not None and self._flight.logits is not None:
+            self._choose(self._flight, self._flight.logits)
 
     def _start(self, inputs: mx.array, window: Window | None) -> Flight:
         """One call of the model, with the last token of each row [rows, 1] or a window [rows, its width]."""
@@ -162,21 +157,31 @@ class DecodeBatch:
             self._changed = False
         kv.make_room(self.caches, inputs.shape[1], self._columns())
         logits = self._model(inputs, cache=self.caches)
-        if window is None:
-            tokens, chosen_logits, logprobs = self._choosing.one(logits[:, -1, :])
-        else:
-            tokens, chosen_logits, logprobs = self._choosing.several(logits, window)
-        offers = self._take_offers()
         for row in self.rows:
             if window is None:
                 row.held += 1
-                row.sampled += 1
             else:
                 row.window = window.width
         self.steps += 1
-        measured = self._choosing.measured
+        flight = Flight(list(self.rows), self._choosing.measured, self._take_offers(), window)
+        if self._choosing.constrained:
+            kv.start(logits)
+            flight.logits = logits
+        else:
+            self._choose(flight, logits)
+        return flight
+
+    def _choose(self, flight: Flight, logits: mx.array) -> None:
+        """Start to choose the tokens of a step, [rows, its width], from what the model made of it."""
+        if flight.window is None:
+            flight.choices = self._choosing.one(logits[:, -1, :])
+            for row in flight.rows:
+                row.sampled += 1
+        else:
+            flight.choices = self._choosing.several(logits, flight.window)
+        flight.logits = None
+        tokens, chosen_logits, logprobs = flight.choices
         kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
-        return Flight(list(self.rows), tokens, chosen_logits, measured, logprobs, offers, window)
 
     def _take_offers(self) -> list[tuple[Row, Offer]]:
         offers = [(row, offer) for row in self.rows for offer in row.offers]
@@ -212,7 +217,7 @@ class DecodeBatch:
         if self._speculation is not None:
             # An awaited step was not timed beside the start of the next one, as others are.
             width = flight.width if flight.window is not None else 1 if flight.is_ahead else WAITED
-            is_odd = width == 1 and is_awaited and not self.constrained
+            is_odd = width == 1 and is_awaited
             self._speculation.landed(len(flight.rows), None if is_odd else width, landed.judged)
 
     def _go_back(self) -> None:

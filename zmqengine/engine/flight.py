@@ -12,8 +12,7 @@ import mlx.core as mx
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
-from zmqengine.engine.sampling import LogprobArrays
-from zmqengine.engine.window import Draft, Window
+from zmqengine.engine.window import Choices, Draft, Window
 
 
 @dataclass
@@ -33,18 +32,18 @@ class Landed:
 class Flight:
     """A step on its way: the tokens that it makes for `rows`, in order; with a `window` [rows, its width] of them.
 
-    `offers` are caches that it goes on from, with the row whose logit tells whether they are good. One that `is_ahead`
-    was started before the tokens of the step before were known.
+    `measured` are the rows that want log-probabilities. `offers` are caches that it goes on from, with the row whose
+    logit tells whether they are good. One that `is_ahead` was started before the tokens of the step before were known.
+    It has `logits` until its tokens are chosen, and `choices` from then on.
     """
 
     rows: list[Row]
-    tokens: mx.array
-    chosen_logits: mx.array
     measured: list[Row]
-    logprobs: LogprobArrays | None
     offers: list[tuple[Row, Offer]]
     window: Window | None = None
     is_ahead: bool = False
+    logits: mx.array | None = None
+    choices: Choices | None = None
 
     @property
     def width(self) -> int:
@@ -53,15 +52,15 @@ class Flight:
 
     def made(self, row: Row) -> MadeToken | None:
         """The one token of a row, waited for; None if it was made of something that is not a number."""
-        place = self.rows.index(row)
-        if not math.isfinite(cast(float, self.chosen_logits[place].item())):
+        place, chosen = self.rows.index(row), self._chosen
+        if not math.isfinite(cast(float, chosen.logits[place].item())):
             return None
-        return MadeToken(cast(int, self.tokens[place].item()), self._logprobs().get((row.id, 0)))
+        return MadeToken(cast(int, chosen.tokens[place].item()), self._logprobs().get((row.id, 0)))
 
     def land(self, result: StepResult) -> Landed:
         """Wait for the tokens, and let the rows that are not gone take theirs."""
-        tokens: Any = self.tokens.tolist()
-        logits: Any = self.chosen_logits.tolist()
+        tokens: Any = self._chosen.tokens.tolist()
+        logits: Any = self._chosen.logits.tolist()
         return (
             self._take(tokens, logits, result)
             if self.window is None
@@ -73,8 +72,13 @@ class Flight:
         ids = {id(row) for row in here}
         places = [place for place, row in enumerate(self.rows) if id(row) in ids]
         if len(places) == len(self.rows):
-            return self.tokens
-        return self.tokens[mx.array(places)] if places else None
+            return self._chosen.tokens
+        return self._chosen.tokens[mx.array(places)] if places else None
+
+    @property
+    def _chosen(self) -> Choices:
+        assert self.choices is not None, "a step chooses its tokens before anybody asks for them"
+        return self.choices
 
     def _take(self, tokens: list[int], logits: list[float], result: StepResult) -> Landed:
         logprobs = self._logprobs()
@@ -83,12 +87,9 @@ class Flight:
             if row.gone:
                 continue
             message = _spoilt(row) if id(row) in landed.doubtful else ""
-            finish = None
+            finish: EngineFinish | None = None
             if not message:
-                try:
-                    finish = row.take(token)
-                except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
-                    message = f"the constraint failed: {error}"
+                finish, message = _taken(row, token)
             if not message:
                 result.tokens.append(RowToken(row.id, token, logprobs.get((row.id, 0)), finish))
             if message or finish is not None:
@@ -107,10 +108,9 @@ class Flight:
             taken, message = 0, ""
             finish: EngineFinish | None = None
             for token, logit in zip(tokens[place][: accepted + 1], logits[place], strict=False):
-                if not math.isfinite(logit):
-                    message = _spoilt(row)
+                finish, message = _taken(row, token) if math.isfinite(logit) else (None, _spoilt(row))
+                if message:
                     break
-                finish = row.take(token)
                 result.tokens.append(RowToken(row.id, token, logprobs.get((row.id, taken)), finish))
                 taken += 1
                 if finish is not None:
@@ -128,12 +128,13 @@ class Flight:
 
     def _logprobs(self) -> dict[tuple[int, int], TokenLogprobs]:
         """By the id of the row and the place of the token in what the step makes of it."""
-        if self.logprobs is None:
+        logprobs = self._chosen.logprobs
+        if logprobs is None:
             return {}
-        chosen: Any = self.logprobs.chosen.tolist()
+        chosen: Any = logprobs.chosen.tolist()
         top: Any = [[] for _ in chosen]
-        if self.logprobs.top_tokens is not None and self.logprobs.top_logprobs is not None:
-            pairs = zip(self.logprobs.top_tokens.tolist(), self.logprobs.top_logprobs.tolist(), strict=True)  # type: ignore[arg-type]
+        if logprobs.top_tokens is not None and logprobs.top_logprobs is not None:
+            pairs = zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)  # type: ignore[arg-type]
             top = [list(zip(*cast(Any, best), strict=True)) for best in pairs]
         return dict(self._by_row(chosen, top))
 
@@ -142,6 +143,14 @@ class Flight:
             for ahead in range(self.width):
                 place = start + ahead
                 yield (row.id, ahead), TokenLogprobs(chosen[place], top[place][: row.logprobs])
+
+
+def _taken(row: Row, token: int) -> tuple[EngineFinish | None, str]:
+    """Whether a row ends with its next token, or what goes wrong with it."""
+    try:
+        return row.take(token), ""
+    except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
+        return None, f"the constraint failed: {error}"
 
 
 def _end(row: Row, message: str, landed: Landed, result: StepResult) -> None:

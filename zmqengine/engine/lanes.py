@@ -21,14 +21,13 @@ from zmqengine.engine.row import Caches, MadeToken, Row
 class Lanes:
     """The rows that decode, in as few batches as `padding_bytes_max` of padding in all of them allows.
 
-    Rows with a grammar have batches of their own. `new_lane` makes a batch, with whether it is for those;
-    `project_bytes` says what the caches of a row of so many tokens take. A step makes at most `step_tokens_max` tokens
-    for a row.
+    `new_lane` makes a batch; `project_bytes` says what the caches of a row of so many tokens take. A step makes at most
+    `step_tokens_max` tokens for a row.
     """
 
     def __init__(
         self,
-        new_lane: Callable[[bool], DecodeBatch],
+        new_lane: Callable[[], DecodeBatch],
         project_bytes: Callable[[int], int],
         padding_bytes_max: int,
         step_tokens_max: int = 1,
@@ -70,8 +69,7 @@ class Lanes:
     def join(self, groups: Sequence[tuple[Sequence[Row], Caches]]) -> None:
         """Add groups of rows, each to the batch where it costs the least padding, or to a new one.
 
-        The rows of a group have all a grammar, or none of them has. Their own padding, which they keep in any case,
-        must fit `padding_room_bytes`.
+        Their own padding, which they keep in any case, must fit `padding_room_bytes`.
         """
         own = [self._padding_bytes(rows) for rows, _ in groups]
         for place, (rows, caches) in enumerate(groups):
@@ -79,16 +77,14 @@ class Lanes:
             self._join(rows, caches, self.padding_room_bytes - sum(own[place + 1 :]))
 
     def _join(self, rows: Sequence[Row], caches: Caches, room_bytes: int) -> None:
-        constrained = rows[0].matcher is not None
-        alike = [lane for lane in self._lanes if lane.constrained == constrained]
-        costs = [self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in alike]
+        costs = [
+            self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in self._lanes
+        ]
         if costs and min(costs) <= room_bytes:
-            lane = alike[costs.index(min(costs))]
+            lane = self._lanes[costs.index(min(costs))]
         else:
-            lane = self._new_lane(constrained)
-            # Batches without a grammar first: the device has work while the host waits for the tokens of the others.
+            lane = self._new_lane()
             self._lanes.append(lane)
-            self._lanes.sort(key=lambda lane: lane.constrained)
         lane.join(rows, caches)
 
     def leave(self, rows: Sequence[Row]) -> None:

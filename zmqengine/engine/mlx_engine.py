@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from zmqengine.engine import kv
+from zmqengine.engine.choosing import Choosing
+from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.decode import DecodeBatch
 from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import (
@@ -38,7 +40,6 @@ from zmqengine.engine.row import Caches, Row
 from zmqengine.engine.warm_up import warm_up
 
 if TYPE_CHECKING:
-    from zmqengine.engine.constraints.mask import MaskFiller
     from zmqengine.engine.drafts.speculation import Speculation
 
 log = logging.getLogger("zmqengine.engine")
@@ -84,7 +85,7 @@ class MlxEngine:
         self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
         self._wired_limit = wire_memory(options.wired_bytes)
         self._closed = False
-        self._masks: MaskFiller | None = None
+        self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         try:
             self._abilities = probe(model)
         except BaseException:
@@ -326,16 +327,6 @@ class MlxEngine:
         )
         self._prefill = Prefill(self._model, self._store, self._abilities)
 
-    def _new_lane(self, constrained: bool) -> DecodeBatch:
-        if constrained and self._masks is None:
-            # Imported here: a worker that nobody asks for a grammar does not need the parser.
-            from zmqengine.engine.constraints.mask import MaskFiller
-
-            self._masks = MaskFiller(self.info.vocab_size, sorted(self.info.eos_token_ids))
-        return DecodeBatch(
-            self._model,
-            self.info.vocab_size,
-            self._store,
-            self._masks if constrained else None,
-            speculation=self._speculation,
-        )
+    def _new_lane(self) -> DecodeBatch:
+        choosing = Choosing(self.info.vocab_size, self._masks)
+        return DecodeBatch(self._model, self._store, choosing, self._speculation)

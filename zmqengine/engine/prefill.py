@@ -115,7 +115,7 @@ class Prefill:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
         if not self._abilities.mergeable:
             return [[row] for row in rows]
-        groups: dict[tuple[bool, int, int, int], list[Row]] = {}
+        groups: dict[tuple[int, int, int], list[Row]] = {}
         for number, row in enumerate(rows):
             # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
             unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
@@ -123,7 +123,7 @@ class Prefill:
             alike = (row.held // _ALIKE_TOKENS).bit_length()
             # Who has to stop on the way is read alone.
             alone = number if row.branches else -1
-            groups.setdefault((row.matcher is not None, unread, alike, alone), []).append(row)
+            groups.setdefault((unread, alike, alone), []).append(row)
         parts = []
         for group in groups.values():
             # What a group is padded to when it is through stays for as long as its rows.

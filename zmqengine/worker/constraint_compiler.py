@@ -37,19 +37,21 @@ class ConstraintCompiler:
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Raises `BadRequest` that says what is wrong with the constraint, or what of it cannot be enforced."""
-        contents = [constraint.kind, constraint.text, constraint.choices]
+        contents = [constraint.kind, constraint.text, constraint.choices, constraint.after]
         key = hashlib.blake2b(msgspec.msgpack.encode(contents), digest_size=16).digest()
         with self._lock:
             grammar = self._grammars.get(key)
             if grammar is not None:
                 self._grammars.move_to_end(key)
         if grammar is None:
-            grammar = compile_grammar(self._tokens(), constraint.kind, constraint.text, constraint.choices)
+            grammar = compile_grammar(
+                self._tokens(), constraint.kind, constraint.text, constraint.choices, constraint.after
+            )
             with self._lock:
                 self._grammars[key] = grammar
                 while len(self._grammars) > GRAMMARS_MAX:
                     self._grammars.popitem(last=False)
-        return grammar.beginning_after(constraint.after)
+        return grammar
 
     def _tokens(self) -> LLTokenizer:
         with self._vocabulary_lock:

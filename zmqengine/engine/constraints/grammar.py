@@ -27,16 +27,12 @@ _LARK_LEXEME = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n
 class Grammar:
     """A constraint, compiled. Any number of rows may follow it at the same time.
 
-    It begins at once, or when the output has had the tokens of `after` in a row.
+    It begins at once, or when the output has had the tokens of `after` in a row: see `compile_grammar`.
     """
 
     def __init__(self, template: LLMatcher, after: Sequence[int] = ()) -> None:
         self._template = template
         self._after = tuple(after)
-
-    def beginning_after(self, after: Sequence[int]) -> Grammar:
-        """The same constraint with another place to begin."""
-        return Grammar(self._template, after)
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
         """A matcher for a row that has made `emitted` so far. Raises `ConstraintBroken` if it cannot follow that."""
@@ -55,15 +51,23 @@ def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequenc
         raise BadRequest(f"constraint: the tokenizer of this model cannot be constrained: {error}") from error
 
 
-def compile_grammar(tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str] = ()) -> Grammar:
+def compile_grammar(
+    tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()
+) -> Grammar:
     """The grammar of a constraint, in bounded time; the interpreter's lock is not held meanwhile.
+
+    It begins after the text of `after`, whatever tokens that is written with. Special tokens have no text: with one
+    among them it begins after these very tokens in a row. Until then no end token can come.
 
     Raises `BadRequest` that says what is wrong with it, or what of it cannot be enforced.
     """
-    matcher = LLMatcher(tokens, _grammar_text(kind, text, choices), log_level=0, limits=_limits())
+    grammar, marker = _grammar_text(kind, text, choices), _text_of(tokens, after)
+    if marker:
+        grammar = _beginning_after(marker, kind, grammar)
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
     if matcher.is_error():
         raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
-    return Grammar(matcher)
+    return Grammar(matcher, () if marker else after)
 
 
 def _limits() -> LLParserLimits:
@@ -88,6 +92,23 @@ def _grammar_text(kind: Kind, text: str, choices: Sequence[str]) -> str:
                 raise BadRequest("constraint: choices is empty")
             alternatives = " | ".join(json.dumps(choice) for choice in choices)
             return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+
+
+def _text_of(tokens: LLTokenizer, after: Sequence[int]) -> str:
+    """The text of these tokens; empty if they have none."""
+    if any(tokens.is_special_token(token) for token in after):
+        return ""
+    try:
+        return bytes(tokens.decode_bytes(list(after))).decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _beginning_after(marker: str, kind: Kind, grammar: str) -> str:
+    """A grammar that begins where free text has come to `marker`; what a token has behind it must fit the grammar."""
+    free = f"start: before @answer\nbefore[suffix={json.dumps(marker, ensure_ascii=False)}]: /(?s:.*)/"
+    answer = {"lark_grammar": grammar} if kind in ("lark", "choice") else json.loads(grammar)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": free}, {**answer, "name": "answer"}]})
 
 
 def _parsed(text: str) -> object:

@@ -12,7 +12,7 @@ class ConstraintBroken(Exception):
 
 
 class RowMatcher:
-    """Follows the output of one row. `after` is what must come before the constraint begins; empty: at once.
+    """Follows the output of one row. The tokens of `after` must come in a row before it begins; empty: at once.
 
     Until it begins every token is free but those that end the output.
     """

@@ -22,8 +22,11 @@ class ForcedRuns:
 
     def follow(self, row: Row) -> Outlook | None:
         """What must come now."""
-        forced = row.matcher.forced if row.matcher is not None else ()
-        return Outlook(self._chance, self._chance, len(forced)) if forced else None
+        if row.matcher is None:
+            return None
+        on_its_way = row.sampled - (len(row.tokens) - row.prompt_tokens)
+        left = len(row.matcher.forced) - on_its_way
+        return Outlook(self._chance, self._chance, left) if left > 0 else None
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """It, as the tokenizer would cut it."""
