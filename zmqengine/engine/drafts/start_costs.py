@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.row import Caches
 
 _SECONDS_MAX = 1.0
-_TRIES = 3
+_TRIES = 5
 _AHEAD_STEPS = 4
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
@@ -27,17 +28,13 @@ def measure_widths(
     A step without drafts is started before the step before has ended; one with drafts is started afterwards.
     The model's caches must be able to go back. What is not measured is taken to be like what is.
     """
-    until_s = time.perf_counter() + _SECONDS_MAX
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
-    for rows in sorted({1, min(8, rows_max), rows_max}):
-        steps = _Steps(model, kv.merge([first] * rows), rows)
-        ahead_s = steps.best_s(steps.ahead) / _AHEAD_STEPS
-        costs.measured(rows, WAITED, max(1.0, steps.best_s(partial(steps.waited, 1)) / ahead_s))
-        for width in widths:
-            if rows * width > positions_max or time.perf_counter() > until_s:
-                break
-            costs.measured(rows, width, steps.best_s(partial(steps.waited, width)) / ahead_s)
+    counts = sorted({1, min(8, rows_max), rows_max})
+    for rows in counts:
+        until_s = time.perf_counter() + _SECONDS_MAX / len(counts)
+        wide = [width for width in widths if rows * width <= positions_max]
+        _Steps(model, kv.merge([first] * rows), rows).time(costs, wide, until_s)
 
 
 class _Steps:
@@ -48,16 +45,25 @@ class _Steps:
         self._caches = caches
         self._rows = rows
 
-    def best_s(self, steps: Callable[[], int]) -> float:
-        """The least of a few times; `steps` says how many tokens it has read of each row."""
-        times_s = []
-        # The first one compiles.
-        for _ in range(1 + _TRIES):
-            started_s = time.perf_counter()
-            read = steps()
-            times_s.append(time.perf_counter() - started_s)
-            kv.go_back(self._caches, [read] * self._rows, [len(_PROMPT)] * self._rows)
-        return min(times_s[1:])
+    def time(self, costs: StepCosts, widths: Sequence[int], until_s: float) -> None:
+        """The least of a few times of each kind, which are taken in turns: what holds one up may hold up another."""
+        kinds: dict[int, Callable[[], int]] = {1: self.ahead, WAITED: partial(self.waited, 1)}
+        kinds |= {width: partial(self.waited, width) for width in widths}
+        best_s = dict.fromkeys(kinds, math.inf)
+        # The first of a kind compiles.
+        for number in range(1 + _TRIES):
+            for width, steps in kinds.items():
+                started_s = time.perf_counter()
+                if started_s > until_s:
+                    break
+                read = steps()
+                if number:
+                    best_s[width] = min(best_s[width], time.perf_counter() - started_s)
+                kv.go_back(self._caches, [read] * self._rows, [len(_PROMPT)] * self._rows)
+        ahead_s = best_s.pop(1) / _AHEAD_STEPS
+        for width, seconds in best_s.items():
+            if seconds < math.inf:
+                costs.measured(self._rows, width, seconds / ahead_s)
 
     def ahead(self) -> int:
         """Steps of width 1, each of which starts before the one before has ended."""

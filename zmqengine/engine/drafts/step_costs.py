@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 
 WAITED = 0
 """Instead of a width: a step of width 1 that was started when the tokens of the step before were known. One that was
 started ahead of them has the width 1."""
-# The median of the last so many steps counts: a step that the system held up says nothing.
-_SAMPLES = 7
+# The third of the last so many steps counts, by time: a step that the system held up says nothing.
+_SAMPLES, _PLACE = 7, 2
 # A step of width 1 is known when it was timed so often, and was timed lately.
 _SAMPLES_MIN = 3
 _SINGLE_KNOWN_STEPS = 512
@@ -46,7 +45,7 @@ class StepCosts:
             samples.clear()
             self._known_for[key] = min(2 * self._known_for.get(key, _KNOWN_STEPS), _KNOWN_STEPS_MAX)
         samples.append(seconds)
-        self._seconds[key] = statistics.median(samples)
+        self._seconds[key] = sorted(samples)[min(_PLACE, len(samples) // 2)]
         self._noted_at[key] = self._steps
 
     def measured(self, rows: int, width: int, ratio: float) -> None:
@@ -59,14 +58,14 @@ class StepCosts:
         return len(self._samples.get(key, ())) >= _SAMPLES_MIN and self._is_known(key)
 
     def ratio(self, rows: int, width: int) -> float:
-        """What such a step takes, in steps of width 1 of as many rows."""
+        """What such a step takes, in steps of width 1 of as many rows, which are never slower."""
         group = _group(rows)
         single = self._seconds.get((group, 1))
         if single is not None and self._is_known((group, width)):
-            return self._seconds[group, width] / single
+            return max(1.0, self._seconds[group, width] / single)
         near = [(abs(other - group), other) for other, measured in self._at_start if measured == width]
         if near:
-            return self._at_start[min(near)[1], width]
+            return max(1.0, self._at_start[min(near)[1], width])
         return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (width - 1))
 
     def single_s(self, rows: int) -> float | None:
