@@ -15,7 +15,7 @@ class Accounts:
         self._counters = counters
         self._order = admission.order
         self._rates = admission.rates
-        self._read_tokens = 0
+        self._read_tokens = self._accepted_tokens = 0
 
     def charge(self, request: LiveRequest) -> None:
         """Charge a request for the tokens that were made for it since the last time."""
@@ -28,6 +28,7 @@ class Accounts:
         """Tokens were proposed for a row, whose request may be gone."""
         _, source, proposed, accepted = draft
         self._counters.count_draft(source, proposed, accepted)
+        self._accepted_tokens += accepted
         if request is not None:
             before = request.drafts.get(source, (0, 0))
             request.drafts[source] = (before[0] + proposed, before[1] + accepted)
@@ -49,7 +50,9 @@ class Accounts:
     def step(self, decode_tokens: int, step_ns: int) -> float | None:
         """A step is over. Returns how fast prompts are read, in tokens a second, if this one told of it."""
         read_tokens, self._read_tokens = self._read_tokens, 0
-        self._rates.note_step(read_tokens, decode_tokens, step_ns / 1e9)
+        # A row makes one token of its own, and those of its drafts that were accepted.
+        rows, self._accepted_tokens = max(1, decode_tokens - self._accepted_tokens), 0
+        self._rates.note_step(read_tokens, decode_tokens, step_ns / 1e9, rows)
         if not read_tokens:
             return None
         self._order.prefill_cost = self._rates.prefill_cost
@@ -66,6 +69,7 @@ class Accounts:
         if request.prefill_pass < 0:
             request.cached_tokens = min(cached, request.prompt_tokens)
             request.prefill_pass = counters.passes
+            self._rates.note_prompt(total, cached)
             waited = request.prefill_pass - request.arrival_pass + 1
             counters.admission_wait_passes_max = max(counters.admission_wait_passes_max, waited)
         # Every row reads one token to start from, the last one it holds.

@@ -64,23 +64,37 @@ class _Ratio:
 class ServiceRates:
     """Exponentially weighted rates of prefill, decode and endings, fed with what each step did. Reads no clock.
 
-    Seconds are those that the engine worked: an idle worker forgets nothing. A step that reads prompts while it
-    makes tokens is split: what a step of decoding alone takes is decoding, the rest is reading.
+    Seconds are those that the engine worked: an idle worker forgets nothing. For costs, a step that reads prompts while
+    it makes tokens is split: what a step of decoding alone takes is decoding, the rest is reading. For how long a
+    request takes it is not: who reads waits for those who make tokens in the same step, and they for it.
     """
 
     def __init__(self) -> None:
         self._prefill = _Ratio()
         self._steps = _Ratio()
         self._decode = _Ratio()
+        self._read_pace = _Ratio()
+        self._row_pace = _Ratio()
         self._endings = _Ratio()
         self._outputs = 0.0
         self._outputs_count = 0.0
+        self._prompts = 0.0
+        self._cached = 0.0
 
-    def note_step(self, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
-        """One step of the engine: prompt tokens read, tokens made (one a row), and how long it took."""
+    def note_step(
+        self, prefill_tokens: int, decode_tokens: int, seconds: float, rows: int | None = None
+    ) -> None:
+        """One step of the engine: prompt tokens read, tokens made by so many `rows`, and how long it took.
+
+        Without `rows` each made one token.
+        """
         if seconds <= 0:
             return
         self._endings.note(0.0, seconds)
+        if prefill_tokens:
+            self._read_pace.note(prefill_tokens, seconds)
+        if decode_tokens:
+            self._row_pace.note(decode_tokens / (rows or decode_tokens), seconds)
         decode_s = seconds
         if prefill_tokens:
             step_s = 0.0 if self._steps.per_s is None else 1 / self._steps.per_s
@@ -90,6 +104,12 @@ class ServiceRates:
             self._steps.note(1.0, seconds)
         if decode_tokens and decode_s:
             self._decode.note(decode_tokens, decode_s)
+
+    def note_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """So much of a prompt need not be read."""
+        keep = 0.98
+        self._prompts = self._prompts * keep + prompt_tokens
+        self._cached = self._cached * keep + cached_tokens
 
     def note_end(self, output_tokens: int) -> None:
         """A request that had a row has ended, whatever the reason."""
@@ -110,8 +130,13 @@ class ServiceRates:
 
     @property
     def row_tokens_per_s(self) -> float | None:
-        """Tokens that one row makes in a second of decoding; None until it is known."""
-        return self._steps.per_s
+        """Tokens that a row makes in a second of service, while prompts of others are read; None until it is known."""
+        return self._row_pace.per_s
+
+    @property
+    def read_tokens_per_s(self) -> float | None:
+        """Prompt tokens read in a second of service, while others make tokens; None until it is known."""
+        return self._read_pace.per_s
 
     @property
     def endings_per_s(self) -> float | None:
@@ -156,7 +181,8 @@ class ServiceRates:
         if ticket.deadline_s is None:
             return Estimate(True)
         wait_s = self.expected_wait_s(places_ahead, row_is_free=row_is_free) or 0.0
-        prefill_s = ticket.prompt_tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0
+        unread = ticket.prompt_tokens * (1 - self._cached / self._prompts if self._prompts else 1)
+        prefill_s = unread / self.read_tokens_per_s if self.read_tokens_per_s else 0.0
         output = self._expected_output(ticket)
         decode_s = output / self.row_tokens_per_s if self.row_tokens_per_s else 0.0
         left_s = max(0.0, ticket.deadline_s - now_s)
