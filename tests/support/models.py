@@ -55,6 +55,10 @@ MAMBA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 2048,
 }
+# Each token is worked on by two of four experts.
+MIXTURE: dict[str, Any] = {
+    key: value for key, value in LLAMA.items() if key not in ("head_dim", "max_position_embeddings")
+} | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 # Layers with a state, convolutions, beside layers that see everything.
 HYBRID: dict[str, Any] = {
     **LLAMA,
