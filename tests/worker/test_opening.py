@@ -6,7 +6,9 @@ from typing import Literal
 
 import pytest
 
+from tests.support.constrained import Pico
 from zmqengine.config import WorkerConfig
+from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
 from zmqengine.errors import ConfigError
 from zmqengine.worker.ledger import Ledger
@@ -80,3 +82,16 @@ def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> No
         stop_token_ids=[2**31 - 1] * 128,
     )
     assert len(encode(insert)[1]) <= frame_bound(context)
+
+
+def test_the_warm_up_compiles_what_applies_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a machine, that takes a second, and all rows would wait for the first request with a constraint."""
+    applied = []
+    apply = MaskFiller.apply
+    monkeypatch.setattr(
+        MaskFiller, "apply", lambda filler, logits, bits: applied.append(bits) or apply(filler, logits, bits)
+    )
+    engine = Pico().engine()
+    warm_up(engine)
+    assert applied
+    assert engine.stats().rows_decoding == engine.stats().rows_prefilling == 0

@@ -14,6 +14,7 @@ from zmqengine.sampling_params import Sampling as Sampling
 
 if TYPE_CHECKING:
     from zmqengine.engine.constraints.grammar import Grammar
+    from zmqengine.engine.constraints.matcher import NeverBegins
     from zmqengine.engine.prompts_on_disk import PromptsOnDisk
 
 EngineFinish = Literal["stop", "length"]
@@ -43,7 +44,7 @@ class RowRequest:
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
-    grammar: Grammar | None = None
+    grammar: Grammar | NeverBegins | None = None
     cache_scope: str = ""
     pin: bool = False
     speculate: bool = True

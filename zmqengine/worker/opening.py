@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from zmqengine.config import WorkerConfig
+from zmqengine.engine.constraints.matcher import NeverBegins
 from zmqengine.engine.interface import Engine, RowRequest
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import base_directory
@@ -64,8 +65,12 @@ def open_engine(config: WorkerConfig, report: Report, ring: Callable[[], None] =
 
 
 def warm_up(engine: Engine) -> None:
-    """Take one short row through prefill and decode; it is gone afterwards, also when a step raises."""
-    probe = RowRequest(row=-1, prompt=[0] * min(8, engine.info.context_tokens - 2), max_tokens=2)
+    """Take one short row through prefill and decode; it is gone afterwards, also when a step raises.
+
+    It is masked: what applies masks may take a second to compile, and everybody would wait for it.
+    """
+    prompt = [0] * min(8, engine.info.context_tokens - 2)
+    probe = RowRequest(row=-1, prompt=prompt, max_tokens=2, grammar=NeverBegins())
     try:
         for _, message in engine.insert([probe]):
             raise RuntimeError(f"the warm-up request was refused: {message}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class ConstraintBroken(Exception):
@@ -19,7 +21,7 @@ class RowMatcher:
 
     __slots__ = ("_after", "_forced", "_matcher", "_tail", "begun")
 
-    def __init__(self, matcher: LLMatcher, after: tuple[int, ...], emitted: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher | None, after: tuple[int, ...], emitted: Sequence[int]) -> None:
         self._matcher = matcher
         self._after = after
         self._tail: list[int] = []
@@ -31,23 +33,24 @@ class RowMatcher:
     @property
     def parser(self) -> LLMatcher:
         """For the mask of the next token, once the constraint has begun."""
+        assert self._matcher is not None, "what never begins has no parser"
         return self._matcher
 
     @property
     def is_complete(self) -> bool:
         """Whether the output is whole: nothing can follow."""
-        return self.begun and bool(self._matcher.is_stopped())
+        return self.begun and bool(self.parser.is_stopped())
 
     @property
     def forced(self) -> list[int]:
         """Tokens that spell what must come now; empty where there is a choice."""
         if self._forced is None:
-            self._forced = self._matcher.compute_ff_tokens() if self.begun and not self.is_complete else []
+            self._forced = self.parser.compute_ff_tokens() if self.begun and not self.is_complete else []
         return self._forced
 
     def allowed(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, one after the other, may come now; 0 until the constraint has begun."""
-        return int(self._matcher.validate_tokens(list(tokens))) if self.begun else 0
+        return int(self.parser.validate_tokens(list(tokens))) if self.begun else 0
 
     def consume(self, token: int) -> None:
         """One more token of the output. Raises `ConstraintBroken` if the grammar cannot have it."""
@@ -55,10 +58,18 @@ class RowMatcher:
         if not self.begun:
             self._tail = [*self._tail, token][-len(self._after) :]
             self.begun = tuple(self._tail) == self._after
-        elif not self._matcher.consume_token(token):
+        elif not self.parser.consume_token(token):
             raise ConstraintBroken(self.error or f"token {token} does not follow the constraint")
 
     @property
     def error(self) -> str:
         """What went wrong in the parser, in one line; empty if nothing did."""
-        return " ".join(self._matcher.get_error().split())[:500]
+        return "" if self._matcher is None else " ".join(self._matcher.get_error().split())[:500]
+
+
+class NeverBegins:
+    """In place of a grammar: no parser, and every token is free but those that end the output."""
+
+    def start(self, emitted: Sequence[int]) -> RowMatcher:
+        """For a row that has made `emitted` so far."""
+        return RowMatcher(None, (-1,), emitted)
