@@ -7,17 +7,22 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anthropic
-import openai
 import pytest
 from pydantic import BaseModel
 
 from tests.http.serving import serving
+from tests.support.lazily import lazily
 from tests.support.workers import WorkerProcess
 from zmqengine.pico import model_path
 from zmqengine_http import HttpConfig
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = lazily("anthropic"), lazily("openai")
 
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call> </tool_call>\n{% endif %}"

@@ -7,15 +7,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
+from tests.support.lazily import lazily
 from zmqengine_http import HttpConfig
+
+if TYPE_CHECKING:
+    import langchain_openai
+    from langchain_core import messages
+else:
+    langchain_openai, messages = lazily("langchain_openai"), lazily("langchain_core.messages")
 
 
 def say(prompt: str) -> str:
@@ -35,8 +41,8 @@ def front() -> Iterator[Front]:
 
 
 @pytest.fixture
-def langchain(front: Front) -> ChatOpenAI:
-    return ChatOpenAI(
+def langchain(front: Front) -> langchain_openai.ChatOpenAI:
+    return langchain_openai.ChatOpenAI(
         base_url=front.url + "/v1", api_key=SecretStr("none"), model="scripted", timeout=60, max_retries=0
     )
 
@@ -46,11 +52,11 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_langchain_asks_and_streams(langchain: ChatOpenAI) -> None:
+def test_langchain_asks_and_streams(langchain: langchain_openai.ChatOpenAI) -> None:
     """Text and usage arrive, in one piece and in many."""
     answer = langchain.invoke("Hello")
     assert answer.content == "You said: Hello"
-    assert isinstance(answer, AIMessage)
+    assert isinstance(answer, messages.AIMessage)
     assert answer.usage_metadata
     assert answer.usage_metadata["output_tokens"] == len("You said: Hello") + 1
     chunks = list(langchain.stream("Hello"))
@@ -58,15 +64,15 @@ def test_langchain_asks_and_streams(langchain: ChatOpenAI) -> None:
     assert "".join(str(chunk.content) for chunk in chunks) == "You said: Hello"
 
 
-def test_langchain_calls_a_tool_and_brings_the_result_back(langchain: ChatOpenAI) -> None:
+def test_langchain_calls_a_tool_and_brings_the_result_back(langchain: langchain_openai.ChatOpenAI) -> None:
     """The call comes parsed, and its own message goes back as langchain writes it."""
     with_tools = langchain.bind_tools([add])
-    question = HumanMessage("1 + 2?")
+    question = messages.HumanMessage("1 + 2?")
     answer = with_tools.invoke([question])
-    assert isinstance(answer, AIMessage)
+    assert isinstance(answer, messages.AIMessage)
     (call,) = answer.tool_calls
     assert (call["name"], call["args"]) == ("add", {"a": 1, "b": 2})
-    result = ToolMessage(str(add(**call["args"])), tool_call_id=call["id"])
+    result = messages.ToolMessage(str(add(**call["args"])), tool_call_id=call["id"])
     assert with_tools.invoke([question, answer, result]).content == "It is 3."
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import anthropic
-import openai
 import pytest
 
 from tests.http.agents.scripted_agent import COMMAND, FACTS, TEMPLATE, say
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
+from tests.support.lazily import lazily
 from zmqengine_http import HttpConfig
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = lazily("anthropic"), lazily("openai")
 
 KEY = "a-long-enough-key"
 SHELL = {"name": "bash", "description": "Runs a command", "input_schema": {"type": "object"}}
