@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+# Hundreds of processes start in a run: they compile a source once, even where a shell says that nobody keeps bytecode.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

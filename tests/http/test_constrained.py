@@ -7,22 +7,16 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import openai
 import pytest
 from pydantic import BaseModel
 
 from tests.http.serving import serving
-from tests.support.lazily import lazily
 from tests.support.workers import WorkerProcess
 from zmqengine.pico import model_path
 from zmqengine_http import HttpConfig
-
-if TYPE_CHECKING:
-    import anthropic
-    import openai
-else:
-    anthropic, openai = lazily("anthropic"), lazily("openai")
 
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call> </tool_call>\n{% endif %}"
@@ -180,6 +174,9 @@ def test_a_schema_that_nobody_insists_on_is_enforced_as_far_as_it_can_be(client:
 
 def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> None:
     """A forced tool and a schema, in the words of either API."""
+    # It takes seconds, and of the processes of a run only this one needs it.
+    import anthropic
+
     function = WEATHER["function"]
     tool = {"name": function["name"], "input_schema": function["parameters"]}
     schema = {**Person.model_json_schema(), "additionalProperties": False}

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import openai
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving, wait_until
-from tests.support.lazily import lazily
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
-
-if TYPE_CHECKING:
-    import openai
-else:
-    openai = lazily("openai")
 
 KEY = "a-key-for-tests"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -58,7 +55,7 @@ def strict(document: openai.BaseModel) -> None:
 def test_a_chat(client: openai.OpenAI) -> None:
     """The whole response is of the type that the client declares."""
     answer = client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=5, seed=1)
-    assert isinstance(answer, openai.types.chat.ChatCompletion)
+    assert isinstance(answer, ChatCompletion)
     strict(answer)
     assert answer.choices[0].message.content
     assert answer.usage
@@ -79,7 +76,7 @@ def test_a_streamed_chat(client: openai.OpenAI) -> None:
     )
     chunks = list(stream)
     for chunk in chunks:
-        assert isinstance(chunk, openai.types.chat.ChatCompletionChunk)
+        assert isinstance(chunk, ChatCompletionChunk)
         strict(chunk)
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
@@ -89,7 +86,7 @@ def test_a_streamed_chat(client: openai.OpenAI) -> None:
 def test_completions(client: openai.OpenAI) -> None:
     """Prompts as text and as tokens, streamed and not."""
     whole = client.completions.create(model="fake", prompt=[1, 2], max_tokens=5, seed=1, logprobs=2)
-    assert isinstance(whole, openai.types.Completion)
+    assert isinstance(whole, Completion)
     strict(whole)
     chunks = list(client.completions.create(model="fake", prompt=[1, 2], max_tokens=5, seed=1, stream=True))
     for chunk in chunks:

@@ -14,14 +14,10 @@ from pydantic import SecretStr
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
-from tests.support.lazily import lazily
 from zmqengine_http import HttpConfig
 
 if TYPE_CHECKING:
-    import langchain_openai
-    from langchain_core import messages
-else:
-    langchain_openai, messages = lazily("langchain_openai"), lazily("langchain_core.messages")
+    from langchain_openai import ChatOpenAI
 
 
 def say(prompt: str) -> str:
@@ -41,8 +37,11 @@ def front() -> Iterator[Front]:
 
 
 @pytest.fixture
-def langchain(front: Front) -> langchain_openai.ChatOpenAI:
-    return langchain_openai.ChatOpenAI(
+def langchain(front: Front) -> ChatOpenAI:
+    # It takes seconds, and of the processes of a run only this one needs it.
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(
         base_url=front.url + "/v1", api_key=SecretStr("none"), model="scripted", timeout=60, max_retries=0
     )
 
@@ -52,11 +51,13 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_langchain_asks_and_streams(langchain: langchain_openai.ChatOpenAI) -> None:
+def test_langchain_asks_and_streams(langchain: ChatOpenAI) -> None:
     """Text and usage arrive, in one piece and in many."""
+    from langchain_core.messages import AIMessage
+
     answer = langchain.invoke("Hello")
     assert answer.content == "You said: Hello"
-    assert isinstance(answer, messages.AIMessage)
+    assert isinstance(answer, AIMessage)
     assert answer.usage_metadata
     assert answer.usage_metadata["output_tokens"] == len("You said: Hello") + 1
     chunks = list(langchain.stream("Hello"))
@@ -64,15 +65,17 @@ def test_langchain_asks_and_streams(langchain: langchain_openai.ChatOpenAI) -> N
     assert "".join(str(chunk.content) for chunk in chunks) == "You said: Hello"
 
 
-def test_langchain_calls_a_tool_and_brings_the_result_back(langchain: langchain_openai.ChatOpenAI) -> None:
+def test_langchain_calls_a_tool_and_brings_the_result_back(langchain: ChatOpenAI) -> None:
     """The call comes parsed, and its own message goes back as langchain writes it."""
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
     with_tools = langchain.bind_tools([add])
-    question = messages.HumanMessage("1 + 2?")
+    question = HumanMessage("1 + 2?")
     answer = with_tools.invoke([question])
-    assert isinstance(answer, messages.AIMessage)
+    assert isinstance(answer, AIMessage)
     (call,) = answer.tool_calls
     assert (call["name"], call["args"]) == ("add", {"a": 1, "b": 2})
-    result = messages.ToolMessage(str(add(**call["args"])), tool_call_id=call["id"])
+    result = ToolMessage(str(add(**call["args"])), tool_call_id=call["id"])
     assert with_tools.invoke([question, answer, result]).content == "It is 3."
 
 

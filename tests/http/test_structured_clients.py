@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import anthropic
 import jsonschema
@@ -23,14 +23,8 @@ from pydantic import BaseModel, Field, SecretStr
 
 from tests.http.programs_of_others import results_of, wanted
 from tests.http.serving import Front, serving
-from tests.support.lazily import lazily
 from tests.support.workers import WorkerProcess
 from zmqengine_http import HttpConfig
-
-if TYPE_CHECKING:
-    import langchain_openai
-else:
-    langchain_openai = lazily("langchain_openai")
 
 MODEL = "pico-tools"
 ASK: Any = [{"role": "user", "content": "What is the time in Seville?"}]
@@ -56,7 +50,10 @@ def front() -> Iterator[Front]:
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 def test_langchain_gives_objects(front: Front, method: Any) -> None:
     """`with_structured_output`, by each of its methods; any JSON is all that json_mode asks for."""
-    chat = langchain_openai.ChatOpenAI(
+    # It takes seconds, and of the processes of a run only this one needs it.
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(
         base_url=front.url + "/v1", api_key=SecretStr("none"), model=MODEL, timeout=60, max_retries=0,
         max_completion_tokens=300, temperature=0.7, seed=1, frequency_penalty=0.5,
     )  # fmt: skip

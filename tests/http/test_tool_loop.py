@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import openai
 import pytest
 
 from tests.http.serving import Front, serving
-from tests.support.lazily import lazily
 from tests.support.workers import WorkerProcess
 from zmqengine.pico.chat import Turn
 from zmqengine.pico.draw import Draw
 from zmqengine.pico.tools.chat import Offer, call_turn, offers
 from zmqengine_http import HttpConfig
-
-if TYPE_CHECKING:
-    import openai
-else:
-    openai = lazily("openai")
 
 ASKS = 10
 # The bundled model is small: of the asks of this test it may fail some.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,3 +31,11 @@ def make_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 def harness(make_harness: Callable[..., Harness]) -> Harness:
     """An actor on a fake engine with default options."""
     return make_harness()
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """What other tests have left is not looked at: with all that they import it would take seconds each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -330,13 +330,19 @@ def test_the_reason_says_why_a_request_waits() -> None:
     assert order.reason(first, 0.0) == "it runs"
 
 
+def alive(name: str) -> int:
+    """How many instances there are of the class with this name."""
+    gc.collect()
+    return sum(type(thing).__name__ == name for thing in gc.get_objects())
+
+
+@pytest.mark.usefixtures("small_heap")
 def test_nothing_of_a_request_stays_when_it_leaves() -> None:
     """Whatever it was doing: no ticket, no account and no place in a heap, with another request still there."""
     order = ServiceOrder()
     stays = ticket("stays")
     enqueued(order, stays)
-    gc.collect()
-    before = Counter(type(thing).__name__ for thing in gc.get_objects())
+    before = {name: alive(name) for name in ("Ticket", "_Account")}
     for number in range(2_000):
         one = ticket(f"flow {number % 500}", priority=number % 3 - 1)
         enqueued(order, one)
@@ -344,30 +350,26 @@ def test_nothing_of_a_request_stays_when_it_leaves() -> None:
             order.start(one, 0.0)
         order.withdraw(one)
     del one
-    gc.collect()
-    after = Counter(type(thing).__name__ for thing in gc.get_objects())
-    assert after["Ticket"] == before["Ticket"]
+    assert alive("Ticket") == before["Ticket"]
     assert len(order) == 1
     order.start(stays, 0.0)
     order.withdraw(stays)
-    gc.collect()
-    assert Counter(type(thing).__name__ for thing in gc.get_objects())["_Account"] == before["_Account"] - 1
+    assert alive("_Account") == before["_Account"] - 1
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_flows_that_come_and_go_under_load_are_forgotten() -> None:
     """What is kept of flows that have left is bounded by what those that wait have not caught up with."""
     order = ServiceOrder()
     enqueued(order, *(ticket("busy") for _ in range(3_000)))
-    gc.collect()
-    before = sum(type(thing).__name__ == "_Account" for thing in gc.get_objects())
+    before = alive("_Account")
     for number in range(3_000):
         enqueued(order, ticket(f"visitor {number}"))
         for _ in range(2 if number < 2_999 else 0):
             one = started(order)
             order.charge(one, 10, 5)
             order.withdraw(one)
-    gc.collect()
-    assert sum(type(thing).__name__ == "_Account" for thing in gc.get_objects()) < before + 20
+    assert alive("_Account") < before + 20
 
 
 @pytest.mark.parametrize("seed", range(4))

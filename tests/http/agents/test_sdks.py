@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import openai
 import pytest
 
 from tests.http.agents.scripted_agent import COMMAND, FACTS, TEMPLATE, say
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
-from tests.support.lazily import lazily
 from zmqengine_http import HttpConfig
 
 if TYPE_CHECKING:
     import anthropic
-    import openai
-else:
-    anthropic, openai = lazily("anthropic"), lazily("openai")
 
 KEY = "a-long-enough-key"
 SHELL = {"name": "bash", "description": "Runs a command", "input_schema": {"type": "object"}}
@@ -34,6 +31,9 @@ def front() -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def claude(front: Front) -> Iterator[anthropic.Anthropic]:
+    # It takes seconds, and of the processes of a run only this one needs it.
+    import anthropic
+
     with anthropic.Anthropic(base_url=front.url, api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -97,6 +97,8 @@ def test_anthropic_beta_count_and_models(claude: anthropic.Anthropic) -> None:
 
 def test_anthropic_errors_are_its_own(claude: anthropic.Anthropic, front: Front) -> None:
     """Status and type become the client's exceptions."""
+    import anthropic
+
     messages: list[anthropic.types.MessageParam] = [{"role": "user", "content": "hi"}]
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="other", max_tokens=5, messages=messages)
