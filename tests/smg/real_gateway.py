@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,6 @@ from zmqengine.engine.fake_engine import FakeEngineConfig
 
 Wire = Literal["grpc", "zmq"]
 MODEL = "fake"
-FULL = os.environ.get("ZMQENGINE_SMG") == "full"
-"""Whether everything is tried over both wires, which takes a minute; CI does. Else one wire stands for both."""
 
 
 class Reply(NamedTuple):

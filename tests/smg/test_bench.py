@@ -8,14 +8,13 @@ import pytest
 
 pytest.importorskip("smg", reason="the gateway is not installed")
 
-from tests.smg.real_gateway import FULL
 from zmqengine.bench.http_target import HttpSession
 from zmqengine.bench.prompts import prompts_for
 from zmqengine.bench.servers import StartPlan, started
 from zmqengine.engine.fake_engine import FakeEngineConfig
 
 
-@pytest.mark.skipif(not FULL, reason="set ZMQENGINE_SMG=full")
+@pytest.mark.slow
 def test_a_run_starts_a_gateway_over_each_wire() -> None:
     """Both answer, and both know the processes whose CPU time is theirs."""
     plan = StartPlan(model="pico", worker=False, smg=True, engine=f"fake:{FakeEngineConfig().to_json()}")

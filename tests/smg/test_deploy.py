@@ -17,7 +17,6 @@ import pytest
 
 pytest.importorskip("smg", reason="the gateway is not installed")
 
-from tests.smg.real_gateway import FULL
 from tests.support.ports import free_port
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
@@ -63,7 +62,7 @@ def completion(port: int) -> int:
         connection.close()
 
 
-@pytest.mark.skipif(not FULL, reason="set ZMQENGINE_SMG=full")
+@pytest.mark.slow
 def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(directory: Path) -> None:
     """Keys as its page has them made; SIGTERM ends every process that it started."""
     keys = directory / "keys"

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("smg", reason="the gateway is not installed")
 
-from tests.smg.real_gateway import FULL, Fleet, Reply, Wire, fleet
+from tests.smg.real_gateway import Fleet, Reply, Wire, fleet
 from tests.support.workers import wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 
@@ -21,7 +21,7 @@ from zmqengine.engine.fake_engine import FakeEngineConfig
 ENGINE = FakeEngineConfig(vocab_size=20_000, step_ms=10, eos_index=100)
 
 
-@pytest.fixture(scope="module", params=["grpc", "zmq"] if FULL else ["zmq"])
+@pytest.fixture(scope="module", params=[pytest.param("grpc", marks=pytest.mark.slow), "zmq"])
 def site(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """The gateway over one of the wires; tests that end something put it back."""
     wire: Wire = request.param
