@@ -53,7 +53,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A run. `targets` are in the order given; the first is the base of all ratios, unless `base` names another."""
 
     format: int = FORMAT
-    kind: Literal["serve", "overhead", "schedule", "constrained", "speculation", "gpu"]
+    kind: Literal["serve", "overhead", "schedule", "constrained", "speculation", "saving", "gpu"]
     started_at: str
     command: list[str]
     machine: dict[str, str]

@@ -13,6 +13,7 @@ from zmqengine.bench.gpu_scenarios import GPU
 from zmqengine.bench.measures import kind_of
 from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
+from zmqengine.bench.saving_scenarios import SAVING
 from zmqengine.bench.scenarios import SCENARIOS
 from zmqengine.bench.schedule.scenarios import SCHEDULE
 from zmqengine.bench.speculation_scenarios import SPECULATION
@@ -44,7 +45,7 @@ def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
 def shown_measures(scenario: str) -> Sequence[str]:
     """The measures of a short table, the most telling first."""
     known = SCENARIOS.get(scenario)
-    every = OVERHEAD | SCHEDULE | CONSTRAINED | SPECULATION | GPU
+    every = OVERHEAD | SCHEDULE | CONSTRAINED | SPECULATION | SAVING | GPU
     return known.shown if known else every.get(scenario, ())
 
 

@@ -275,6 +275,27 @@ def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **oth
 
 
 @bench.command()
+@click.option("--model", default="pico", show_default=True, help="pico or a directory.")
+@click.option("--dir", "directory", default="", help="On the disk to be measured. [default: the temporary one]")
+@click.option("--rounds", default=8, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=32.")
+@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+def saving(
+    settings: tuple[str, ...], seed: int | None, out: Path | None, ranges: bool, **others: Any
+) -> None:
+    """What rows that decode lose while prompts are written to disk: 1 GB in all."""
+    from zmqengine.bench.arguments import with_settings
+    from zmqengine.bench.saving import SavingOptions, SavingPlan
+    from zmqengine.bench.saving import saving as run
+
+    options = with_settings(SavingOptions(), settings)
+    plan = SavingPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
+    _finish(run(plan, _progress), out, None, ranges)
+
+
+@bench.command()
 @click.argument("first", type=REPORT_FILE)
 @click.argument("second", type=REPORT_FILE)
 @click.option(

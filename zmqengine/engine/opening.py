@@ -17,6 +17,7 @@ _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
+from zmqengine.engine.device.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.device.quantised import copies_bytes  # noqa: E402
 from zmqengine.engine.device.remembered import Remembered  # noqa: E402
 from zmqengine.engine.device.tuning import tune  # noqa: E402
@@ -63,6 +64,8 @@ def open_mlx_engine(
     mx.set_memory_limit(recommended)
     loaded = load(model, report, name=name)
     device = device_name()
+    if device.startswith("cpu"):
+        keep_freed_arrays()
     facts = {standing.name: f"{standing.value} (set {standing.by})" for standing in _ENVIRONMENT}
     # Of the weights as they came: fitting joins some of them.
     found = fingerprint(loaded.model, loaded.directory) if options.cache_path is not None else None

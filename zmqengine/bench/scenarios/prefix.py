@@ -1,4 +1,4 @@
-"""`prefix`: requests that share a long beginning, one after the other and all together."""
+"""`prefix`: one long prompt again and again, and requests that share a long beginning, in turn and all together."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.scenarios.context import Context, Scenario
 
-IN_TURN, TOGETHER = "in turn", "together"
+SAME, IN_TURN, TOGETHER = "the same", "in turn", "together"
 SUFFIX_TOKENS = 16
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """In turn, and together."""
-    return [IN_TURN, TOGETHER]
+    """The same prompt in turn, and new tails in turn and together."""
+    return [SAME, IN_TURN, TOGETHER]
 
 
 async def run(context: Context, case: str) -> Measures:
-    """A prefix nobody has sent before; each request adds some tokens of its own."""
+    """A prefix nobody has sent before; each request adds some tokens, its own or those of all."""
     options, prompts = context.options, context.prompts
     prefix = prompts.text(options.prefix_tokens)
     requests = [
         prompts.request(SUFFIX_TOKENS, options.prefix_max_tokens, prefix=prefix)
         for _ in range(options.prefix_requests)
     ]
-    users = 1 if case == IN_TURN else len(requests)
+    if case == SAME:
+        requests = requests[:1] * len(requests)
+    users = len(requests) if case == TOGETHER else 1
     records = context.records(await closed_loop(context.session, requests, users))
     measures = summarise(records)
-    if case == IN_TURN:
+    if case != TOGETHER:
         measures |= _named(ttft_ms(records[0]), "ttft_first_ms")
         measures |= spread("ttft_later", [ttft_ms(record) for record in records[1:]])
     return measures

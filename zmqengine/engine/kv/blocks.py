@@ -121,12 +121,14 @@ class BlockLayout:
         """Caches of one row that hold the first `tokens` of what `parts`, one after the other, hold; all copies."""
         caches = new_caches(model)
         singles = list(single_caches(caches))
+        whole = sum(part[0].shape[-2] for part in parts[:-1]) if self._groups else 0
         for number, group in enumerate(self._groups):
-            row = [part[number] for part in parts]
-            spare = mx.zeros((len(group.arrays), 1, group.heads, _SPARE_TOKENS, group.width), group.dtype)
-            joined = mx.concatenate([*row, spare], axis=-2)
+            spare = mx.zeros((1, group.heads, _SPARE_TOKENS, group.width), group.dtype)
             for index, (place, name) in enumerate(group.arrays):
-                setattr(singles[place], name, joined[index, :, :, : tokens + _SPARE_TOKENS])
+                # An array of its own for each, or its first write would copy all of them once more.
+                pieces = [part[number][index] for part in parts]
+                pieces[-1] = pieces[-1][..., : tokens - whole, :]
+                setattr(singles[place], name, mx.concatenate([*pieces, spare], axis=-2))
                 singles[place].offset = tokens
         if state is not None:
             form, arrays = state
