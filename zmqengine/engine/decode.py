@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.choosing import Choosing
+from zmqengine.engine.device.starting import start_computes
 from zmqengine.engine.drafts.step_costs import WAITED
 from zmqengine.engine.flight import Flight
 from zmqengine.engine.interface import StepResult
@@ -51,6 +52,7 @@ class DecodeBatch:
         self._choosing = choosing
         self._speculation = speculation
         self._landed = StepResult()
+        self._start_computes = start_computes()
 
     def join(self, rows: Sequence[Row], caches: Caches) -> None:
         """Add rows whose caches hold all of the prompt but its last token."""
@@ -76,10 +78,9 @@ class DecodeBatch:
         if not row.launched:
             self._store.prove(row)
             return caches, None
-        if row.window:
+        if row.window or self._flight is None:
             # What a window makes of a row can be left out of its caches: it is made again.
             return caches, None
-        assert self._flight is not None, "every row that was launched has a step on its way"
         made = self._flight.made(row)
         return None if made is None else (caches, made)
 
@@ -110,6 +111,10 @@ class DecodeBatch:
 
     def launch(self, may_draft: Callable[[], bool]) -> None:
         """Start the next step; rows draft only where `may_draft` says so."""
+        if self._flight is not None and self._flight.is_first and self._start_computes:
+            # A first token would wait for a whole step more. The other rows get theirs sooner as well.
+            self._landing, self._flight = self._flight, None
+            return
         drafts: list[Draft | None] = []
         waits = self._must_wait(may_draft)
         if waits:
@@ -138,14 +143,15 @@ class DecodeBatch:
         return wants and may_draft()
 
     def land(self, result: StepResult) -> None:
-        """Report the tokens of the step before the one that `launch` has started, waiting for them.
+        """Report the tokens of the step before the one that `launch` has started, waiting for them; where first tokens
+        are on their way and to start a step takes as long as the step, it has started none.
 
         Then those of rows with a grammar are known, and the started step chooses among what may follow.
         """
         result.add(self._landed)
         self._landed = StepResult()
         if self._landing is not None:
-            self._report(self._landing, result)
+            self._report(self._landing, result, is_awaited=self._flight is None)
             self._landing = None
         if self._flight is not None and self._flight.logits is not None:
             self._choose(self._flight, self._flight.logits)
@@ -157,13 +163,15 @@ class DecodeBatch:
             self._changed = False
         kv.make_room(self.caches, inputs.shape[1], self._columns())
         logits = self._model(inputs, cache=self.caches)
+        is_first = not all(row.launched for row in self.rows)
         for row in self.rows:
             if window is None:
                 row.held += 1
             else:
                 row.window = window.width
         self.steps += 1
-        flight = Flight(list(self.rows), self._choosing.measured, self._take_offers(), window)
+        measured, offers = self._choosing.measured, self._take_offers()
+        flight = Flight(list(self.rows), measured, offers, window, is_first=is_first)
         if self._choosing.constrained:
             kv.start(logits)
             flight.logits = logits
