@@ -89,7 +89,7 @@ LABELLED_COUNTERS = (
     ),
     ByLabel(
         "zmqengine_prompt_cache_hit_tokens", "Prompt tokens served from the prompt cache, by where they lay.", "tier",
-        {"memory": "cached_tokens", "disk": "prompt_cache_restored_tokens"},
+        {"memory": "prompt_cache_memory_hit_tokens", "disk": "prompt_cache_disk_hit_tokens"},
     ),
     ByLabel(
         "zmqengine_prompt_disk_moved_blocks", "Blocks of prompts written to --cache-dir and read from it.", "way",

@@ -26,6 +26,7 @@ STATUS = Status(
     pass_age_ms=250.0,
     numbers={
         "running": 3, "queued": 2, "sessions": 2, "prompt_tokens": 100, "cached_tokens": 28, "generated_tokens": 77,
+        "prompt_cache_memory_hit_tokens": 18, "prompt_cache_disk_hit_tokens": 10,
         "tokens_read_again": 5, "parked": 4, "kv_projected_bytes": 25, "kv_bytes_max": 100, "restarts": 1,
         "ended_stop": 6, "ended_length": 3, "ended_abort": 1, "ended_deadline": 2, "ended_error": 1,
     },
@@ -73,7 +74,9 @@ def test_every_number_comes_out_as_it_went_in() -> None:
     assert values(found["zmqengine_tokens"], "kind") == {
         ("prompt",): 100, ("cached",): 28, ("read_again",): 5, ("generated",): 77,
     }  # fmt: skip
-    assert values(found["zmqengine_prompt_cache_hit_tokens"], "tier") == {("memory",): 28}
+    assert values(found["zmqengine_prompt_cache_hit_tokens"], "tier") == {
+        ("memory",): 18, ("disk",): 10,
+    }  # fmt: skip
     assert values(found["zmqengine_requests_ended"], "cause") == {
         ("stop",): 6, ("length",): 3, ("abort",): 1, ("deadline",): 2, ("error",): 1,
     }  # fmt: skip

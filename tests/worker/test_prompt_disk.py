@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from tests.worker.harness import Harness
-from zmqengine.engine.fake_engine import FakeEngine
+from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.prompt_store.disk.restoring import NOTHING, Plan
 
 LONG = list(range(5, 105))
@@ -36,6 +36,7 @@ class FakeDisk:
         self.reading = 0
         self.failing = False
         self.restored: list[int] = []
+        self.awaited: set[Hashable] = set()
         self.unsaved = 0
         self.saved: list[int] = []
         self.closed_with: float | None = None
@@ -54,9 +55,13 @@ class FakeDisk:
         assert self.gate.wait(60)
         return deque(Block() for _ in plan.keys)
 
-    def restore(self, blocks: deque[Block], bytes_max: int) -> None:
+    def restore(self, blocks: deque[Block], bytes_max: int, awaited_by: Hashable) -> None:
         blocks.popleft()
         self.restored.append(len(blocks))
+        self.awaited.add(awaited_by)
+
+    def release(self, awaited_by: Hashable) -> None:
+        self.awaited.discard(awaited_by)
 
     @property
     def has_work(self) -> bool:
@@ -80,16 +85,16 @@ class FakeDisk:
 class DiskEngine(FakeEngine):
     """A fake engine with a disk."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **config: Any) -> None:
+        super().__init__(FakeEngineConfig(**config))
         self.disk = self.fake_disk = FakeDisk()  # type: ignore[assignment]
 
 
 class DiskHarness(Harness):
     """Its requests read from a fake disk."""
 
-    def __init__(self, directory: Path) -> None:
-        self.disk_engine = DiskEngine()
+    def __init__(self, directory: Path, **config: Any) -> None:
+        self.disk_engine = DiskEngine(**config)
         super().__init__(directory, self.disk_engine)
 
     @property
@@ -124,6 +129,26 @@ def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskH
     harness.run_until(lambda: pieces.append(len(harness.disk.restored)) or request.phase == "running")
     assert harness.disk.restored == [2, 1, 0]
     assert set(pieces) >= {1, 2}, "more than one piece in a pass"
+
+
+def test_what_was_restored_stays_until_its_row_has_begun(tmp_path: Path) -> None:
+    """Not only until it has a row: what others read meanwhile would have it go. A request that ends gives it up."""
+    harness = DiskHarness(tmp_path, rows_max=1)
+    front_end = harness.front_end()
+    front_end.accepted("first", max_tokens=500)
+    harness.pass_()
+    for name in ("waits", "ends"):
+        front_end.accepted(name, LONG)
+    harness.run_until(lambda: len(harness.disk.awaited) == 2)
+    harness.passes(3)
+    assert len(harness.disk.awaited) == 2
+    front_end.abort("ends")
+    harness.pass_()
+    assert len(harness.disk.awaited) == 1
+    front_end.abort("first")
+    harness.run_until(lambda: front_end.read() or front_end.ends.get("waits"))
+    assert not harness.disk.awaited
+    harness.close()
 
 
 def test_short_prompts_and_what_is_not_there_start_at_once(harness: DiskHarness) -> None:

@@ -163,7 +163,9 @@ class _Run:
         """Steps, with what the worker does after each, until all that was read is on disk."""
         before = self._written()
         stretch = self._stretch(
-            lambda done: done < _STEPS_MIN or self._disk.has_work or bool(self._tier.numbers()["waiting_bytes"]),
+            lambda done: (
+                done < _STEPS_MIN or self._disk.has_work or bool(self._tier.numbers()["waiting_bytes"])
+            ),
             self._disk.save,
         )
         return msgspec.structs.replace(stretch, written_bytes=self._written() - before)

@@ -276,7 +276,9 @@ def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **oth
 
 @bench.command()
 @click.option("--model", default="pico", show_default=True, help="pico or a directory.")
-@click.option("--dir", "directory", default="", help="On the disk to be measured. [default: the temporary one]")
+@click.option(
+    "--dir", "directory", default="", help="On the disk to be measured. [default: the temporary one]"
+)
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=32.")
 @click.option("--seed", type=int, help="Makes the prompts. [default: the time]")

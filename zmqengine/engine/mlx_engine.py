@@ -30,7 +30,6 @@ from zmqengine.engine.mlx_lm_border import mlx_lm_version
 from zmqengine.engine.pacing import PrefillPace
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.probe import probe
-from zmqengine.engine.prompt_store.block import StoredBlock
 from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
 from zmqengine.engine.prompt_store.disk.tier import DiskTier
 from zmqengine.engine.prompt_store.keys import salt_of
@@ -255,10 +254,6 @@ class MlxEngine:
                 options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes
             )
             self.disk = DiskTier(self._store, Directory(path, salt, bounds), ring)
-
-    def insert_blocks(self, blocks: Sequence[StoredBlock]) -> int:
-        """Keep what was read elsewhere, each block the parent of the next; returns how many tokens are kept now."""
-        return self._store.insert_blocks(blocks)
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
         """Keep at most `bytes_max` from now on; returns bytes freed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,8 +46,13 @@ class PromptsOnDisk(Protocol):
         """Read them. What is gone or damaged is left out, and what follows it."""
         ...
 
-    def restore(self, blocks: deque[Any], bytes_max: int) -> None:
-        """Put the first of `blocks` into memory, about so many bytes, and take them off."""
+    def restore(self, blocks: deque[Any], bytes_max: int, awaited_by: Hashable) -> None:
+        """Put the first of `blocks` into memory, about so many bytes, and take them off. There they stay until
+        `release`, as long as nothing else needs the room."""
+        ...
+
+    def release(self, awaited_by: Hashable) -> None:
+        """Whoever had blocks restored has made use of them, or will not."""
         ...
 
     def save(self, bytes_max: int) -> int:

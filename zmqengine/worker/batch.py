@@ -84,9 +84,8 @@ class Batch:
             lifecycle.end(request, "length", "")
         rows.grow(now_s)
         rows.drop_leaving()
-        for request, failures in rows.admit(now_s):
+        for _, failures in rows.admit(now_s):
             report.admitted += 1
-            lifecycle.prompt_disk.forget(request)
             for row, message in failures:
                 self._fail_row(row, message)
         self.ledger.settle()
@@ -126,6 +125,7 @@ class Batch:
         request = self.rows.running.get(prefill.row)
         if request is None:
             return
+        self.lifecycle.prompt_disk.forget(request)
         self.rows.accounts.prefill(request, prefill)
         # A prompt that is read in one pass has no progress to tell, only what of it was cached: a client may want to
         # say so with the first token.

@@ -53,8 +53,9 @@ _COUNTERS = frozenset(
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
         "restarts", "control_failures", "parked", "tokens_read_again",
-        "prompt_cache_divergences", "prompt_cache_restored_tokens", "prompt_disk_written_blocks",
-        "prompt_disk_read_blocks", "prompt_disk_removed_files", "prompt_disk_not_worth",
+        "prompt_cache_divergences", "prompt_cache_restored_tokens", "prompt_cache_memory_hit_tokens",
+        "prompt_cache_disk_hit_tokens", "prompt_disk_written_blocks", "prompt_disk_read_blocks",
+        "prompt_disk_removed_files", "prompt_disk_not_worth",
     }
 )  # fmt: skip
 

@@ -32,7 +32,8 @@ _CREDIT_S_MAX = 0.05
 class PromptDisk:
     """Restores what requests need before they wait for a row, and saves what was read. Without `disk` it does nothing.
 
-    No more is restored ahead of its request's row than `room_bytes` says, or than one request needs.
+    What is restored stays in memory until its request's row begins. No more does than half of what `room_bytes` says,
+    or than one request needs.
     """
 
     def __init__(self, disk: PromptsOnDisk | None, preparer: Preparer, room_bytes: Callable[[], int]) -> None:
@@ -84,13 +85,16 @@ class PromptDisk:
         if self._making:
             request = self._making[0]
             assert request.restore is not None
-            self._disk.restore(request.restore.blocks, PASS_BYTES if is_busy else IDLE_PASS_BYTES)
+            bytes_max = PASS_BYTES if is_busy else IDLE_PASS_BYTES
+            self._disk.restore(request.restore.blocks, bytes_max, request.restore)
             if not request.restore.blocks:
                 done.append(self._making.popleft())
         return done
 
     def forget(self, request: LiveRequest) -> None:
-        """The request has its row, or has ended."""
+        """The request's row has begun with what was restored, or lost its place, or has ended."""
+        if self._disk is not None and request.restore is not None:
+            self._disk.release(request.restore)
         request.restore = None
         self._held.pop(request, None)
         for line in (self._waiting, self._making):
@@ -107,7 +111,7 @@ class PromptDisk:
             restore = self._waiting[0].restore
             assert restore is not None
             held = sum(self._held.values())
-            if held and held + restore.plan.bytes > self._room_bytes():
+            if held and held + restore.plan.bytes > self._room_bytes() // 2:
                 return
             request = self._waiting.popleft()
             self._held[request] = restore.plan.bytes

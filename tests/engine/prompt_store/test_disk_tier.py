@@ -35,13 +35,14 @@ def answer(engine: MlxEngine, prompt: list[int], row: int = 0, max_tokens: int =
     return finish(engine).ids(row)
 
 
-def restore(engine: MlxEngine, prompt: list[int]) -> int:
+def restore(engine: MlxEngine, prompt: list[int], awaited_by: str = "a row") -> int:
     """As the worker does before a row joins; returns the tokens that the plan promised."""
+    tier(engine).release(awaited_by)
     tokens = np.array(prompt, np.uint32)
     plan = tier(engine).plan(tokens, tier(engine).salt(""))
     blocks = tier(engine).read(plan, tokens)
     while blocks:
-        tier(engine).restore(blocks, 1)
+        tier(engine).restore(blocks, 1, awaited_by)
     return plan.tokens
 
 
@@ -75,6 +76,40 @@ def test_after_a_restart_only_tails_are_read(models: dict[str, Any], name: str, 
     tier(second).close()
 
 
+def test_what_is_awaited_stays_while_there_is_other_room(models: dict[str, Any], tmp_path: Path) -> None:
+    """Others that are read before its row begins do not have it go; rows that need its memory do. Each token that was
+    restored is counted once as a hit on disk."""
+    model, prompt = models["llama"], prompt_of(1, 400)
+    first = on_disk(model, tmp_path)
+    answer(first, prompt)
+    tier(first).close(CLOSE_S)
+
+    engine = on_disk(model, tmp_path)
+    assert restore(engine, prompt) == 384
+    held = engine.memory().prompt_cache
+    engine.limit_prompt_cache(held + held // 2)
+    for seed in range(2, 6):
+        answer(engine, prompt_of(seed, 150))
+    before = read_tokens(engine)
+    for tier_name in ("disk", "memory"):
+        hits = dict(engine.stats().prompt_cache)
+        answer(engine, prompt)
+        tier(engine).release("a row")
+        found = engine.stats().prompt_cache
+        assert found[f"{tier_name}_hit_tokens"] - hits[f"{tier_name}_hit_tokens"] >= 384
+    assert found["disk_hit_tokens"] == 384
+    assert read_tokens(engine) - before <= 15
+
+    engine.limit_prompt_cache(0)
+    assert restore(engine, prompt) == 384
+    engine.limit_prompt_cache(held)
+    restore(engine, prompt)
+    assert engine.memory().prompt_cache > 0
+    engine.limit_prompt_cache(0)
+    assert engine.memory().prompt_cache == 0
+    tier(engine).close()
+
+
 def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path: Path) -> None:
     """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice."""
     model = models["llama"]
@@ -93,7 +128,7 @@ def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path
             restore(engine, talk)
             reply = answer(engine, talk)
             assert engine.memory().prompt_cache <= room
-            while tier(engine).has_work:
+            while tier(engine).has_work or engine.disk.numbers()["waiting_bytes"]:
                 tier(engine).save(PIECE_BYTES)
             assert reply == answer(cold, talk)
             talk.extend([*reply, *prompt_of(turn, 30)])

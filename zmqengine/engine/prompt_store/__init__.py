@@ -4,7 +4,8 @@ keys.py         names of beginnings of prompts: chained hashes of their blocks
 block.py        what one block holds: keys and values of its tokens, or the state after them
 index.py        the tree of kept blocks, and how much of a prompt is in it
 eviction.py     which of them goes next
-kept_blocks.py  that tree within its bytes: what comes, goes and is pinned
+kept_blocks.py  that tree within its bytes: what comes and goes
+staying.py      what of it may not go: it is pinned, or awaited
 lookup.py       rows in it
 offers.py       blocks that nobody gets before their row has made a number
 parked_rows.py  rows that were taken out of the batch and will come back

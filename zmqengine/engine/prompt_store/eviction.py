@@ -33,7 +33,7 @@ class EvictionOrder:
 
     def enter(self, node: Node) -> None:
         """A block that was used before may go from now on."""
-        if not node.pins and (node.is_leaf or node.block.checkpoint is not None):
+        if not node.stays and (node.is_leaf or node.block.checkpoint is not None):
             heapq.heappush(self._heap, (node.worth, node.tick, next(self._ticks), node))
             if len(self._heap) > self._stale_at:
                 self._forget_stale()
@@ -61,7 +61,7 @@ class EvictionOrder:
 
 def _is_due(node: Node, tick: int) -> bool:
     is_removable = node.is_leaf or node.block.checkpoint is not None
-    return node.is_kept and node.tick == tick and not node.pins and is_removable
+    return node.is_kept and node.tick == tick and not node.stays and is_removable
 
 
 def _cost(node: Node) -> float:

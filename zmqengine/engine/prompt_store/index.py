@@ -16,18 +16,25 @@ _SIBLINGS_MAX = 32
 
 
 class Node:
-    """A kept block and its place in the tree. `worth` and `tick` are those of `eviction.EvictionOrder`."""
+    """A kept block and its place in the tree. `worth` and `tick` are those of `eviction.EvictionOrder`, `pins` and
+    `awaiting` those of `staying.Staying`; one that `is_restored` came from a slower tier and was not used since."""
 
-    __slots__ = ("block", "children", "is_kept", "parent", "pins", "tick", "worth")
+    __slots__ = ("awaiting", "block", "children", "is_kept", "is_restored", "parent", "pins", "tick", "worth")
 
     def __init__(self, block: StoredBlock, parent: Node | None) -> None:
         self.block = block
         self.parent = parent
         self.children = 0
-        self.pins = 0
+        self.pins = self.awaiting = 0
         self.is_kept = True
+        self.is_restored = False
         self.worth = 0.0
         self.tick = 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether it may not go."""
+        return self.pins > 0 or self.awaiting > 0
 
     @property
     def is_leaf(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock
 from zmqengine.engine.prompt_store.eviction import EvictionOrder
 from zmqengine.engine.prompt_store.index import BlockIndex, Match, Node
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
+from zmqengine.engine.prompt_store.staying import Staying
 from zmqengine.engine.prompt_store.tier import Tier
 
 
@@ -22,16 +22,21 @@ class KeptBlocks:
     def __init__(self, *, cut_anywhere: bool) -> None:
         self.tier: Tier | None = None
         self.cut_anywhere = cut_anywhere
-        self.kept_bytes = self.pinned_bytes = 0
+        self.kept_bytes = 0
         self.index = BlockIndex()
         self._order = EvictionOrder()
-        self._pinned: OrderedDict[Node, None] = OrderedDict()
+        self.staying = Staying(self._order)
         self._going: list[StoredBlock] = []
 
     def find(self, key: bytes) -> StoredBlock | None:
         """The block with this key, if it is kept. May be called from any thread."""
         node = self.index.get(key)
         return None if node is None else node.block
+
+    def holds(self, block: StoredBlock) -> bool:
+        """Whether all that is in this block is kept."""
+        kept = self.find(block.key)
+        return kept is not None and (kept.checkpoint is not None or block.checkpoint is None)
 
     def usable(self, match: Match) -> tuple[list[Node], int]:
         """The blocks of a match that can be used, and how many tokens they give."""
@@ -64,7 +69,7 @@ class KeptBlocks:
             self.tier.on_add(block)
         if self.cut_anywhere:
             for other in self.index.stand_ins(node):
-                if not other.pins:
+                if not other.stays:
                     self._remove(other)
         return node
 
@@ -76,8 +81,8 @@ class KeptBlocks:
             self.tier.on_add(node.block)
 
     def add_all(self, blocks: Sequence[StoredBlock], room: int) -> list[Node]:
-        """Keep blocks, each the parent of the next, as far as they fit `room`, and `hold` them."""
-        held: list[Node] = []
+        """Keep blocks, each the parent of the next, as far as they fit `room`; returns all of them that are kept."""
+        nodes: list[Node] = []
         for block in blocks:
             node = self.index.get(block.key)
             room -= block.bytes
@@ -85,11 +90,10 @@ class KeptBlocks:
                 break
             if block.checkpoint is not None and node.block.checkpoint is None:
                 self.add_state(node, block.checkpoint)
-            self.hold(node)
-            held.append(node)
-        return held
+            nodes.append(node)
+        return nodes
 
-    # --- what goes, and what does not ---
+    # --- what goes ---
 
     def evict(self) -> bool:
         """Drop what is worth least; returns whether there was anything that may go."""
@@ -103,7 +107,7 @@ class KeptBlocks:
         self._remove(node)
         parent = node.parent
         # Where nothing is cut, nobody can go on from a block without a state.
-        while parent is not None and parent.is_leaf and not (parent.pins or self._is_of_use(parent)):
+        while parent is not None and parent.is_leaf and not (parent.stays or self._is_of_use(parent)):
             self._going.append(parent.block)
             self._remove(parent)
             parent = parent.parent
@@ -118,49 +122,14 @@ class KeptBlocks:
                 self.tier.on_evict(run)
         self._going = []
 
-    def pin(self, node: Node, room: int) -> bool:
-        """Keep a prompt, within `room` for all that are pinned; the one pinned longest ago is no longer, if needed."""
-        if node in self._pinned:
-            self._pinned.move_to_end(node)
-            return True
-        if sum(each.block.bytes for each in node.path()) > room:
-            return False
-        while self._pinned and self.pinned_bytes + _unpinned_bytes(node) > room:
-            self.unpin_oldest()
-        self._pinned[node] = None
-        for each in node.path():
-            self.hold(each)
-        return True
-
-    def unpin_oldest(self) -> bool:
-        """Let go what was pinned longest ago; returns whether there was anything."""
-        if not self._pinned:
-            return False
-        node, _ = self._pinned.popitem(last=False)
-        for each in node.path():
-            self.release(each)
-        return True
-
-    def hold(self, node: Node) -> None:
-        """It may not go, until `release`."""
-        node.pins += 1
-        self.pinned_bytes += node.block.bytes if node.pins == 1 else 0
-
-    def release(self, node: Node) -> None:
-        """It may go again, if nobody else holds it."""
-        node.pins -= 1
-        if not node.pins:
-            self.pinned_bytes -= node.block.bytes
-            self._order.enter(node)
-
     def clear(self) -> None:
         """Drop everything."""
         if self.tier is not None:
             self.tier.on_clear()
         self.index.clear()
         self._order.clear()
-        self._pinned.clear()
-        self.kept_bytes = self.pinned_bytes = 0
+        self.staying.clear()
+        self.kept_bytes = 0
 
     def _is_of_use(self, leaf: Node) -> bool:
         return self.cut_anywhere or leaf.block.checkpoint is not None
@@ -173,11 +142,7 @@ class KeptBlocks:
         change = block.bytes - node.block.bytes
         node.block = block
         self.kept_bytes += change
-        self.pinned_bytes += change if node.pins else 0
-
-
-def _unpinned_bytes(node: Node) -> int:
-    return sum(each.block.bytes for each in node.path() if not each.pins)
+        self.staying.grew(node, change)
 
 
 def _runs(blocks: Sequence[StoredBlock]) -> list[list[StoredBlock]]:

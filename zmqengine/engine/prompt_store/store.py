@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -40,7 +40,7 @@ class PromptStore:
 
     Without a `layout` nothing is kept but parked rows. `facts` say what decides what caches hold: prompts that are
     alike under other facts, or in another scope, are others. What is worth least goes first; then what is on *offer*,
-    which nobody gets before a finite logit was made of it; then what is pinned; then parked rows.
+    which nobody gets before a finite logit was made of it; then what is awaited or pinned; then parked rows.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class PromptStore:
         self.refused: Counter[str] = Counter()
         """Prompts that were not kept, by reason."""
         self.restored_tokens = self.divergences = 0
+        self.hit_tokens: Counter[str] = Counter()
+        """Tokens that rows got from here, by where they lay: `memory` or `disk`."""
         self._model = model
         self._layout = layout
         self._offers = Offers()
@@ -87,6 +89,7 @@ class PromptStore:
             caches = self._layout.build(self._model, parts, length, nodes[-1].block.checkpoint)
             hit = hit._replace(tokens=length, caches=caches)
             self.kept.use(nodes)
+            self._count_hit(nodes, length)
         if row.is_pinned and match.nodes and match.tokens == len(row.ids) - 1:
             self._pin(match.nodes[-1])
         return hit
@@ -159,20 +162,26 @@ class PromptStore:
                 self.withdraw(offer)
         row.offers = []
 
-    def insert_blocks(self, blocks: Sequence[StoredBlock]) -> int:
-        """Keep blocks from elsewhere that are known to be good, each the parent of the next, as far as there is room.
+    def insert_blocks(self, blocks: Sequence[StoredBlock], awaited_by: Hashable) -> int:
+        """Keep blocks from elsewhere that are known to be good, each the parent of the next, as far as there is room,
+        and until `release` as long as there is.
 
         Returns how many tokens of their prompt are kept now.
         """
-        taken = self.parked.bytes + self._offers.bytes + self.kept.pinned_bytes
-        before = self.lookup.kept_tokens([block.key for block in blocks], blocks[-1].end if blocks else 0)
-        held = self.kept.add_all(blocks, self.bytes_max - taken)
+        known = {block.key for block in blocks if self.kept.holds(block)}
+        taken = self.parked.bytes + self._offers.bytes + self.kept.staying.bytes
+        nodes = self.kept.add_all(blocks, self.bytes_max - taken)
+        for node in nodes:
+            if node.block.key not in known:
+                node.is_restored = True
+                self.restored_tokens += len(node.block.tokens)
+        self.kept.staying.hold(nodes, awaited_by)
         self._make_room()
-        for node in held:
-            self.kept.release(node)
-        end = held[-1].block.end if held else 0
-        self.restored_tokens += max(0, end - before)
-        return end
+        return nodes[-1].block.end if nodes and nodes[-1].is_kept else 0
+
+    def release(self, awaited_by: Hashable) -> None:
+        """Whoever awaited blocks has made use of them, or will not."""
+        self.kept.staying.release(awaited_by)
 
     # --- rows that will come back ---
 
@@ -221,7 +230,7 @@ class PromptStore:
             if (offer := self._offers.oldest()) is not None:
                 self._offers.remove(offer)
                 self.refused["no room"] += 1
-            elif not self.kept.unpin_oldest():
+            elif not self.kept.staying.let_go():
                 break
         self.parked.trim(self.bytes_max)
         self.kept.tell_evicted()
@@ -230,8 +239,15 @@ class PromptStore:
         return max(0, self.bytes_max - self.parked.bytes) // (layout.token_bytes + _TOKEN_BYTES)
 
     def _pin(self, node: Node) -> None:
-        if not self.kept.pin(node, int(self.bytes_max * _PINNED_SHARE)):
+        if not self.kept.staying.pin(node, int(self.bytes_max * _PINNED_SHARE)):
             self.refused["too long to pin"] += 1
+
+    def _count_hit(self, nodes: Sequence[Node], length: int) -> None:
+        for node in nodes:
+            tokens = min(node.block.end, length) - node.block.start
+            self.hit_tokens["disk" if node.is_restored else "memory"] += tokens
+            # The next row finds it in memory.
+            node.is_restored = False
 
 
 def numbers(store: PromptStore) -> dict[str, int]:
@@ -239,7 +255,9 @@ def numbers(store: PromptStore) -> dict[str, int]:
     refused = {f"refused_{reason.replace(' ', '_')}": count for reason, count in store.refused.items()}
     return {
         "blocks": len(store.kept.index),
-        "pinned_bytes": store.kept.pinned_bytes,
+        "pinned_bytes": store.kept.staying.pinned_bytes,
+        "memory_hit_tokens": store.hit_tokens["memory"],
+        "disk_hit_tokens": store.hit_tokens["disk"],
         "restored_tokens": store.restored_tokens,
         "divergences": store.divergences,
         **refused,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -98,16 +98,20 @@ class DiskTier:
         """Read them. What is gone or damaged is left out, and what follows it."""
         return deque(self._restoring.read(plan, tokens))
 
-    def restore(self, blocks: deque[HostBlock], bytes_max: int) -> None:
+    def restore(self, blocks: deque[HostBlock], bytes_max: int, awaited_by: Hashable) -> None:
         """Put the first of `blocks` into memory, about so many bytes, and take them off; all of them where memory has
-        no room for more."""
+        no room for more. There they stay until `release`, as long as nothing else needs the room."""
         taken: list[HostBlock] = []
         while blocks and bytes_max > 0:
             taken.append(blocks.popleft())
             bytes_max -= taken[-1].bytes
         made = self._made(taken)
-        if made and self._store.insert_blocks(made) < made[-1].end:
+        if made and self._store.insert_blocks(made, awaited_by) < made[-1].end:
             blocks.clear()
+
+    def release(self, awaited_by: Hashable) -> None:
+        """Whoever had blocks restored has made use of them, or will not."""
+        self._store.release(awaited_by)
 
     def measure(self) -> None:
         """Find out how fast blocks come back, if there are any."""
