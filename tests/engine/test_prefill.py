@@ -22,7 +22,7 @@ def test_a_step_reads_at_most_one_chunk_while_others_decode(model):
     engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=256)
     engine.insert([RowRequest(0, [5, 6], 500)])
     run = Run()
-    for _ in range(3):
+    for _ in range(4):
         step(engine, run)
     engine.insert([RowRequest(1, [7] * 1000, 3)])
     for _ in range(15):

@@ -100,7 +100,8 @@ class Life:
         assert memory.prompt_cache + memory.parked <= self.limit
         nodes = list(store.kept.index._nodes.values())
         assert sum(node.block.bytes for node in nodes) == store.kept.kept_bytes
-        assert sum(node.block.bytes for node in nodes if node.pins) == store.kept.pinned_bytes
+        assert sum(node.block.bytes for node in nodes if node.pins) == store.kept.staying.pinned_bytes
+        assert sum(node.block.bytes for node in nodes if node.stays) == store.kept.staying.bytes
         assert sum(node.is_leaf for node in nodes) == store.kept.index.leaves
         assert sum(offer.bytes for offer in store._offers._offers) == store._offers.bytes
         assert all(node.parent is None or node.parent.is_kept for node in nodes)
