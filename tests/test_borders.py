@@ -38,6 +38,7 @@ MLX_FILES = {
     "zmqengine/engine/kernels/drawing.py",
     "zmqengine/engine/device/projections.py",
     "zmqengine/engine/device/quantised.py",
+    "zmqengine/engine/device/starting.py",
     "zmqengine/engine/device/tuning.py",
     "zmqengine/engine/device/ways.py",
     "zmqengine/engine/fingerprint.py",

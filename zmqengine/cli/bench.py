@@ -50,6 +50,7 @@ def bench() -> None:
     zmqengine bench serve --url http://127.0.0.1:8080/v1 --url http://127.0.0.1:8081/v1
     zmqengine bench overhead --model pico
     zmqengine bench constrained
+    zmqengine bench saving
     zmqengine bench schedule --set load=1.2
     """
     missing = [name for name in NEEDED if not _importable(name)]
