@@ -110,9 +110,9 @@ class DecodeBatch:
         return not self.rows and self._flight is None
 
     def launch(self, may_draft: Callable[[], bool]) -> None:
-        """Start the next step; rows draft only where `may_draft` says so."""
+        """Start the next step; rows draft only where `may_draft` says so. None where a first token is to land first."""
         if self._flight is not None and self._flight.is_first and self._start_computes:
-            # A first token would wait for a whole step more. The other rows get theirs sooner as well.
+            # A first token would wait for a whole step more.
             self._landing, self._flight = self._flight, None
             return
         drafts: list[Draft | None] = []
@@ -143,8 +143,7 @@ class DecodeBatch:
         return wants and may_draft()
 
     def land(self, result: StepResult) -> None:
-        """Report the tokens of the step before the one that `launch` has started, waiting for them; where first tokens
-        are on their way and to start a step takes as long as the step, it has started none.
+        """Report the tokens of the step before the one that `launch` has started, waiting for them.
 
         Then those of rows with a grammar are known, and the started step chooses among what may follow.
         """
@@ -170,8 +169,7 @@ class DecodeBatch:
             else:
                 row.window = window.width
         self.steps += 1
-        measured, offers = self._choosing.measured, self._take_offers()
-        flight = Flight(list(self.rows), measured, offers, window, is_first=is_first)
+        flight = Flight(list(self.rows), self._choosing.measured, _take_offers(self.rows), window, is_first)
         if self._choosing.constrained:
             kv.start(logits)
             flight.logits = logits
@@ -190,13 +188,6 @@ class DecodeBatch:
         flight.logits = None
         tokens, chosen_logits, logprobs = flight.choices
         kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
-
-    def _take_offers(self) -> list[tuple[Row, Offer]]:
-        offers = [(row, offer) for row in self.rows for offer in row.offers]
-        for row in self.rows:
-            row.offers = []
-            row.launched = True
-        return offers
 
     def _columns(self) -> list[int]:
         """How many tokens the caches hold of each row, those of a window on its way included."""
@@ -235,3 +226,12 @@ class DecodeBatch:
             for row in self.rows:
                 row.window = 0
             kv.go_back(self.caches, counts, self._columns())
+
+
+def _take_offers(rows: Sequence[Row]) -> list[tuple[Row, Offer]]:
+    """What rows offer, for the step that is started with them."""
+    offers = [(row, offer) for row in rows for offer in row.offers]
+    for row in rows:
+        row.offers = []
+        row.launched = True
+    return offers

@@ -42,8 +42,8 @@ class Flight:
     measured: list[Row]
     offers: list[tuple[Row, Offer]]
     window: Window | None = None
-    is_ahead: bool = False
     is_first: bool = False
+    is_ahead: bool = False
     logits: mx.array | None = None
     choices: Choices | None = None
 

@@ -10,6 +10,7 @@ lookup.py       rows in it
 offers.py       blocks that nobody gets before their row has made a number
 parked_rows.py  rows that were taken out of the batch and will come back
 branches.py     where in a prompt a state that cannot be cut is worth keeping
+counts.py       what became of prompts
 store.py        all that, within a number of bytes: what the rest of the engine calls
 tier.py         what the store knows of a slower one behind it
 disk/           the one on disk

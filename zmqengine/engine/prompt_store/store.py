@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 from zmqengine.engine import kv
 from zmqengine.engine.prompt_store.block import StoredBlock
 from zmqengine.engine.prompt_store.branches import whole
+from zmqengine.engine.prompt_store.counts import Counts
 from zmqengine.engine.prompt_store.index import Node
 from zmqengine.engine.prompt_store.kept_blocks import KeptBlocks
 from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN, Lookup
@@ -49,11 +49,7 @@ class PromptStore:
         self.bytes_max = self._bytes_most = bytes_max
         self.kept = KeptBlocks(cut_anywhere=layout is not None and layout.is_cut_anywhere)
         self.lookup = Lookup(self.kept, facts)
-        self.refused: Counter[str] = Counter()
-        """Prompts that were not kept, by reason."""
-        self.restored_tokens = self.divergences = 0
-        self.hit_tokens: Counter[str] = Counter()
-        """Tokens that rows got from here, by where they lay: `memory` or `disk`."""
+        self.counts = Counts()
         self._model = model
         self._layout = layout
         self._offers = Offers()
@@ -89,7 +85,7 @@ class PromptStore:
             caches = self._layout.build(self._model, parts, length, nodes[-1].block.checkpoint)
             hit = hit._replace(tokens=length, caches=caches)
             self.kept.use(nodes)
-            self._count_hit(nodes, length)
+            self.counts.hit(nodes, length)
         if row.is_pinned and match.nodes and match.tokens == len(row.ids) - 1:
             self._pin(match.nodes[-1])
         return hit
@@ -102,7 +98,7 @@ class PromptStore:
         """Whether what `row` holds now would tell anything new."""
         if self.bytes_max <= 0 or self.lookup.is_known(row):
             return False
-        self.refused["not possible with this model"] += self._layout is None
+        self.counts.refused["not possible with this model"] += self._layout is None
         return self._layout is not None
 
     # --- what comes ---
@@ -119,11 +115,11 @@ class PromptStore:
         end = row.held if self.may_keep(row) else min(row.held, max(begin, whole(self._tokens_max(layout))))
         # A state fits whole or not at all.
         if end < row.held and (end == begin or self.keeps_states):
-            self.refused["too long"] += 1
+            self.counts.refused["too long"] += 1
             return None
         offer = make_offer(row, begin, end, [self.lookup.salt(row.scope), *keys], layout, caches, place)
         if offer.bytes > self.bytes_max - self.parked.bytes:
-            self.refused["too long"] += 1
+            self.counts.refused["too long"] += 1
             return None
         self._unsettled += offer.arrays()
         self._offers.add(offer)
@@ -148,7 +144,7 @@ class PromptStore:
 
     def withdraw(self, offer: Offer) -> None:
         """What is on offer is no number: drop it."""
-        self.refused["not finite"] += self._offers.remove(offer)
+        self.counts.refused["not finite"] += self._offers.remove(offer)
 
     def prove(self, row: Row) -> None:
         """`row` ends before its first logit: look at what it offers instead, which waits for it."""
@@ -171,10 +167,7 @@ class PromptStore:
         known = {block.key for block in blocks if self.kept.holds(block)}
         taken = self.parked.bytes + self._offers.bytes + self.kept.staying.bytes
         nodes = self.kept.add_all(blocks, self.bytes_max - taken)
-        for node in nodes:
-            if node.block.key not in known:
-                node.is_restored = True
-                self.restored_tokens += len(node.block.tokens)
+        self.counts.restored(nodes, known)
         self.kept.staying.hold(nodes, awaited_by)
         self._make_room()
         return nodes[-1].block.end if nodes and nodes[-1].is_kept else 0
@@ -229,7 +222,7 @@ class PromptStore:
                 continue
             if (offer := self._offers.oldest()) is not None:
                 self._offers.remove(offer)
-                self.refused["no room"] += 1
+                self.counts.refused["no room"] += 1
             elif not self.kept.staying.let_go():
                 break
         self.parked.trim(self.bytes_max)
@@ -240,25 +233,10 @@ class PromptStore:
 
     def _pin(self, node: Node) -> None:
         if not self.kept.staying.pin(node, int(self.bytes_max * _PINNED_SHARE)):
-            self.refused["too long to pin"] += 1
-
-    def _count_hit(self, nodes: Sequence[Node], length: int) -> None:
-        for node in nodes:
-            tokens = min(node.block.end, length) - node.block.start
-            self.hit_tokens["disk" if node.is_restored else "memory"] += tokens
-            # The next row finds it in memory.
-            node.is_restored = False
+            self.counts.refused["too long to pin"] += 1
 
 
 def numbers(store: PromptStore) -> dict[str, int]:
     """What `status` tells of a store."""
-    refused = {f"refused_{reason.replace(' ', '_')}": count for reason, count in store.refused.items()}
-    return {
-        "blocks": len(store.kept.index),
-        "pinned_bytes": store.kept.staying.pinned_bytes,
-        "memory_hit_tokens": store.hit_tokens["memory"],
-        "disk_hit_tokens": store.hit_tokens["disk"],
-        "restored_tokens": store.restored_tokens,
-        "divergences": store.divergences,
-        **refused,
-    }
+    blocks, pinned_bytes = len(store.kept.index), store.kept.staying.pinned_bytes
+    return {"blocks": blocks, "pinned_bytes": pinned_bytes, **store.counts.numbers()}
