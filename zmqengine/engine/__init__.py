@@ -8,6 +8,7 @@ tokenizer_export.py    what a front-end needs of the tokenizer
 fingerprint.py         tells one model from another by its numbers
 generation_config.py   how the model's makers want tokens to be drawn
 mlx_engine.py          the engine on MLX: one step is a decode of every row, then a chunk of prefill
+gauges.py              what it tells of itself: rows, tokens, memory
 
 row.py                 a request in the engine and how far it has come
 prefill.py             reads prompts in bounded chunks

@@ -43,22 +43,23 @@ def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
         return machine
 
 
-def wire_memory(bytes_max: int | None = None) -> int | None:
-    """Let MLX wire up to `bytes_max`, None for as much as it may hold of what Metal recommends.
+class WiredMemory:
+    """Lets MLX wire up to `bytes_max`, None for as much as it may hold of what Metal recommends, until `restore`.
 
     Wired memory is never paged out, so a model is as fast after a pause as before; but a machine whose memory is
-    wired to the last has frozen under load. 0 leaves all as it is. Returns the limit to restore with
-    `unwire_memory`; None if nothing was changed, as without Metal.
+    wired to the last has frozen under load. 0 leaves all as it is, and without Metal there is nothing to do.
     """
-    if bytes_max == 0 or not mx.metal.is_available():
-        return None
-    recommended = int(mx.device_info()["max_recommended_working_set_size"])
-    wanted = mx.get_memory_limit() if bytes_max is None else bytes_max
-    return mx.set_wired_limit(min(wanted, recommended))
 
+    def __init__(self, bytes_max: int | None = None) -> None:
+        self._limit_before: int | None = None
+        if bytes_max != 0 and mx.metal.is_available():
+            recommended = int(mx.device_info()["max_recommended_working_set_size"])
+            wanted = mx.get_memory_limit() if bytes_max is None else bytes_max
+            self._limit_before = mx.set_wired_limit(min(wanted, recommended))
 
-def unwire_memory(limit_bytes: int | None) -> None:
-    """Restore the limit that `wire_memory` returned."""
-    if limit_bytes is not None:
-        mx.synchronize()
-        mx.set_wired_limit(limit_bytes)
+    def restore(self) -> None:
+        """Set the limit that there was. Idempotent."""
+        if self._limit_before is not None:
+            mx.synchronize()
+            mx.set_wired_limit(self._limit_before)
+            self._limit_before = None

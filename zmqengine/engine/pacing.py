@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 TOKENS_MIN = 32
 """A smaller chunk costs more than it saves."""
 TOKENS_START = 256
@@ -13,6 +15,7 @@ FAST_STEPS = 3
 # What reading may add to a step, in steps without it: more makes prompts hardly faster and streams silent for longer.
 _DECODE_STEPS = 8
 _GOAL_S_MIN = 0.025
+_IDLE_SHARE = 2.5
 
 
 class PrefillPace:
@@ -74,3 +77,47 @@ class PrefillPace:
         elif self._fast_steps >= FAST_STEPS and read * 2 > self.tokens:
             self._fast_steps = 0
             self.tokens = min(self.tokens_max, self.tokens * 2)
+
+
+class StepPace:
+    """The pace of an engine's steps: one while rows decode, and one while none does.
+
+    In the latter a long step holds up only those who arrive or abort, so reading may take two and a half times as long.
+    """
+
+    def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float) -> None:
+        self._busy = PrefillPace(tokens_max, target_s)
+        self._idle = PrefillPace(max(tokens_max, idle_tokens_max), target_s * _IDLE_SHARE)
+        self._chosen = self._busy
+        self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
+
+    @property
+    def tokens_max(self) -> int:
+        """The most that a step may ever read while rows decode."""
+        return self._busy.tokens_max
+
+    @property
+    def largest_tokens(self) -> int:
+        """The most that the next step may read."""
+        return max(self._busy.tokens, self._idle.tokens)
+
+    def choose(self, *, busy: bool) -> int:
+        """How many tokens this step may read; `busy` if rows decode."""
+        self._chosen = self._busy if busy else self._idle
+        return self._chosen.tokens
+
+    def record(self, tokens_read: int, seconds: float) -> None:
+        """The step took so long in all, the reading of `tokens_read` tokens of prompt included."""
+        # A chunk is waited for up to two steps after the one that launched it, or at once: it depends on the device.
+        self._launches.append((tokens_read, self._chosen))
+        tokens, launcher = max(self._launches, key=lambda launch: launch[0])
+        launcher.record(tokens, seconds)
+
+    def begin(self, measured: tuple[float, float] | None) -> None:
+        """Start again, with the speed of reading and what a step without it takes, if they were measured."""
+        self._launches.clear()
+        for pace in (self._busy, self._idle):
+            if measured is None:
+                pace.forget()
+            else:
+                pace.begin(*measured)

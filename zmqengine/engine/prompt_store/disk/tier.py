@@ -8,9 +8,10 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock
 from zmqengine.engine.prompt_store.disk.block_file import FAULTS, HostBlock
-from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
 from zmqengine.engine.prompt_store.disk.host_arrays import from_host
 from zmqengine.engine.prompt_store.disk.restoring import Plan, Restoring
 from zmqengine.engine.prompt_store.disk.saving import LOSSES, Saving
@@ -19,6 +20,15 @@ from zmqengine.engine.prompt_store.store import PromptStore
 
 PIECE_BYTES = 16 << 20
 _WAIT_S = 0.1
+
+
+def open_tier(
+    store: PromptStore, salt: bytes, options: EngineOptions, ring: Callable[[], None] = lambda: None
+) -> DiskTier:
+    """The tier in `options.cache_path`, of a model of this `salt`. Raises `ConfigError` for an unusable path."""
+    assert options.cache_path is not None
+    bounds = Bounds(options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes)
+    return DiskTier(store, Directory(options.cache_path, salt, bounds), ring)
 
 
 class DiskTier:
