@@ -36,6 +36,12 @@ def check_context(prompt: Sequence[int], max_tokens: int | None, context_tokens:
         )
 
 
+def check_prediction(prediction: Sequence[int], tokens_max: int) -> None:
+    """Raise `BadRequest` for one that is longer than the worker takes."""
+    if len(prediction) > tokens_max:
+        raise BadRequest(f"prediction: {len(prediction)} tokens, the worker takes {tokens_max}")
+
+
 def length_of(prompt: Sequence[int], max_tokens: int | None) -> str:
     """How long a request is, in words."""
     asked = "" if max_tokens is None else f" + max_tokens {max_tokens}"

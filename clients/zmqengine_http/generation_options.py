@@ -24,6 +24,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
 
     `sampling` has what was given: a temperature, top_p or top_k that is left out is the model's own default.
     `logprobs`: None for none, else how many alternatives each token has. `n` choices are made of each prompt.
+    `prediction` is token ids that the output may be like.
     Requests of one `cache_key` go to one worker; `cache_scope` says who may go on there from what was read of the
     prompt, and `pin` keeps it. `constraint` is what the output must be.
     """
@@ -42,6 +43,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     cache_scope: CacheScope | None = None
     pin: bool = False
     constraint: Constraint | None = None
+    prediction: list[int] = []
 
 
 def make_options(asked: GenerationOptions, model: Model, *, default_temperature: float | None) -> Options:
@@ -66,6 +68,7 @@ def make_options(asked: GenerationOptions, model: Model, *, default_temperature:
         cache_scope=asked.cache_scope,
         pin=asked.pin,
         constraint=asked.constraint,
+        prediction=asked.prediction,
     )
     options.update(cast(Options, asked.sampling))
     options["top_p"] = max(options["top_p"], TOP_P_MIN)

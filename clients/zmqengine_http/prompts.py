@@ -75,6 +75,10 @@ class Tokenizing:
         """The token ids of a text."""
         return await self.run(request_id, size, lambda: encode_text(model, text), len)
 
+    async def prediction(self, request_id: str, size: int, model: Model, text: str) -> list[int]:
+        """The token ids of what an answer may be like."""
+        return await self.run(request_id, size, lambda: encode_prediction(model, text), len)
+
     async def chat(self, request_id: str, size: int, model: Model, conversation: Conversation) -> Prompt:
         """The prompt of a chat. Raises a 400 if the model's template cannot take it."""
         return await self.run(
@@ -86,6 +90,12 @@ def encode_text(model: Model, text: str, *, add_special_tokens: bool = True) -> 
     """The token ids of a text. Raises a 400 if it is no Unicode, or surely longer than the context."""
     check_text_fits("prompt", model, text)
     return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def encode_prediction(model: Model, text: str) -> list[int]:
+    """The token ids of what an answer may be like. Raises a 400 if it is surely longer than the context."""
+    check_text_fits("prediction", model, text)
+    return model.tokenizer.encode(text, add_special_tokens=False)
 
 
 def encode_chat(model: Model, conversation: Conversation) -> Prompt:

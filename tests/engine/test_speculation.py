@@ -14,6 +14,7 @@ from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.ngrams import Ngrams
+from zmqengine.engine.drafts.predictions import Predictions
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.step_costs import WAITED
 from zmqengine.engine.interface import RowRequest, Sampling
@@ -211,6 +212,26 @@ class Liar(Ngrams):
 
     def follow(self, row: Row) -> Outlook | None:
         return super().follow(row) and Outlook(0.9, 0.9, 64)
+
+
+def test_a_prediction_is_followed_around_what_it_has_wrong(model):
+    """It has a token too many, one too few and a wrong one, and saves most steps; a useless one saves none."""
+    rows = [replace(request, max_tokens=60) for request in requests(4)]
+    wanted = alone(model, rows)
+    edited = []
+    for request in rows:
+        ids = wanted.ids(request.row)
+        edited.append(replace(request, prediction=[*ids[:10], 7, *ids[10:25], *ids[26:40], 7, *ids[41:]]))
+    edited[3] = replace(rows[3], prediction=[7] * 60)
+    engine = make_engine(model, speculation=by_worth(Predictions()))
+    for request in edited:
+        engine.insert([request])
+        run = finish(engine)
+        same(run, wanted, request.row)
+        if request.row < 3:
+            assert {draft.source for draft in run.drafts} == {"prediction"}
+            assert sum(draft.accepted for draft in run.drafts) >= 40
+    assert engine.stats().steps <= 3 * 25 + 65
 
 
 @pytest.mark.parametrize("source", [Ngrams, Liar])

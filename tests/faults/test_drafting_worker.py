@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from tests.support.models import build_tokenizer
 from tests.support.workers import WorkerProcess
 from zmqengine.bench import echo_model
+from zmqengine.errors import BadRequest
 
 KILLS = int(os.environ.get("ZMQENGINE_DRAFTING_KILLS", "25"))
 WORDS = 120
@@ -51,6 +52,22 @@ def test_a_completion_tells_of_its_drafts_and_a_request_may_do_without(
         for name, (proposed, accepted) in drafted.drafts.items():
             assert 0 <= accepted <= proposed
             assert (numbers[f"drafted_{name}"], numbers[f"drafts_accepted_{name}"]) == (proposed, accepted)
+
+
+def test_what_the_sender_expects_is_drafted(make_worker: Callable[..., WorkerProcess], model: str) -> None:
+    """The tokens are those without it. What is longer than the worker takes is cut by the client."""
+    text = echo_model.document(random.Random(4), WORDS)
+    wanted = echo_model.answer(text)
+    with make_worker(None, model=model, speculate="auto", supervise=False).client() as client:
+        asked: Any = {"max_tokens": 2 * WORDS, "stop_token_ids": [echo_model.END]}
+        prompt = echo_model.prompt(text)
+        for prediction in (wanted, wanted * 100, [5] * 40):
+            completion = client.generate_tokens(prompt, prediction=prediction, **asked).read()
+            assert completion.tokens == wanted
+        with pytest.raises(BadRequest, match="prediction"):
+            client.generate_tokens(prompt, prediction=[10**6], **asked).read()
+        with pytest.raises(BadRequest, match="token ids"):
+            client.generate_tokens(prompt, prediction="text", **asked).read()
 
 
 @pytest.mark.slow

@@ -83,6 +83,28 @@ def test_a_streamed_chat(client: openai.OpenAI) -> None:
     assert chunks[-1].usage == whole.usage
 
 
+def test_a_prediction(client: openai.OpenAI) -> None:
+    """The answer is the same, and says how much of it was foretold: of one letter nine times, where it stands."""
+    for seed in range(200):
+        asked: Any = {"model": "fake", "messages": MESSAGES, "max_tokens": 9, "seed": seed}
+        plain = client.chat.completions.create(**asked, logprobs=True)
+        assert plain.choices[0].logprobs
+        tokens = [entry.token for entry in plain.choices[0].logprobs.content or []]
+        letters = [token for token in tokens if len(token) == 1 and token.isascii() and token.isalpha()]
+        if letters:
+            break
+    expected = letters[0] * 9
+    for content in (expected, [{"type": "text", "text": expected}]):
+        answer = client.chat.completions.create(**asked, prediction={"type": "content", "content": content})
+        strict(answer)
+        assert answer.choices[0].message.content == plain.choices[0].message.content
+        assert answer.usage
+        details = answer.usage.completion_tokens_details
+        assert details
+        assert details.accepted_prediction_tokens == tokens.count(letters[0])
+        assert details.rejected_prediction_tokens == 9 - tokens.count(letters[0])
+
+
 def test_completions(client: openai.OpenAI) -> None:
     """Prompts as text and as tokens, streamed and not."""
     whole = client.completions.create(model="fake", prompt=[1, 2], max_tokens=5, seed=1, logprobs=2)

@@ -121,6 +121,18 @@ def _emitted(make: Make) -> None:
         _expect_end(end, "length")
 
 
+@rule("I insert", "a prediction changes no token; one that is too long is refused with bad_request")
+def _prediction(make: Make) -> None:
+    front_end = make().open_session()
+    longest = front_end.welcome["limits"].get("prediction_tokens_max", 0)
+    front_end.refused(front_end.insert("long", prediction=[5] * (longest + 1)), "bad_request")
+    if longest:
+        plain, _ = front_end.generate("a", max_tokens=12, seed=3)
+        for name, prediction in (("right", plain), ("half", [*plain[:6], 5, *plain[6:]]), ("wrong", [5] * 9)):
+            again, _ = front_end.generate(name, max_tokens=12, seed=3, prediction=prediction[:longest])
+            expect(again == plain, f"a {name} prediction gives another output")
+
+
 @rule("I insert", "a stop token ends the output with stop, and is its last token")
 def _stop(make: Make) -> None:
     front_end = make().open_session()

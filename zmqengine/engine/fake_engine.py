@@ -22,6 +22,7 @@ from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
     ModelInfo,
+    RowDraft,
     RowFailure,
     RowPrefill,
     RowRequest,
@@ -262,6 +263,10 @@ class FakeEngine:
         result.tokens.append(
             RowToken(request.row, token, logprobs, "stop" if stopped else "length" if full else None)
         )
+        if index < len(request.prediction):
+            # As if it had been drafted one by one.
+            is_right = request.prediction[index] == token
+            result.drafts.append(RowDraft(request.row, "prediction", 1, int(is_right)))
         if stopped or full:
             del self._rows[request.row]
             self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)

@@ -33,7 +33,8 @@ class RowRequest:
     last token of the output. `logprobs` is None for none, or how many top alternatives go with each token.
     `grammar` is what the output must follow, if anything: the row then ends with `stop` when it is whole.
     What is read is kept for rows of the same `cache_scope`; with `pin` the prompt stays kept.
-    Without `speculate` the row makes one token a step; the tokens are the same with it.
+    Without `speculate` the row makes one token a step; the tokens are the same with it. `prediction` is what the output
+    may be like: it is drafted, and changes no token.
     """
 
     row: int
@@ -48,6 +49,7 @@ class RowRequest:
     cache_scope: str = ""
     pin: bool = False
     speculate: bool = True
+    prediction: Sequence[int] = ()
 
 
 class TokenLogprobs(NamedTuple):

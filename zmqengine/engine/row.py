@@ -31,7 +31,7 @@ class Row:
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
     While a window of drafts is on its way, its caches hold `window` tokens more, of which some will be taken back.
-    `history` and `draft_state` are what sources of drafts know of it.
+    `history`, `prediction_place` and `draft_state` are what sources of drafts know of it.
     """
 
     __slots__ = (
@@ -53,6 +53,8 @@ class Row:
         "matcher",
         "max_tokens",
         "offers",
+        "prediction",
+        "prediction_place",
         "prompt_tokens",
         "read_tokens",
         "sampled",
@@ -88,7 +90,9 @@ class Row:
         self.launched = False
         self.gone = False
         self.speculate = request.speculate
+        self.prediction = request.prediction
         self.history: Any = None
+        self.prediction_place: Any = None
         self.draft_state: Any = None
         self.window = 0
         self._check(vocab_size)
@@ -120,7 +124,7 @@ class Row:
         # mistake there must end in a failed row and not in a dead process.
         if not self.prompt_tokens:
             raise ValueError("the prompt is empty")
-        check_token_ids(vocab_size, self.sampling, prompt=self.tokens)
+        check_token_ids(vocab_size, self.sampling, prompt=self.tokens, prediction=self.prediction)
         check_sampling(self.sampling)
         if self.max_tokens <= self.sampled:
             raise ValueError("max_tokens leaves nothing to generate")

@@ -85,6 +85,8 @@ class Limits(Struct, frozen=True):
     """What an insert without a `cache_scope` has. Empty: an insert may have neither that nor `pin`."""
     speculation: bool = False
     """Whether an insert may have `speculate`."""
+    prediction_tokens_max: int = 0
+    """How long the `prediction` of an insert may be. 0: an insert may have none."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -227,6 +229,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     cache_scope: CacheScope | None = None
     pin: bool = False
     speculate: bool = True
+    prediction: list[TokenId] = []
 
 
 class Abort(Message, frozen=True):

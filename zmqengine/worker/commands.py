@@ -32,7 +32,7 @@ from zmqengine.protocol.messages import (
     TokenRow,
     Welcome,
 )
-from zmqengine.request_rules import check_token_ids
+from zmqengine.request_rules import check_prediction, check_token_ids
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.request import LiveRequest, Phase
@@ -140,7 +140,9 @@ class CommandHandler:
             prompt=insert.prompt,
             emitted=insert.emitted,
             stop_token_ids=insert.stop_token_ids,
+            prediction=insert.prediction,
         )
+        check_prediction(insert.prediction, self._limits.prediction_tokens_max)
 
     def _check_held(self, session: Session) -> None:
         bytes_max = self._context.config.token_log_bytes_max

@@ -134,6 +134,7 @@ class Worker:
             constraints=opened.compiler is not None,
             cache_scope=self._config.cache_scope,
             speculation=True,
+            prediction_tokens_max=context_tokens,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer
@@ -186,9 +187,9 @@ class Worker:
 def frame_bound(context_tokens: int) -> int:
     """Bytes that suffice for any insert that fits the context: longer ones need not be decoded to be refused.
 
-    A token id takes at most 5 bytes, in `prompt` or in `emitted`; 64 KiB are for everything else.
+    A token id takes at most 5 bytes, in `prompt`, `emitted` or `prediction`; 64 KiB are for everything else.
     """
-    return 65_536 + 2 * 5 * context_tokens
+    return 65_536 + 3 * 5 * context_tokens
 
 
 def _stop_this_process() -> None:

@@ -154,6 +154,7 @@ class LiveRequest:
             cache_scope=self.cache_scope,
             pin=insert.pin,
             speculate=insert.speculate,
+            prediction=insert.prediction,
         )
 
     def is_of(self, insert: Insert) -> bool:

@@ -43,8 +43,9 @@ class Inserting:
         """Send it, unless it has come to its end, or the worker would refuse it."""
         connection = self._connection
         assert connection.limits is not None
+        limits = connection.limits
         request.retry_at = inf
-        error = refusal(request, connection.limits, connection.model)
+        error = refusal(request, limits, connection.model)
         if error is None and now >= request.deadline_at:
             error = DeadlineExceeded("deadline_ms passed before the last token")
         if error is not None:
@@ -57,7 +58,7 @@ class Inserting:
         if request.id in self._live.acks:
             self._live.acks.flush(now)
         call = self._calls.prepare(
-            lambda call: insert_message(call, connection.epoch, request, now), now, request
+            lambda call: insert_message(call, connection.epoch, request, now, limits), now, request
         )
         error = size_refusal(call.frames[1], connection.limits)
         if error is not None:
@@ -154,6 +155,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
                 options.sampling,
                 prompt=request.prompt,
                 stop_token_ids=options.stop_token_ids,
+                prediction=[] if isinstance(options.prediction, str) else options.prediction,
             )
     except RequestError as error:
         return error
@@ -169,14 +171,18 @@ def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
     )
 
 
-def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Insert:
-    """The command, with the output so far as `emitted` and the time that is left as `deadline_ms`."""
+def insert_message(call: int, epoch: bytes, request: Request, now: float, limits: Limits) -> Insert:
+    """The command, with the output so far as `emitted` and the time that is left as `deadline_ms`.
+
+    Of a prediction it has what the worker takes.
+    """
     options = request.options
     deadline_ms = options.deadline_ms
     if deadline_ms is not None:
         deadline_ms = max(1, round((request.deadline_at - now) * 1000))
+    insert = insert_of(options)
     return msgspec.structs.replace(
-        insert_of(options),
+        insert,
         call=call,
         epoch=epoch,
         prompt=request.prompt,
@@ -184,6 +190,7 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float) -> Ins
         emitted=list(request.tokens),
         seed=request.seed,
         deadline_ms=deadline_ms,
+        prediction=insert.prediction[: limits.prediction_tokens_max],
     )
 
 

@@ -31,7 +31,9 @@ class Options(SamplingOptions, total=False):
     `grammar`, in llguidance's form of Lark; or a `constraint`.
 
     `cache_scope` says who may go on from what is read of the prompt; with `pin` it stays in the prompt cache.
-    With `speculate` false the worker makes one token a step; the tokens are the same.
+    With `speculate` false the worker makes one token a step; the tokens are the same. `prediction` is what the output
+    may be like, as a file before a change: where it is right, tokens come sooner. It is token ids, or a text with
+    `generate` and `chat`. What is longer than the worker takes is left out.
     """
 
     max_tokens: int | None
@@ -49,6 +51,7 @@ class Options(SamplingOptions, total=False):
     choice: Sequence[str] | None
     grammar: str | None
     speculate: bool
+    prediction: Sequence[int] | str
     request_id: str | None
 
 
@@ -68,6 +71,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     pin: bool = False
     constraint: Constraint | None = None
     speculate: bool = True
+    prediction: Sequence[int] | str = ()
     shape: object = None
     """What was given as `schema`."""
 
@@ -119,6 +123,7 @@ def insert_of(options: RequestOptions) -> Insert:
         pin=options.pin,
         constraint=options.constraint,
         speculate=options.speculate,
+        prediction=[] if isinstance(options.prediction, str) else list(options.prediction),
     )
 
 

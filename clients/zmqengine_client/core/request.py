@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from zmqengine.errors import BY_CODE, GenerationFailed, ZmqEngineError
+from zmqengine.errors import BY_CODE, BadRequest, GenerationFailed, ZmqEngineError
 from zmqengine.protocol.messages import End, TokenLogprob, TokenRow
 from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
 from zmqengine_client.core.options import Options, RequestOptions, check_options, make_options, token_ids
@@ -154,6 +154,8 @@ def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
         return
     try:
         request.prompt = token_ids(prompt)
+        if isinstance(request.options.prediction, str):
+            raise BadRequest("prediction: give token ids beside a prompt of token ids")
     except ZmqEngineError as error:
         request.refuse(error)
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from zmqengine.errors import BadRequest, ZmqEngineError
 from zmqengine_client.core.options import token_ids
 from zmqengine_client.core.request import Request
@@ -53,6 +55,10 @@ def set_text_prompt(request: Request, reader: TextReader, tokenizer: Tokenizer, 
         ids = encode(tokenizer)
         if not ids:
             raise BadRequest("the prompt is empty")
+        prediction = request.options.prediction
+        if isinstance(prediction, str):
+            prediction = tokenizer.encode(prediction, add_special_tokens=False)
+            request.options = msgspec.structs.replace(request.options, prediction=prediction)
     except ZmqEngineError as error:
         request.refuse(error)
         return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
+
 from zmqengine_http.chat import Chat, answer_chat
-from zmqengine_http.chat_completions.conversation import to_conversation
+from zmqengine_http.chat_completions.conversation import text_of, to_conversation
 from zmqengine_http.chat_completions.request import CHAT_BODY, ChatRequest
 from zmqengine_http.chat_completions.writer import ChatWriter
 from zmqengine_http.endpoint import post
@@ -18,6 +20,15 @@ async def chat_completions(service: Service, exchange: Exchange, request: ChatRe
     """Translate, generate, and answer in OpenAI's words."""
     model = service.pool.model(request.model)
     conversation = to_conversation(request.messages, request.tools, request.chat_template_kwargs)
+    options = request.options(
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    if request.prediction is not None:
+        prediction = await service.tokenizing.prediction(
+            exchange.id, exchange.body_bytes, model, text_of(request.prediction.content)
+        )
+        options = msgspec.structs.replace(options, prediction=prediction)
     chat = Chat(
         id=f"chatcmpl-{secrets.token_hex(16)}",
         model=model,
@@ -28,10 +39,7 @@ async def chat_completions(service: Service, exchange: Exchange, request: ChatRe
         response_format=request.response_format,
         effort=request.reasoning_effort,
         variables=conversation.variables,
-        options=request.options(
-            max_tokens=request.max_completion_tokens or request.max_tokens,
-            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        ),
+        options=options,
     )
 
     def writer(generation: Generation) -> ChatWriter:

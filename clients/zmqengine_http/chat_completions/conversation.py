@@ -31,7 +31,7 @@ def _plain(message: ChatMessage) -> dict[str, object]:
         for key, value in msgspec.to_builtins(message).items()
         if value is not None and key not in ("annotations", "reasoning")
     }
-    plain["content"] = _text(message.content)
+    plain["content"] = text_of(message.content)
     if isinstance(message, AssistantMessage) and message.reasoning and not message.reasoning_content:
         plain["reasoning_content"] = message.reasoning
     if isinstance(message, AssistantMessage) and message.tool_calls:
@@ -46,7 +46,8 @@ def _plain(message: ChatMessage) -> dict[str, object]:
     return plain
 
 
-def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
+def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
+    """The text of a message, whatever its parts."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)

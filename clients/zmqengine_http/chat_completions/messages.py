@@ -97,6 +97,13 @@ class ToolMessage(_Message, frozen=True, tag="tool"):
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
+class Prediction(Struct, frozen=True):
+    """What the answer may be like, such as a file before a change: where it is right, tokens come sooner."""
+
+    content: Content
+    type: Literal["content"]
+
+
 class FunctionDefinition(Struct, frozen=True):
     """A function the model may call; `parameters` is a JSON schema."""
 

@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from zmqengine.protocol.messages import LogprobCount, MaxTokens
 from zmqengine_http.body import Body, refused, without_nulls
-from zmqengine_http.chat_completions.messages import ChatMessage, ToolDefinition
+from zmqengine_http.chat_completions.messages import ChatMessage, Prediction, ToolDefinition
 from zmqengine_http.constraints import check_constraints
 from zmqengine_http.errors import bad_field
 from zmqengine_http.openai_api.generation_request import (
@@ -31,6 +31,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     response_format: dict[str, object] = field(default_factory=dict)
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    prediction: Prediction | None = None
 
 
 def _prepare(body: dict[str, object]) -> None:
@@ -57,7 +58,6 @@ CHAT_BODY = Body(
         refused("function_call", "use tool_choice", "none", "auto"),
         refused("modalities", "text only", ["text"]),
         refused("audio", "text only"),
-        refused("prediction"),
         refused("web_search_options"),
         refused("moderation"),
         refused("verbosity", "", "medium"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zmqengine.engine.drafts.chances import Chances
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.row import Row
 
@@ -14,20 +15,7 @@ _SIZE = 3
 # Of a prompt, the last so many tokens are looked up: about 1 ms to index, and 2 MB.
 _PROMPT_TOKENS_MAX = 16_384
 _DRAFT_TOKENS_MAX = 64
-# How much one more token says about the chances of a row, and of rows to come.
-_ROW_GAIN = 0.2
-_SHARED_GAIN = 0.02
 _CHANCE_MAX = 0.98
-
-
-class Chances:
-    """How often the first token after a match is right, and each further one. A row starts with those of all rows."""
-
-    __slots__ = ("first", "further")
-
-    def __init__(self, first: float = 0.2, further: float = 0.7) -> None:
-        self.first = first
-        self.further = further
 
 
 class Ngrams:
@@ -37,13 +25,13 @@ class Ngrams:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._shared = Chances()
+        self._chances = Chances(0.2, 0.7)
 
     def follow(self, row: Row) -> Outlook | None:
         """What could be copied from now on, if the last tokens stand somewhere before."""
         history = row.history
         if history is None:
-            history = row.history = History(row.tokens, self._vocab_size, self._shared)
+            history = row.history = History(row.tokens, self._vocab_size, self._chances.of_row())
         history.follow(row.tokens)
         if not history.match:
             return None
@@ -68,12 +56,11 @@ class History:
     then it `is_confirmed`.
     """
 
-    __slots__ = ("_places", "_read", "_shared", "_vocab_size", "_word", "chances", "is_confirmed", "match")
+    __slots__ = ("_places", "_read", "_vocab_size", "_word", "chances", "is_confirmed", "match")
 
-    def __init__(self, tokens: Sequence[int], vocab_size: int, shared: Chances) -> None:
+    def __init__(self, tokens: Sequence[int], vocab_size: int, chances: Chances) -> None:
         self._vocab_size = vocab_size
-        self._shared = shared
-        self.chances = Chances(shared.first, shared.further)
+        self.chances = chances
         self.match = 0
         self.is_confirmed = False
         # The last token is left to `follow`, which looks it up before it is entered.
@@ -93,7 +80,7 @@ class History:
             token = tokens[place]
             if match:
                 is_right = tokens[match] == token
-                self._learn(is_right)
+                self.chances.learn(is_right, is_first=not self.is_confirmed)
                 match = match + 1 if is_right else 0
                 self.is_confirmed = is_right
             self._word = word = self._word % kept * size + token
@@ -113,13 +100,6 @@ class History:
         while len(found) < count:
             found.append(found[len(found) - period])
         return found
-
-    def _learn(self, is_right: bool) -> None:
-        for chances, gain in ((self.chances, _ROW_GAIN), (self._shared, _SHARED_GAIN)):
-            if self.is_confirmed:
-                chances.further += gain * (is_right - chances.further)
-            else:
-                chances.first += gain * (is_right - chances.first)
 
     def _words(self, tokens: np.ndarray) -> list[int]:
         if len(tokens) < _SIZE:

@@ -6,6 +6,7 @@ from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.forced_runs import ForcedRuns
 from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.drafts.policy import BestWidth
+from zmqengine.engine.drafts.predictions import Predictions
 from zmqengine.engine.drafts.same_words import difference
 from zmqengine.engine.drafts.source import DraftSource
 from zmqengine.engine.drafts.speculation import Speculation
@@ -26,11 +27,13 @@ def open_speculation(
     """What drafts for a model of so many words; None for nobody.
 
     With `auto`, a row whose grammar leaves no choice drafts what must come, one that repeats itself what came then, and
-    others what `draft_model` says, if there is one.
+    others what `draft_model` says, if there is one. What a request predicts is drafted in any case but `off`.
     """
     sources: list[DraftSource] = []
     if speculate == "auto":
         sources.append(ForcedRuns())
+    if speculate != "off":
+        sources.append(Predictions())
     if speculate in ("auto", "ngram"):
         sources.append(Ngrams(vocab_size))
     if speculate in ("auto", "draft") and draft_model is not None:
