@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,14 @@ import pytest
 from tests.support.engines import greedy
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, VOCAB_SIZE, build_model, save_model
 from tests.support.workers import WorkerProcess, wait_until
+from zmqengine.engine.prompt_store.disk.block_file import read_header
+from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
 from zmqengine_client import Client
 
 MAX_TOKENS = 8
 PROMPT_TOKENS = 400
 TAIL_TOKENS = 20
+ANSWER_TOKENS = 1000
 
 
 def numbers(client: Client) -> dict[str, Any]:
@@ -96,25 +98,37 @@ def test_after_a_kill_and_in_another_worker_only_tails_are_computed(
         assert not path.stat().st_mode & 0o077
 
 
-@pytest.mark.slow
-def test_a_worker_that_is_told_to_stop_saves_what_it_has(
+def test_a_stream_that_a_crash_cut_comes_back_from_disk(
     make_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
-    """SIGTERM right after an answer: the next worker computes only the tail."""
-    options = {
-        "model": str(save_model(tmp_path / "model", LLAMA)),
-        "cache_dir": str(tmp_path / "cache"),
-        "cache_dir_free_bytes": 0,
-        "supervise": False,
-    }
-    talk = Talk(LLAMA, seed=2)
-    worker = make_worker(None, **options)
+    """SIGKILL in the middle of an answer: it goes on with the same tokens, and of what is known by then only the answer
+    and a block are computed again. SIGTERM right after its end: all of it is saved before the worker ends."""
+    worker = make_worker(
+        None,
+        model=str(save_model(tmp_path / "model", LLAMA)),
+        cache_dir=str(tmp_path / "cache"),
+        cache_dir_free_bytes=0,
+        restart_wait_ms=1,
+    )
+    prompt = prompt_of(5, PROMPT_TOKENS)
     with worker.client() as client:
-        talk.turn(client)
-        worker.process.send_signal(signal.SIGTERM)
-    assert worker.process.wait(60) == 0
-    with make_worker(None, **options).client() as client:
-        assert talk.turn(client) <= TAIL_TOKENS + 1
+        stream = client.generate_tokens(prompt, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        next(stream)
+        wait_saved(client)
+        worker.kill_engine()
+        done = stream.read()
+        assert done.resumed == 1, "the answer was over before the crash"
+        assert list(done.tokens) == greedy(build_model(LLAMA), prompt, ANSWER_TOKENS)
+        found = numbers(client)
+        told_before = ANSWER_TOKENS - found["tokens"]
+        assert told_before > 0
+        computed = PROMPT_TOKENS + told_before - found["prompt_cache_disk_hit_tokens"]
+        assert computed <= told_before + BLOCK_TOKENS
+        assert worker.terminate() == 0
+    saved = [read_header(path) for path in (tmp_path / "cache").rglob("*.safetensors")]
+    ends = [header.start + sum(block.tokens for block in header.blocks) for header in saved]
+    # The last token of an answer is never read.
+    assert max(ends) == PROMPT_TOKENS + ANSWER_TOKENS - 1
 
 
 @pytest.mark.slow
