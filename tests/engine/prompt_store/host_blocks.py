@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from zmqengine.engine.prompt_store.disk.block_file import HostArray, HostBlock
+from zmqengine.engine.prompt_store.disk.host_block import HostArray, HostBlock
 
 ROOT = bytes(16)
 

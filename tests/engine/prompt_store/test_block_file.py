@@ -11,15 +11,9 @@ import pytest
 import xxhash
 
 from tests.engine.prompt_store.host_blocks import chain, plain
-from zmqengine.engine.prompt_store.disk.block_file import (
-    DTYPES,
-    BadFile,
-    HostArray,
-    encode,
-    read_blocks,
-    read_header,
-    write_file,
-)
+from zmqengine.engine.prompt_store.disk.block_file import encode, read_blocks, read_header, write_file
+from zmqengine.engine.prompt_store.disk.block_header import DTYPES, BadFile
+from zmqengine.engine.prompt_store.disk.host_block import HostArray
 
 SALT = b"a model"
 CASES = int(os.environ.get("ZMQENGINE_CACHE_FILE_CASES", "10000"))

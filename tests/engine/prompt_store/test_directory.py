@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.engine.prompt_store.host_blocks import chain, plain
-from zmqengine.engine.prompt_store.disk.block_file import HostBlock
-from zmqengine.engine.prompt_store.disk.directory import ABANDONED_S, Bounds, Directory, Refused
+from zmqengine.engine.prompt_store.disk.directory import ABANDONED_S, Directory
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
+from zmqengine.engine.prompt_store.disk.room import Bounds, Refused
 from zmqengine.errors import ConfigError
 
 SALT = bytes(range(16))

@@ -11,7 +11,8 @@ import numpy as np
 from tests.engine.prompt_store.host_blocks import chain
 from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock
 from zmqengine.engine.prompt_store.disk import saving
-from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
+from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.room import Bounds
 from zmqengine.engine.prompt_store.disk.saving import Saving
 from zmqengine.engine.prompt_store.disk.writer import Writer
 

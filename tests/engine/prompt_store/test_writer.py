@@ -12,7 +12,8 @@ import pytest
 
 from tests.engine.prompt_store.host_blocks import chain, plain
 from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS, SALT
-from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
+from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.room import Bounds
 from zmqengine.engine.prompt_store.disk.writer import Writer
 
 ROOT = Path(__file__).resolve().parents[3]

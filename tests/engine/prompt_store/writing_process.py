@@ -11,7 +11,8 @@ from itertools import count
 from pathlib import Path
 
 from tests.engine.prompt_store.host_blocks import chain
-from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory, Refused
+from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.room import Bounds, Refused
 
 SALT = bytes(range(16))
 BLOCKS = 4

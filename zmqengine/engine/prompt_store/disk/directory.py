@@ -10,52 +10,28 @@ import contextlib
 import logging
 import os
 import re
-import stat
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from zmqengine.engine.prompt_store.disk.block_file import (
-    BadFile,
-    Fault,
-    HostBlock,
-    encode,
-    read_blocks,
-    read_header,
-    write_file,
-)
+from zmqengine.engine.prompt_store.disk.block_file import encode, read_blocks, read_header, write_file
+from zmqengine.engine.prompt_store.disk.block_header import BadFile, Fault
 from zmqengine.engine.prompt_store.disk.daily_writes import DailyWrites
 from zmqengine.engine.prompt_store.disk.file_index import FileIndex, Place
-from zmqengine.errors import ConfigError
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
+from zmqengine.engine.prompt_store.disk.own_directory import own_directory
+from zmqengine.engine.prompt_store.disk.room import Bounds, Refused, Room
 
 log = logging.getLogger("zmqengine.engine")
 
-SUBDIRECTORY = "prompts"
 ABANDONED_S = 60.0
 """A file that nobody has gone on writing for so long belonged to a process that was killed."""
 _TICK_NS = 100_000_000
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
-
-
-class Bounds(NamedTuple):
-    """What all files together may take, what must stay free on their disk, and what may be written on one day."""
-
-    bytes_max: int
-    free_bytes_min: int
-    written_bytes_max: int
-
-
-class Refused(Exception):
-    """A run that is not written. `reason` is one of `room`, `daily_writes` and `error`."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -78,12 +54,13 @@ class Directory:
     """
 
     def __init__(self, path: Path, salt: bytes, bounds: Bounds) -> None:
-        self.path = _own_directory(path)
+        self.path = own_directory(path)
         self.totals = Totals()
         self.faults: Counter[Fault] = Counter()
         self._salt = salt
         self._prefix = salt.hex()[:16]
         self._bounds = bounds
+        self._room = Room(self.path, bounds, _NAME.fullmatch)
         self._daily = DailyWrites(self.path)
         self._lock = threading.Lock()
         self._index = FileIndex()
@@ -221,30 +198,10 @@ class Directory:
     # --- room ---
 
     def _make_room(self, bytes_: int) -> None:
-        """Remove the least recently used files until there is room for so many bytes. Raises `Refused`, `OSError`."""
-        found: list[tuple[int, str, int]] = []
-        taken = 0
-        for entry in os.scandir(self.path):
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                taken += status.st_size
-                if _NAME.fullmatch(entry.name):
-                    found.append((status.st_mtime_ns, entry.name, status.st_size))
-        files = len(found)
-        disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        if bytes_ <= self._bounds.bytes_max:
-            found.sort(reverse=True)
-            while found and not self._fits(bytes_, taken, free):
-                _, name, size = found.pop()
-                self._remove(name)
-                taken, free, files = taken - size, free + size, files - 1
-        self.totals.bytes, self.totals.files = taken, files
-        if not self._fits(bytes_, taken, free):
-            raise Refused("room", f"{free} bytes are free on the disk, and {taken} are in use here")
-
-    def _fits(self, bytes_: int, taken: int, free: int) -> bool:
-        return taken + bytes_ <= self._bounds.bytes_max and free - bytes_ >= self._bounds.free_bytes_min
+        try:
+            self._room.make(bytes_, self._remove)
+        finally:
+            self.totals.bytes, self.totals.files = self._room.bytes, self._room.files
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -262,18 +219,3 @@ class Directory:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-
-
-def _own_directory(path: Path) -> Path:
-    own = path.expanduser() / SUBDIRECTORY
-    try:
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = own.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise ConfigError(f"--cache-dir: {own} is no directory of this user: give another one")
-        own.chmod(0o700)
-        if not os.access(own, os.R_OK | os.W_OK | os.X_OK):
-            raise ConfigError(f"--cache-dir: {own} cannot be written to: give another one")
-    except OSError as error:
-        raise ConfigError(f"--cache-dir: {own} cannot be used: {error}; give another one") from None
-    return own

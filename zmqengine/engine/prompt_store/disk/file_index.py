@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import KeysView, Sequence
 from typing import NamedTuple
 
-from zmqengine.engine.prompt_store.disk.block_file import Header, HostBlock
+from zmqengine.engine.prompt_store.disk.block_header import Header
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
 
 

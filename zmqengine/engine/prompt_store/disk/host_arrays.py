@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.prompt_store.disk.block_file import HostArray
+from zmqengine.engine.prompt_store.disk.host_block import HostArray
 
 # NumPy has no bfloat16: its bytes go as those of another type.
 _BFLOAT16 = "bfloat16"

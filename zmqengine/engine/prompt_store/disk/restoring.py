@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zmqengine.engine.prompt_store.block import StoredBlock
-from zmqengine.engine.prompt_store.disk.block_file import HostBlock
 from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS, block_keys, chained
 
 _RATE_KEPT = 0.7

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from zmqengine.engine.prompt_store.block import StoredBlock
-from zmqengine.engine.prompt_store.disk.block_file import HostArray, HostBlock
 from zmqengine.engine.prompt_store.disk.directory import Directory
 from zmqengine.engine.prompt_store.disk.host_arrays import to_host
+from zmqengine.engine.prompt_store.disk.host_block import HostArray, HostBlock
 from zmqengine.engine.prompt_store.disk.writer import Writer
 from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN
 

@@ -10,10 +10,12 @@ import numpy as np
 
 from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock
-from zmqengine.engine.prompt_store.disk.block_file import FAULTS, HostBlock
-from zmqengine.engine.prompt_store.disk.directory import Bounds, Directory
+from zmqengine.engine.prompt_store.disk.block_header import FAULTS
+from zmqengine.engine.prompt_store.disk.directory import Directory
 from zmqengine.engine.prompt_store.disk.host_arrays import from_host
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
 from zmqengine.engine.prompt_store.disk.restoring import Plan, Restoring
+from zmqengine.engine.prompt_store.disk.room import Bounds
 from zmqengine.engine.prompt_store.disk.saving import LOSSES, Saving
 from zmqengine.engine.prompt_store.disk.writer import REASONS, Writer
 from zmqengine.engine.prompt_store.store import PromptStore

@@ -10,8 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from zmqengine.engine.prompt_store.disk.block_file import HostBlock
-from zmqengine.engine.prompt_store.disk.directory import Directory, Refused
+from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
+from zmqengine.engine.prompt_store.disk.room import Refused
 
 log = logging.getLogger("zmqengine.engine")
 
