@@ -71,7 +71,10 @@ def test_a_row_is_the_same_alone_in_a_batch_parked_and_resumed(pico: Pico) -> No
     for sampling in (Sampling(), HOT):
         wanted = run_all(pico.engine(), [pico.row(7, grammar, sampling=sampling)]).ids(7)
         free = run_all(pico.engine(), [pico.row(9, None, sampling=sampling, max_tokens=60)]).ids(9)
-        crowd = [pico.row(place, grammar, "Once upon a time", sampling=HOT) for place in range(20, 24)]
+        crowd = [
+            pico.row(place, grammar, "Once upon a time", sampling=HOT, max_tokens=40)
+            for place in range(20, 24)
+        ]
         together = run_all(
             pico.engine(),
             [
@@ -82,7 +85,7 @@ def test_a_row_is_the_same_alone_in_a_batch_parked_and_resumed(pico: Pico) -> No
         )
         assert together.ids(7) == wanted
         assert together.ids(9) == free
-        for cut in (1, 5, len(wanted) - 1):
+        for cut in (5, len(wanted) - 1):
             resumed = pico.row(7, grammar, sampling=sampling, emitted=wanted[:cut])
             assert run_all(pico.engine(), [resumed]).ids(7) == wanted[cut:]
         engine, run = pico.engine(), Run()

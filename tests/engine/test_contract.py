@@ -26,11 +26,13 @@ CACHE_BYTES = 64 << 20
 def make(request, models):
     """Makes an engine of one kind; every option has the same meaning for all of them."""
 
-    def make_one(*, chunk: int = 512, cache_bytes: int = CACHE_BYTES, rows_max: int = 32) -> Any:
+    def make_one(
+        *, chunk: int = 512, cache_bytes: int = CACHE_BYTES, rows_max: int = 32, context: int = 2048
+    ) -> Any:
         if request.param == "fake":
             config = FakeEngineConfig(
                 vocab_size=VOCAB_SIZE,
-                context_tokens=2048,
+                context_tokens=context,
                 prefill_chunk=chunk,
                 prompt_cache_bytes=cache_bytes,
                 rows_max=rows_max,
@@ -42,6 +44,7 @@ def make(request, models):
             speculation=speculation(Self(models["llama"]), policy=RandomWidth((1, 1, 2)))
             if drafting
             else None,
+            context_tokens=context,
             prefill_chunk=chunk,
             prefill_chunk_idle=chunk,
             prompt_cache_bytes=cache_bytes,
@@ -122,8 +125,8 @@ def test_the_stop_token_is_the_last(make):
 
 def test_an_open_row_ends_when_the_context_is_full(make):
     """Without max_tokens, prompt and output together are as long as the context."""
-    engine = make()
-    engine.insert([row(0, 2040, max_tokens=None), row(1, 2040, max_tokens=None, emitted=[4] * 6)])
+    engine = make(context=128)
+    engine.insert([row(0, 120, max_tokens=None), row(1, 120, max_tokens=None, emitted=[4] * 6)])
     run = finish(engine)
     assert [len(run.ids(id_)) for id_ in (0, 1)] == [8, 2]
     assert [run.finish(id_) for id_ in (0, 1)] == ["length", "length"]

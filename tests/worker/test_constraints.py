@@ -18,7 +18,7 @@ from zmqengine.protocol.messages import Constraint
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client, TokenStream
 
-KILLS = int(os.environ.get("ZMQENGINE_TEST_KILLS", "2"))
+KILLS = int(os.environ.get("ZMQENGINE_TEST_KILLS", "1"))
 """In this shorter form; by hand it is run with 25."""
 POINT = Constraint(
     "json_schema",
