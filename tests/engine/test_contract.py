@@ -64,10 +64,26 @@ def row(id_: int, length: int = 20, **fields: Any) -> RowRequest:
     return RowRequest(id_, prompt(length, seed=id_), **fields)
 
 
-def alone(engine: Engine, request: RowRequest) -> list[int]:
-    """The output of `request` in an engine of its own."""
+def generate(engine: Engine, request: RowRequest) -> list[int]:
+    """The output of `request` where there is no other."""
     assert engine.insert([request]) == []
     return finish(engine).ids(request.row)
+
+
+_alone: dict[tuple[str, str], list[int]] = {}
+
+
+@pytest.fixture
+def alone(request, make):
+    """The output of a request in an engine of its own, which is made once for all tests."""
+
+    def generate_alone(asked: RowRequest) -> list[int]:
+        key = request.node.callspec.params["make"], repr(asked)
+        if key not in _alone:
+            _alone[key] = generate(make(), asked)
+        return _alone[key]
+
+    return generate_alone
 
 
 def is_empty(engine: Engine) -> bool:
@@ -81,7 +97,7 @@ def back(request: RowRequest, id_: int, output: Sequence[int]) -> RowRequest:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT])
-def test_a_row_makes_the_same_tokens_alone_and_among_others(make, sampling):
+def test_a_row_makes_the_same_tokens_alone_and_among_others(make, alone, sampling):
     """Whoever shares the batch, and however the prompt is cut."""
     rows = [row(id_, length, sampling=sampling) for id_, length in enumerate((1, 2, 7, 40, 90))]
     engine = make(chunk=16)
@@ -89,7 +105,7 @@ def test_a_row_makes_the_same_tokens_alone_and_among_others(make, sampling):
     run = finish(engine)
     assert run.failures == []
     for request in rows:
-        assert run.ids(request.row) == alone(make(), request)
+        assert run.ids(request.row) == alone(request)
         assert run.finish(request.row) == "length"
     assert is_empty(engine)
 
@@ -105,17 +121,17 @@ def test_a_prefill_tells_how_far_it_is(make):
     assert {(prefill.row, prefill.total, prefill.cached) for prefill in run.prefills} == {(0, 42, 0)}
 
 
-def test_a_row_goes_on_from_what_it_had_emitted(make):
+def test_a_row_goes_on_from_what_it_had_emitted(make, alone):
     """Each beginning of an output leads to the same end, and counts towards max_tokens."""
     request = row(0, sampling=HOT)
-    whole = alone(make(), request)
+    whole = alone(request)
     for emitted in (1, 5, COUNT - 1):
-        assert alone(make(), back(request, 0, whole[:emitted])) == whole[emitted:]
+        assert alone(back(request, 0, whole[:emitted])) == whole[emitted:]
 
 
-def test_the_stop_token_is_the_last(make):
+def test_the_stop_token_is_the_last(make, alone):
     """The row ends with it, whatever is left."""
-    whole = alone(make(), row(0, sampling=HOT))
+    whole = alone(row(0, sampling=HOT))
     engine = make()
     engine.insert([row(0, sampling=HOT, stop_token_ids=frozenset({whole[4]}))])
     run = finish(engine)
@@ -144,13 +160,13 @@ def test_an_open_row_ends_when_the_context_is_full(make):
         {"prompt": [3] * 2048, "max_tokens": None},
     ],
 )
-def test_a_row_that_cannot_be_added_is_named_and_the_others_go_on(make, bad):
+def test_a_row_that_cannot_be_added_is_named_and_the_others_go_on(make, alone, bad):
     """Out of range, empty, or with nothing left to do."""
     engine = make()
     failures = engine.insert([row(0), replace(row(1), **bad), row(2)])
     assert [failure.row for failure in failures] == [1]
     run = finish(engine)
-    assert [run.ids(id_) for id_ in (0, 2)] == [alone(make(), row(id_)) for id_ in (0, 2)]
+    assert [run.ids(id_) for id_ in (0, 2)] == [alone(row(id_)) for id_ in (0, 2)]
 
 
 def test_rows_over_the_limit_and_ids_in_use_are_refused(make):
@@ -163,7 +179,7 @@ def test_rows_over_the_limit_and_ids_in_use_are_refused(make):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
-def test_a_row_is_removed_in_any_phase_and_only_once(make, steps):
+def test_a_row_is_removed_in_any_phase_and_only_once(make, alone, steps):
     """Nothing more is heard of it, unknown ids are ignored, and the neighbour's tokens are whole."""
     engine = make(chunk=16)
     engine.insert([row(0, 40), row(1, 5)])
@@ -175,13 +191,13 @@ def test_a_row_is_removed_in_any_phase_and_only_once(make, steps):
     seen = len(run.ids(0))
     finish(engine, run)
     assert len(run.ids(0)) == seen
-    assert run.ids(1) == alone(make(), row(1, 5))
+    assert run.ids(1) == alone(row(1, 5))
     assert is_empty(engine)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 6])
-def test_a_parked_row_comes_back_with_the_same_tokens(make, steps, sampling):
+def test_a_parked_row_comes_back_with_the_same_tokens(make, alone, steps, sampling):
     """In any phase, greedy and seeded; in decode nothing is read again."""
     rows = [row(0, 40, sampling=sampling, logprobs=1), row(1, 5, sampling=sampling)]
     engine = make(chunk=16)
@@ -198,8 +214,8 @@ def test_a_parked_row_comes_back_with_the_same_tokens(make, steps, sampling):
     assert engine.insert([back(rows[0], 10, output)]) == []
     finish(engine, run)
     assert run.failures == []
-    assert output + run.ids(10) == alone(make(), rows[0])
-    assert run.ids(1) == alone(make(), rows[1])
+    assert output + run.ids(10) == alone(rows[0])
+    assert run.ids(1) == alone(rows[1])
     assert run.cached(10) == kept
     if output:
         assert kept == 40 + len(output) - 1
@@ -207,7 +223,7 @@ def test_a_parked_row_comes_back_with_the_same_tokens(make, steps, sampling):
     assert engine.memory().parked == 0
 
 
-def test_rows_are_parked_and_come_back_again_and_again(make):
+def test_rows_are_parked_and_come_back_again_and_again(make, alone):
     """One row after the other, at every third step; none of them reads anything twice."""
     rows = [row(id_, 20 + id_, sampling=HOT) for id_ in range(3)]
     engine = make()
@@ -234,7 +250,7 @@ def test_rows_are_parked_and_come_back_again_and_again(make):
         engine.park(parked)
         here[1000 + turn] = id_
         assert engine.insert([back(rows[id_], 1000 + turn, output[id_])]) == []
-    assert [output[id_] for id_ in range(3)] == [alone(make(), request) for request in rows]
+    assert [output[id_] for id_ in range(3)] == [alone(request) for request in rows]
     assert len(read) > 3
     assert sum(read) == 0
 
@@ -253,7 +269,7 @@ def test_a_row_that_is_not_there_is_parked_without_an_error(make):
     assert engine.park(1) == 0
 
 
-def test_without_a_prompt_cache_a_parked_row_is_read_again(make):
+def test_without_a_prompt_cache_a_parked_row_is_read_again(make, alone):
     """The tokens are the same; the prefill says what it cost."""
     request = row(0, 30, sampling=HOT)
     engine = make(cache_bytes=0)
@@ -265,7 +281,7 @@ def test_without_a_prompt_cache_a_parked_row_is_read_again(make):
     output = run.ids(0)
     engine.insert([back(request, 1, output)])
     finish(engine, run)
-    assert output + run.ids(1) == alone(make(), request)
+    assert output + run.ids(1) == alone(request)
     assert run.cached(1) == 0
 
 
@@ -308,16 +324,16 @@ def test_a_limit_holds_from_now_on(make):
             assert memory.parked + memory.prompt_cache <= 60_000
     engine.limit_prompt_cache(0)
     assert engine.park(9) == 0
-    alone(engine, row(7, 40))
+    generate(engine, row(7, 40))
     assert engine.memory().prompt_cache == 0
     engine.limit_prompt_cache(1 << 40)
     for id_ in range(8, 20):
-        alone(engine, row(id_, 40))
+        generate(engine, row(id_, 40))
         assert engine.memory().prompt_cache <= 200_000
     assert engine.memory().prompt_cache > 0
 
 
-def test_a_parked_row_that_will_not_come_back_is_kept_like_any_other(make):
+def test_a_parked_row_that_will_not_come_back_is_kept_like_any_other(make, alone):
     """To remove it is enough: it takes no precedence any more, and a longer prompt goes on from it."""
     request = row(0, 50, max_tokens=60)
     engine = make()
@@ -333,10 +349,10 @@ def test_a_parked_row_that_will_not_come_back_is_kept_like_any_other(make):
     engine.insert([longer])
     finish(engine, run)
     assert run.cached(1) >= 50 + len(run.ids(0)) - 1
-    assert run.ids(1) == alone(make(), longer)
+    assert run.ids(1) == alone(longer)
 
 
-def test_reset_drops_everything_and_the_engine_serves_on(make):
+def test_reset_drops_everything_and_the_engine_serves_on(make, alone):
     """Rows, parked rows and what was kept."""
     engine = make()
     engine.insert([row(0, 50), row(1, 50)])
@@ -348,7 +364,7 @@ def test_reset_drops_everything_and_the_engine_serves_on(make):
     assert is_empty(engine)
     assert (engine.memory().parked, engine.memory().prompt_cache) == (0, 0)
     assert engine.next().tokens == []
-    assert alone(engine, row(0, 50)) == alone(make(), row(0, 50))
+    assert generate(engine, row(0, 50)) == alone(row(0, 50))
 
 
 def test_a_row_holds_at_most_what_was_projected(make):

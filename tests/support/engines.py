@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
@@ -13,6 +15,7 @@ from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowToken
 from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.probe import Abilities, probe
 
 STEPS_MAX = 2000
 
@@ -39,8 +42,24 @@ class Run:
         return [prefill.cached for prefill in self.prefills if prefill.row == row][-1]
 
 
+_probed: dict[int, tuple[weakref.ref[Any], Abilities]] = {}
+
+
+def probe_once(model: Any) -> Abilities:
+    """`probe`, once for each model: it takes as long as a short test, and what it finds does not change."""
+    known = _probed.get(id(model))
+    if known is None or known[0]() is not model:
+        known = _probed[id(model)] = weakref.ref(model), probe(model)
+    return known[1]
+
+
 def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> MlxEngine:
     """An engine on a model of tests.support.models."""
+    with patch("zmqengine.engine.mlx_engine.probe", probe_once):
+        return _make_engine(model, context_tokens, options)
+
+
+def _make_engine(model: Any, context_tokens: int, options: dict[str, Any]) -> MlxEngine:
     info = ModelInfo("test", VOCAB_SIZE, context_tokens, frozenset(), 0)
     return MlxEngine(model, info, engine_options(options), **options)
 
