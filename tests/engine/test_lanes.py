@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.support.engines import Run, finish, greedy, make_engine, step
+from tests.support.engines import Run, alone, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.lanes import Lanes
 
@@ -35,9 +35,8 @@ def test_how_rows_are_sorted_does_not_change_their_tokens(models, shape, padding
         greedy(models[shape], prompt(n), COUNT) for n in LENGTHS
     ]
     for row, length in enumerate(LENGTHS):
-        alone = make_engine(models[shape])
-        alone.insert([RowRequest(0, prompt(length), COUNT, sampling=hot, seed=row)])
-        assert run.ids(100 + row) == finish(alone).ids(0)
+        request = RowRequest(0, prompt(length), COUNT, sampling=hot, seed=row)
+        assert run.ids(100 + row) == alone(models[shape], request)
 
 
 def test_padding_stays_within_its_bound(model):

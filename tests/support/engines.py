@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -13,11 +13,12 @@ from mlx_lm.generate import generate_step
 
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.engine_options import EngineOptions
-from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowToken
+from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowRequest, RowToken
 from zmqengine.engine.mlx_engine import MlxEngine
 from zmqengine.engine.probe import Abilities, probe
 
 STEPS_MAX = 2000
+T = TypeVar("T")
 
 
 class Run:
@@ -42,15 +43,20 @@ class Run:
         return [prefill.cached for prefill in self.prefills if prefill.row == row][-1]
 
 
-_probed: dict[int, tuple[weakref.ref[Any], Abilities]] = {}
+_known: dict[tuple[int, Hashable], tuple[weakref.ref[Any], Any]] = {}
+
+
+def once(model: Any, what: Hashable, find_out: Callable[[], T]) -> T:
+    """`what` about a model, which does not change: found out when it is asked for first, and known to later tests."""
+    known = _known.get((id(model), what))
+    if known is None or known[0]() is not model:
+        known = _known[id(model), what] = weakref.ref(model), find_out()
+    return cast(T, known[1])
 
 
 def probe_once(model: Any) -> Abilities:
-    """`probe`, once for each model: it takes as long as a short test, and what it finds does not change."""
-    known = _probed.get(id(model))
-    if known is None or known[0]() is not model:
-        known = _probed[id(model)] = weakref.ref(model), probe(model)
-    return known[1]
+    """`probe`, which takes as long as a short test."""
+    return once(model, "abilities", lambda: probe(model))
 
 
 def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> MlxEngine:
@@ -94,8 +100,23 @@ def finish(engine: Any, run: Run | None = None) -> Run:
 
 def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """What mlx-lm's own generator makes of `prompt`."""
-    steps = generate_step(mx.array(list(prompt)), model, max_tokens=count)
-    return [int(token) for _, (token, _) in zip(range(count), steps, strict=False)]
+
+    def generate() -> list[int]:
+        steps = generate_step(mx.array(list(prompt)), model, max_tokens=count)
+        return [int(token) for _, (token, _) in zip(range(count), steps, strict=False)]
+
+    return list(once(model, ("greedy", tuple(prompt), count), generate))
+
+
+def alone(model: Any, request: RowRequest) -> list[int]:
+    """The output of `request` in an engine of its own."""
+
+    def generate() -> list[int]:
+        engine = make_engine(model)
+        assert engine.insert([request]) == []
+        return finish(engine).ids(request.row)
+
+    return list(once(model, repr(request), generate))
 
 
 def logits_after(model: Any, tokens: Sequence[int]) -> Any:
