@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable
 
 import pytest
+import zmq
 
 from tests.worker.harness import FrontEnd, Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.protocol import codec
 from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Hello, Ping, Rejected, Replay, Resume, Welcome
 from zmqengine.worker import commands
+from zmqengine.worker import session as session_module
+from zmqengine.worker.sessions import SUBSCRIBE_S
 
 Make = Callable[..., Harness]
 
@@ -150,6 +153,46 @@ def test_a_front_end_that_vanishes_is_aborted_after_its_grace_period(make_harnes
     other.wait_for_end("r")
 
 
+def test_the_grace_period_begins_when_the_last_subscriber_has_gone(make_harness: Make) -> None:
+    """A front-end may move its subscription to another socket: while one of them is there, so is the front-end."""
+    harness = make_harness(FakeEngineConfig(context_tokens=100_000), grace_ms=2000)
+    front_end = harness.front_end()
+    (session,) = harness.actor.sessions
+    second = front_end.context.socket(zmq.SUB)
+    second.linger = 0
+    second.subscribe(session.topic)
+    second.connect(harness.sockets.endpoints.out)
+    harness.run_until(lambda: session.subscribers == 2)
+    second.close()
+    harness.run_until(lambda: session.subscribers == 1)
+    harness.clock.advance(2.1)
+    harness.passes(2)
+    assert list(harness.actor.sessions) == [session]
+
+
+def test_a_session_that_nobody_subscribes_to_is_gone_long_before_its_lease(make_harness: Make) -> None:
+    """A hello costs a place; whoever takes one has to go on."""
+    harness = make_harness(grace_ms=100)
+    harness.front_end(live=False).say_hello()
+    assert len(harness.actor.sessions) == 1
+    harness.clock.advance(SUBSCRIBE_S + 0.1)
+    harness.passes(2)
+    assert len(harness.actor.sessions) == 0
+
+
+def test_aborts_of_requests_that_never_come_are_kept_in_bounds(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are remembered: their inserts are refused. Those before are forgotten."""
+    monkeypatch.setattr(session_module, "EARLY_ABORTS_MAX", 3)
+    front_end = harness.front_end()
+    for index in range(5):
+        assert isinstance(front_end.abort(f"r{index}"), Done)
+    assert [front_end.rejected(f"r{index}").code for index in (2, 3, 4)] == ["aborted"] * 3
+    front_end.accepted("r0")
+    front_end.accepted("r1")
+
+
 def test_bye_frees_everything_at_once(harness: Harness) -> None:
     """A front-end that leaves politely leaves nothing behind."""
     front_end = harness.front_end()
@@ -249,11 +292,22 @@ def test_resume_replays_from_any_index_in_bounded_pieces(
             assert replay.row.first_index == len(have)
             have += replay.row.tokens
             pieces += 1
+            assert (replay.row.end is None) == replay.more
             if not replay.more:
                 break
         assert have == whole
-        assert replay.row.end is not None
         assert pieces == max(1, -(-(40_000 - start) // 16_384))
+
+
+def test_a_resume_from_beyond_the_last_token_is_answered_from_there(harness: Harness) -> None:
+    """Whoever counts more than there is gets the true end, and not a gap."""
+    front_end = harness.front_end()
+    front_end.accepted("r", max_tokens=8)
+    front_end.wait_for_end("r")
+    replay = front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, 1_000))
+    assert isinstance(replay, Replay)
+    assert (replay.row.first_index, replay.row.tokens, replay.more) == (8, [], False)
+    assert replay.row.end is not None
 
 
 def test_a_replay_with_logprobs_is_bounded_in_bytes(make_harness: Make) -> None:
@@ -347,6 +401,19 @@ def test_a_session_that_holds_too_much_is_refused_more(make_harness: Make) -> No
     refused = front_end.replies[-1]
     assert isinstance(refused, Rejected)
     assert refused.code == "overloaded"
+
+
+def test_a_session_that_holds_too_many_bytes_is_refused_more(make_harness: Make) -> None:
+    """Output that may still be asked for is kept, and bounded by refusing the next request."""
+    harness = make_harness(token_log_bytes_max=65_536)
+    front_end = harness.front_end()
+    front_end.accepted("long", max_tokens=4000, logprobs=20)
+    (session,) = harness.actor.sessions
+    harness.run_until(lambda: harness.actor.outgoing.held_bytes(session) > 65_536)
+    refused = front_end.rejected("next")
+    assert refused.code == "overloaded"
+    assert "bytes of output" in refused.message
+    assert refused.retry_after_ms
 
 
 def test_sessions_are_bounded(make_harness: Make) -> None:
