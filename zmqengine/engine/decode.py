@@ -120,7 +120,7 @@ class DecodeBatch:
         if waits:
             flight, self._flight = self._flight, None
             if flight is not None:
-                self._report(flight, self._landed, is_awaited=True)
+                self._report(flight, self._landed)
             if self._speculation is not None and self.rows and may_draft():
                 drafts = self._speculation.propose(self.rows)
         self._landing = self._flight
@@ -131,9 +131,10 @@ class DecodeBatch:
         elif drafts:
             window = Window.of(self.rows, drafts)
             self._flight = self._start(window.inputs, window)
+            self._flight.timed_as = window.width
         else:
             self._flight = self._start(self._inputs(self._landing)[:, None], None)
-            self._flight.is_ahead = not waits
+            self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
 
     def _must_wait(self, may_draft: Callable[[], bool]) -> bool:
         """Whether what comes next depends on the tokens on their way."""
@@ -150,7 +151,7 @@ class DecodeBatch:
         result.add(self._landed)
         self._landed = StepResult()
         if self._landing is not None:
-            self._report(self._landing, result, is_awaited=self._flight is None)
+            self._report(self._landing, result)
             self._landing = None
         if self._flight is not None and self._flight.logits is not None:
             self._choose(self._flight, self._flight.logits)
@@ -202,7 +203,7 @@ class DecodeBatch:
             parts.append(mx.array(fresh, dtype=mx.uint32))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _report(self, flight: Flight, result: StepResult, *, is_awaited: bool = False) -> None:
+    def _report(self, flight: Flight, result: StepResult) -> None:
         landed = flight.land(result)
         for row, offer in flight.offers:
             if id(row) in landed.doubtful:
@@ -214,10 +215,9 @@ class DecodeBatch:
         self._drop(landed.failed)
         self.leave(landed.ended)
         if self._speculation is not None:
-            # An awaited step was not timed beside the start of the next one, as others are.
-            width = flight.width if flight.window is not None else 1 if flight.is_ahead else WAITED
-            is_odd = width == 1 and is_awaited
-            self._speculation.landed(len(flight.rows), None if is_odd else width, landed.judged)
+            # Beside others the start of the next one is timed.
+            timed_as = None if flight.timed_as == 1 and self._flight is None else flight.timed_as
+            self._speculation.landed(len(flight.rows), timed_as, landed.judged)
 
     def _go_back(self) -> None:
         """Take back what of a window was not accepted. A row that has joined since has nothing to take back."""

@@ -33,9 +33,9 @@ class Flight:
     """A step on its way: the tokens that it makes for `rows`, in order; with a `window` [rows, its width] of them.
 
     `measured` are the rows that want log-probabilities. `offers` are caches that it goes on from, with the row whose
-    logit tells whether they are good. One that `is_ahead` was started before the tokens of the step before were known;
-    one that `is_first` makes the first token of a row. It has `logits` until its tokens are chosen, and `choices` from
-    then on.
+    logit tells whether they are good. One that `is_first` makes the first token of a row. It has `logits` until its
+    tokens are chosen, and `choices` from then on. Its time is one of steps that are `timed_as` this width, 1 if it was
+    started before the tokens of the step before were known; None if it says nothing.
     """
 
     rows: list[Row]
@@ -43,7 +43,7 @@ class Flight:
     offers: list[tuple[Row, Offer]]
     window: Window | None = None
     is_first: bool = False
-    is_ahead: bool = False
+    timed_as: int | None = None
     logits: mx.array | None = None
     choices: Choices | None = None
 

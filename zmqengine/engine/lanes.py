@@ -105,11 +105,14 @@ class Lanes:
         self._lanes = [lane for lane in self._lanes if not lane.idle]
 
     def _has_room_for_drafts(self, lane: DecodeBatch) -> bool:
-        """Whether drafts cannot make the padding more than it may be."""
+        """Whether it can be told what drafts cost, and they cannot make the padding more than it may be."""
+        # Of several batches each waits for the others as well, and their steps are not timed.
+        if len(self._lanes) > 1:
+            return False
         # One row may get as much longer as a step makes tokens, and all others are padded to it. Another such step is
         # on its way.
         grown = self._project_bytes(2 * self._step_tokens_max) - self._project_bytes(0)
-        return (len(lane.rows) - 1) * grown * len(self._lanes) <= self.padding_room_bytes
+        return (len(lane.rows) - 1) * grown <= self.padding_room_bytes
 
     def _padding_bytes(self, rows: Sequence[Row]) -> int:
         return padding_bytes(rows, self._project_bytes)

@@ -130,5 +130,5 @@ class Speculation:
 
 
 def _room(row: Row) -> int:
-    """How many tokens a draft may have: the one that follows it is an output too."""
-    return row.max_tokens - (len(row.tokens) - row.prompt_tokens) - 1
+    """How many tokens a draft may have after those on their way: the one that follows it is an output too."""
+    return row.max_tokens - row.sampled - 1
