@@ -103,13 +103,18 @@ def worker_client(worker: FakeWorker):
 
 
 def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
-    """32 streams of four front-ends, killed at any moment: no token is lost or repeated, and every output is valid."""
+    """32 streams of four front-ends, killed at any moment: no token is lost or repeated, and every output is valid.
+
+    The free streams in the same batch are what they are alone.
+    """
     seed = random.randrange(2**32)
     moments = random.Random(seed)
     outputs = resumed = 0
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(pico.client()) for _ in range(4)]
         tokenizer = clients[0].tokenizer()
+        free: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": 50, "ignore_eos": True}
+        alone = clients[0].generate_tokens(tokenizer.encode("Once"), **free).read().tokens
         for kill in range(KILLS):
             streams = [
                 client.generate_tokens(
@@ -119,6 +124,7 @@ def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
                 for client in clients
                 for index in range(8)
             ]  # fmt: skip
+            beside = [client.generate_tokens(tokenizer.encode("Once"), **free) for client in clients]
             said: list[list[int]] = [[] for _ in streams]
             # The moment is what is tested: after so many tokens of one of them.
             watched, wanted = moments.randrange(len(streams)), moments.randrange(1, 60)
@@ -134,6 +140,7 @@ def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
                 check_path(json.loads(tokenizer.decode(tokens)))
                 outputs += 1
                 resumed += done.resumed
+            assert [stream.read().tokens for stream in beside] == [alone] * len(clients), f"seed {seed}"
     print(f"{KILLS} kills (seed {seed}): {outputs} outputs whole and valid, {resumed} resumed")
     assert outputs == 32 * KILLS
     assert resumed >= KILLS
