@@ -217,7 +217,7 @@ class Prefill:
         self.prompt_tokens += count
         arrays = kv.arrays(caches)
         # One number of the last array: to wait for it is to wait for the chunk, and it pins no memory.
-        marker = arrays[-1].reshape(-1)[:1] + 0
+        marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0
         kv.start(marker, arrays)
         self._markers.append(marker)
 

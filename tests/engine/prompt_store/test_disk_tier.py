@@ -110,6 +110,27 @@ def test_what_is_awaited_stays_while_there_is_other_room(models: dict[str, Any],
     tier(engine).close()
 
 
+def test_what_is_computed_sooner_is_neither_written_nor_read(models: dict[str, Any], tmp_path: Path) -> None:
+    """Bytes a second from the disk are measured at the start, and held against tokens a second of the model."""
+    model, prompt = models["llama"], prompt_of(1, 700)
+    first = on_disk(model, tmp_path)
+    answer(first, prompt)
+    tier(first).close(CLOSE_S)
+
+    engine = on_disk(model, tmp_path)
+    tier(engine).measure()
+    tier(engine).note_reading(1e12)
+    assert restore(engine, prompt) == 0
+    assert tier(engine).numbers()["not_worth"] == 1
+    answer(engine, prompt_of(2, 200))
+    assert not tier(engine).has_work
+    tier(engine).note_reading(1.0)
+    assert restore(engine, prompt) >= 640
+    answer(engine, prompt_of(3, 200))
+    assert tier(engine).has_work
+    tier(engine).close()
+
+
 def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path: Path) -> None:
     """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice."""
     model = models["llama"]
