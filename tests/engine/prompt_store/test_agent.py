@@ -14,32 +14,32 @@ from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
 
-TURN_TOKENS, COUNT = 800, 8
+COUNT = 8
 TURNS = int(os.environ.get("ZMQENGINE_AGENT_TURNS", "30"))
 
 
-def turns(config: dict[str, object], count: int) -> None:
+def turns(config: dict[str, object], count: int, turn_tokens: int) -> None:
     engine = make_engine(build_model({**config, "max_position_embeddings": 32_768}), context_tokens=32_768)
     draw = random.Random(0)
     said: list[int] = []
     for turn in range(count):
-        new = [draw.randrange(VOCAB_SIZE) for _ in range(TURN_TOKENS - COUNT)]
+        new = [draw.randrange(VOCAB_SIZE) for _ in range(turn_tokens - COUNT)]
         before = engine.stats().prompt_tokens
         engine.insert([RowRequest(turn, said + new, COUNT)])
         run = finish(engine, Run())
         assert engine.stats().prompt_tokens - before <= len(new) + BLOCK_TOKENS, turn
         said += new + run.ids(turn)
-    assert len(said) == count * TURN_TOKENS
+    assert len(said) == count * turn_tokens
 
 
 @pytest.mark.parametrize("config", [LLAMA_CONFIG, HYBRID_CONFIG], ids=["llama", "hybrid"])
 def test_a_turn_computes_what_is_new_and_a_block_at_most(config):
     """Four turns, plain caches and states."""
-    turns(config, 4)
+    turns(config, 4, 150)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA_CONFIG, HYBRID_CONFIG], ids=["llama", "hybrid"])
 def test_so_it_is_over_thirty_turns(config):
     """To 24,000 tokens."""
-    turns(config, TURNS)
+    turns(config, TURNS, 800)
