@@ -8,8 +8,12 @@ import random
 import numpy as np
 
 from zmqengine.engine.prompt_store.disk.host_block import HostArray, HostBlock
+from zmqengine.engine.prompt_store.disk.room import Bounds
 
 ROOT = bytes(16)
+SALT = bytes(range(16))
+ROOMY = Bounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
+"""No directory of these tests is full."""
 
 
 def chain(seed: int, count: int, *, parent: bytes = ROOT, size: int = 64) -> list[HostBlock]:

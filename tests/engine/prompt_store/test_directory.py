@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.prompt_store.host_blocks import chain, plain
+from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
 from zmqengine.engine.prompt_store.disk.directory import ABANDONED_S, Directory
 from zmqengine.engine.prompt_store.disk.host_block import HostBlock
 from zmqengine.engine.prompt_store.disk.room import Bounds, Refused
 from zmqengine.errors import ConfigError
-
-SALT = bytes(range(16))
-ROOMY = Bounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
 
 
 def opened(path: Path, bounds: Bounds = ROOMY, salt: bytes = SALT) -> Directory:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.engine.prompt_store.host_blocks import chain
+from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain
 from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock
 from zmqengine.engine.prompt_store.disk import saving
 from zmqengine.engine.prompt_store.disk.directory import Directory
@@ -16,8 +16,6 @@ from zmqengine.engine.prompt_store.disk.room import Bounds
 from zmqengine.engine.prompt_store.disk.saving import Saving
 from zmqengine.engine.prompt_store.disk.writer import Writer
 
-SALT = bytes(range(16))
-ROOMY = Bounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
 WAIT_S = 60.0
 
 

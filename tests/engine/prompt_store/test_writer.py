@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.prompt_store.host_blocks import chain, plain
-from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS, SALT
+from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
+from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS
 from zmqengine.engine.prompt_store.disk.directory import Directory
 from zmqengine.engine.prompt_store.disk.room import Bounds
 from zmqengine.engine.prompt_store.disk.writer import Writer
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMY = Bounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
 KILLS = int(os.environ.get("ZMQENGINE_CACHE_KILLS", "200"))
 WAIT_S = 60.0
 

@@ -10,11 +10,10 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from tests.engine.prompt_store.host_blocks import chain
+from tests.engine.prompt_store.host_blocks import SALT, chain
 from zmqengine.engine.prompt_store.disk.directory import Directory
 from zmqengine.engine.prompt_store.disk.room import Bounds, Refused
 
-SALT = bytes(range(16))
 BLOCKS = 4
 BLOCK_BYTES = 30_000
 
