@@ -21,6 +21,7 @@ from zmqengine_http import HttpConfig
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call> </tool_call>\n{% endif %}"
     "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    "{% if enable_thinking %}<think>\n{% endif %}"
 )
 MESSAGES: Any = [{"role": "user", "content": "Tell me about Tom."}]
 WEATHER: Any = {
@@ -48,6 +49,12 @@ TIME: Any = {
     },
 }
 NOT: dict[str, Any] = {"not": {}}
+MOOD: Any = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["glad", "sad"]}},
+    "required": ["mood"],
+    "additionalProperties": False,
+}
 
 
 class Person(BaseModel):
@@ -61,6 +68,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     config = json.loads((directory / "tokenizer_config.json").read_text())
     (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
     (directory / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    (directory / "tokenizer.json").write_text(json.dumps(with_thinking(tokenizer)))
     with WorkerProcess(None, model=str(directory)) as worker:
         with worker.client() as native:
             native.wait_ready()
@@ -69,6 +78,21 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
             openai.OpenAI(base_url=front.url + "/v1", api_key="-", max_retries=0, timeout=60) as client,
         ):
             yield client
+
+
+def with_thinking(tokenizer: Any) -> Any:
+    """The marks of reasoning in place of the two words that were learnt last: no special tokens, as in most models."""
+    words, last = (
+        tokenizer["model"]["vocab"],
+        sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1]),
+    )
+    for mark, (word, id_) in zip(("<think>", "</think>"), last[-2:], strict=True):
+        del words[word]
+        words[mark] = id_
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        tokenizer["added_tokens"].append({"id": id_, "content": mark, **plain})
+    del tokenizer["model"]["merges"][-2:]
+    return tokenizer
 
 
 def test_parse_gives_the_object(client: openai.OpenAI) -> None:
@@ -116,6 +140,19 @@ def test_a_tool_can_be_forced(client: openai.OpenAI, stream: bool) -> None:
         if call.function.name == "get_weather":
             assert set(arguments) == {"city", "unit"}
             assert arguments["unit"] in ("c", "f")
+
+
+def test_a_format_begins_where_the_reasoning_ends(client: openai.OpenAI) -> None:
+    """What is thought is free. The bias makes the model end it; what follows allows no such mark."""
+    answer = client.chat.completions.create(
+        model="tools", messages=MESSAGES, max_tokens=300, temperature=0.9, seed=2, logit_bias={"1279": 9},
+        response_format={"type": "json_schema", "json_schema": {"strict": True, "name": "x", "schema": MOOD}},
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    )  # fmt: skip
+    message: Any = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "stop"
+    assert message.reasoning_content
+    assert json.loads(message.content)["mood"] in ("glad", "sad")
 
 
 @pytest.mark.parametrize(
