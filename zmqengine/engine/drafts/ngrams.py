@@ -12,6 +12,8 @@ from zmqengine.engine.row import Row
 
 # So many tokens in a row must be the same. Fewer are the same by chance too often.
 _SIZE = 3
+# So many tokens that were foretold are no chance.
+_RUN_MIN = 4
 # Of a prompt, the last so many tokens are looked up: about 1 ms to index, and 2 MB.
 _PROMPT_TOKENS_MAX = 16_384
 _DRAFT_TOKENS_MAX = 64
@@ -53,16 +55,18 @@ class History:
     """Where each three tokens of a text last stood, and the place that goes on like its end: `match`, 0 for none.
 
     A match is kept while it foretells the tokens that come, so that it is told apart from a later one that is shorter;
-    then it `is_confirmed`.
+    then it `is_confirmed`. One that has foretold several is kept beyond a token that differs, as where one field of a
+    text was changed, unless the last three tokens say another place.
     """
 
-    __slots__ = ("_places", "_read", "_vocab_size", "_word", "chances", "is_confirmed", "match")
+    __slots__ = ("_places", "_read", "_run", "_vocab_size", "_word", "chances", "is_confirmed", "match")
 
     def __init__(self, tokens: Sequence[int], vocab_size: int, chances: Chances) -> None:
         self._vocab_size = vocab_size
         self.chances = chances
         self.match = 0
         self.is_confirmed = False
+        self._run = 0
         # The last token is left to `follow`, which looks it up before it is entered.
         self._read = len(tokens) - 1
         start = max(0, self._read - _PROMPT_TOKENS_MAX)
@@ -74,22 +78,24 @@ class History:
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Take in what is new of `tokens`."""
-        places, match = self._places, self.match
+        places, match, run = self._places, self.match, self._run
         size, kept = self._vocab_size, self._vocab_size ** (_SIZE - 1)
         for place in range(self._read, len(tokens)):
-            token = tokens[place]
+            token, beyond = tokens[place], 0
             if match:
                 is_right = tokens[match] == token
-                self.chances.learn(is_right, is_first=not self.is_confirmed)
-                match = match + 1 if is_right else 0
-                self.is_confirmed = is_right
+                self.chances.learn(is_right, is_first=not run)
+                if is_right:
+                    match, run = match + 1, run + 1
+                else:
+                    match, run, beyond = 0, 0, match + 1 if run >= _RUN_MIN else 0
             self._word = word = self._word % kept * size + token
             if not match:
-                match = places.get(word, 0)
-                self.is_confirmed = False
+                match = places.get(word, beyond)
             places[word] = place + 1
         self._read = len(tokens)
-        self.match = match
+        self.match, self._run = match, run
+        self.is_confirmed = run > 0
 
     def continuation(self, tokens: Sequence[int], count: int) -> list[int]:
         """What follows the match; where the text ends, it is taken to go round."""

@@ -11,6 +11,8 @@ from zmqengine.engine.row import Row
 
 # After a difference, so many tokens in a row say where the output goes on.
 _SIZE = 3
+# So many tokens that were right are no chance.
+_RUN_MIN = 4
 _DRAFT_TOKENS_MAX = 64
 _CHANCE_MAX = 0.98
 
@@ -54,10 +56,11 @@ class PredictionPlace:
     """Where in a prediction the output of a row stands: its token `next` is expected, None if that cannot be told.
 
     An output that has left the prediction is found in it again by its last three tokens, after the place where it left
-    if they stand there. A place that has foretold a token `is_confirmed`.
+    if they stand there; until then it is taken to have changed one token, if several were right before. A place that
+    has foretold a token `is_confirmed`.
     """
 
-    __slots__ = ("_left_at", "_places", "_read", "_start", "_text", "chances", "is_confirmed", "next")
+    __slots__ = ("_left_at", "_places", "_read", "_run", "_start", "_text", "chances", "is_confirmed", "next")
 
     def __init__(self, text: Sequence[int], start: int, chances: Chances) -> None:
         self._text = text
@@ -70,6 +73,7 @@ class PredictionPlace:
         self.next: int | None = 0
         # Whoever sends a prediction expects it from the first token on.
         self.is_confirmed = True
+        self._run = 0
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Take in what is new of `tokens`, prompt and output."""
@@ -80,9 +84,12 @@ class PredictionPlace:
                 self.chances.learn(is_right, is_first=not self.is_confirmed)
                 self.is_confirmed = is_right
                 self._left_at = expected + is_right
-                self.next = self._left_at if is_right and self._left_at < len(self._text) else None
-            if self.next is None and place + 1 - self._start >= _SIZE:
-                self.next = self._found(tokens[place + 1 - _SIZE : place + 1])
+                is_lost = not is_right and self._run < _RUN_MIN
+                self._run = self._run + 1 if is_right else 0
+                self.next = None if is_lost or expected + 1 >= len(self._text) else expected + 1
+            if not self._run and place + 1 - self._start >= _SIZE:
+                found = self._found(tokens[place + 1 - _SIZE : place + 1])
+                self.next = self.next if found is None else found
                 self.is_confirmed = False
         self._read = len(tokens)
 
