@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from zmqengine.bench.overhead import BARE, OverheadOptions
+from zmqengine.bench.overhead import BARE
+from zmqengine.bench.overhead_options import OverheadOptions
 from zmqengine.bench.overhead_run import OverheadPlan, overhead
 from zmqengine.bench.report import Report, Rounds, errors_of
 

@@ -21,7 +21,8 @@ from zmqengine.bench.measures import Measures, ttft_ms
 from zmqengine.bench.model_facts import CARD, model_facts
 from zmqengine.bench.model_shapes import SHAPES
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.overhead import BARE, OverheadOptions, OverheadRunner
+from zmqengine.bench.overhead import BARE, OverheadRunner
+from zmqengine.bench.overhead_options import OverheadOptions
 from zmqengine.bench.overhead_run import group
 from zmqengine.bench.prompts import Prompts, prompts_for, vocabulary_of_file
 from zmqengine.bench.random_model import make_model

@@ -17,6 +17,7 @@ from zmqengine.bench.bare_process import BareProcess
 from zmqengine.bench.load import closed_loop, streams_in_flight
 from zmqengine.bench.load_process import LoadJob
 from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.overhead_options import Case, OverheadOptions
 from zmqengine.bench.processes import run_together
 from zmqengine.bench.prompts import Prompts
 from zmqengine.bench.records import RequestSpec
@@ -28,25 +29,6 @@ from zmqengine.bench.worker_numbers import WorkerNumbers, figures
 
 BARE = "bare generator"
 Progress = Callable[[str], None]
-
-
-class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the work; `processes` is how many clients share the largest number of streams."""
-
-    streams: tuple[int, ...] = (1, 8, 32)
-    processes: int = 4
-    prompt_tokens: int = 64
-    max_tokens: int = 64
-    requests_min: int = 16
-    requests_per_stream: int = 8
-    arrivals: int = 8
-    idle_s: float = 10.0
-    timeout_s: float = 120.0
-
-    @property
-    def cases(self) -> list[tuple[int, int]]:
-        """(streams, client processes)."""
-        return [*((streams, 1) for streams in self.streams), (max(self.streams), self.processes)]
 
 
 class OverheadRunner:
@@ -68,57 +50,54 @@ class OverheadRunner:
         self._options = options
         self._seed = seed
         self._on_progress = on_progress
+        workers = [target for targets in groups.values() for target in targets if target.kind == "worker"]
+        self._worker_pids = {pid for worker in workers for pid in worker.pids}
 
     async def run(self, rounds: int) -> list[Cell]:
         """Admission first, while the worker's maxima are young; every case round by round; then idleness."""
         worker = next((t for targets in self._groups.values() for t in targets if t.kind == "worker"), None)
         cells = [await self._admission(worker)] if worker else []
-        await self._round("warm-up", min(4, max(self._options.streams)), 1, -1)
-        for streams, processes in self._options.cases:
-            case = f"{streams} stream{'s' if streams > 1 else ''}" + (
-                f", {processes} clients" if processes > 1 else ""
-            )
+        await self._round(self._options.case(min(4, max(self._options.streams)), 1), -1)
+        for case in self._options.cases:
             for number in range(rounds):
-                self._on_progress(f"overhead: {case}, round {number + 1} of {rounds}")
-                cells += await self._round(case, streams, processes, number)
+                self._on_progress(f"overhead: {case.name}, round {number + 1} of {rounds}")
+                cells += await self._round(case, number)
         return [*cells, await self._idle(worker)] if worker else cells
 
-    async def _round(self, case: str, streams: int, processes: int, number: int) -> list[Cell]:
-        requests = self._requests(f"{case} {number}", streams)
+    async def _round(self, case: Case, number: int) -> list[Cell]:
+        requests = self._requests(f"{case.name} {number}", case)
         cells = [
             Cell(
                 scenario="overhead",
-                case=case,
+                case=case.name,
                 target=BARE,
                 round=number,
-                measures=await self._bare_run(requests, streams),
+                measures=await self._bare_run(requests, case),
             )
         ]
         for place, (label, targets) in enumerate(self._groups.items()):
             # The bare generator has no cache: it and the first group can have the same prompts.
-            own = requests if place == 0 else self._requests(f"{case} {number} {label}", streams)
-            cell = Cell(scenario="overhead", case=case, target=label, round=number)
+            own = requests if place == 0 else self._requests(f"{case.name} {number} {label}", case)
+            cell = Cell(scenario="overhead", case=case.name, target=label, round=number)
             try:
-                measures = await self._group_run(targets, own, streams, processes)
+                measures = await self._group_run(targets, own, case)
                 cells.append(msgspec.structs.replace(cell, measures=measures))
             except TargetError as error:
                 cells.append(msgspec.structs.replace(cell, error=str(error)))
         return cells
 
-    def _requests(self, seed: str, streams: int) -> list[RequestSpec]:
-        options = self._options
+    def _requests(self, seed: str, case: Case) -> list[RequestSpec]:
         prompts = self._prompts.reseeded(f"{self._seed} {seed}")
-        count = max(options.requests_min, streams * options.requests_per_stream)
-        return [prompts.request(options.prompt_tokens, options.max_tokens) for _ in range(count)]
+        return [prompts.request(self._options.prompt_tokens, case.max_tokens) for _ in range(case.requests)]
 
-    async def _bare_run(self, requests: Sequence[RequestSpec], streams: int) -> Measures:
+    async def _bare_run(self, requests: Sequence[RequestSpec], case: Case) -> Measures:
         usage = ServerUsage([self._bare.pid])
         before_s = usage.cpu_s() or 0.0
         result = await self._bare.run(
             BareJob(
                 prompts=[request.prompt_ids for request in requests],
-                max_tokens=self._options.max_tokens,
-                streams=streams,
+                max_tokens=case.max_tokens,
+                streams=case.streams,
             )
         )
         used_s = (usage.cpu_s() or 0.0) - before_s
@@ -131,31 +110,37 @@ class OverheadRunner:
         }
 
     async def _group_run(
-        self, targets: Sequence[TargetSpec], requests: Sequence[RequestSpec], streams: int, processes: int
+        self, targets: Sequence[TargetSpec], requests: Sequence[RequestSpec], case: Case
     ) -> Measures:
         """Streams and requests dealt out over client processes, and those over the targets."""
-        count = max(min(processes, streams), min(len(targets), streams))
+        count = max(min(case.processes, case.streams), min(len(targets), case.streams))
         jobs = [
             LoadJob(
                 target=targets[number % len(targets)],
                 requests=list(requests[number::count]),
-                users=len(range(number, streams, count)),
+                users=len(range(number, case.streams, count)),
                 timeout_s=self._options.timeout_s,
             )
             for number in range(count)
         ]
-        usage = ServerUsage({pid for target in targets for pid in target.pids})
+        pids = {pid for target in targets for pid in target.pids}
+        usage, front_ends = ServerUsage(pids), ServerUsage(pids - self._worker_pids)
         numbers = WorkerNumbers(targets[0].worker) if targets[0].worker else None
         try:
             before = await numbers.read() if numbers else {}
-            used_before_s = usage.cpu_s() or 0.0
+            used_before_s, front_before_s = usage.cpu_s() or 0.0, front_ends.cpu_s()
             results = await run_together(jobs)
             used_s = (usage.cpu_s() or 0.0) - used_before_s
+            front_after_s, client_s = front_ends.cpu_s(), sum(result.cpu_s for result in results)
             measures = summarise([record for result in results for record in result.records])
             measures["server_cpu_cores"] = used_s / measures["wall_s"]
+            measures["client_cpu_cores"] = client_s / measures["wall_s"]
+            cpu_s = {"server": used_s, "client": client_s}
+            if targets[0].worker and front_before_s is not None and front_after_s is not None:
+                cpu_s["front_end"] = front_after_s - front_before_s
             if measures["tokens"]:
-                measures["server_cpu_per_token_us"] = used_s * 1e6 / measures["tokens"]
-            measures["client_cpu_cores"] = sum(result.cpu_s for result in results) / measures["wall_s"]
+                for part, seconds in cpu_s.items():
+                    measures[f"{part}_cpu_per_token_us"] = seconds * 1e6 / measures["tokens"]
             return measures | (figures(before, await numbers.read()) if numbers else {})
         finally:
             if numbers:

@@ -9,7 +9,8 @@ import msgspec
 from zmqengine.bench import machine
 from zmqengine.bench.bare_process import BareProcess
 from zmqengine.bench.model_facts import model_directory, model_facts
-from zmqengine.bench.overhead import BARE, OverheadOptions, OverheadRunner
+from zmqengine.bench.overhead import BARE, OverheadRunner
+from zmqengine.bench.overhead_options import OverheadOptions
 from zmqengine.bench.prompts import prompts_for, vocabulary_of_file
 from zmqengine.bench.report import Report, TargetFacts
 from zmqengine.bench.servers import StartPlan, started

@@ -18,7 +18,7 @@ from zmqengine.bench import stoppable
 from zmqengine.bench.model_facts import CARD, PICO
 from zmqengine.bench.model_shapes import SHAPES
 from zmqengine.bench.options import SMALL, ScenarioOptions
-from zmqengine.bench.overhead import OverheadOptions
+from zmqengine.bench.overhead_options import OverheadOptions
 from zmqengine.bench.overhead_run import OverheadPlan, overhead
 from zmqengine.bench.plot import plot
 from zmqengine.bench.random_model import make_model

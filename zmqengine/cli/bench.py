@@ -157,7 +157,7 @@ def overhead(
     """What worker, wire and client add to mlx-lm's own generator."""
     from zmqengine.bench import stoppable
     from zmqengine.bench.arguments import with_settings
-    from zmqengine.bench.overhead import OverheadOptions
+    from zmqengine.bench.overhead_options import OverheadOptions
     from zmqengine.bench.overhead_run import OverheadPlan
     from zmqengine.bench.overhead_run import overhead as run
 
