@@ -1,90 +1,163 @@
-"""The size of a prefill chunk follows the time that steps take."""
+"""The size of a prefill chunk follows the speed at which prompts are read."""
 
 from __future__ import annotations
 
+import random
+import time
+from itertools import pairwise
+
 import pytest
 
-from zmqengine.engine.pacing import FAST_STEPS, TOKENS_MIN, PrefillPace
+from zmqengine.engine.pacing import TOKENS_MIN, TOKENS_START, StepPace
+from zmqengine.engine.step_clock import StepClock
 
 
+class Reading:
+    """A machine on which one row decodes and one long prompt is read, chunk by chunk."""
+
+    def __init__(self, pace: StepPace, tokens_a_second: float, *, step_s: float = 0.0, late: int = 2) -> None:
+        self.pace, self.step_s, self.tokens_a_second = pace, step_s, tokens_a_second
+        self._on_its_way = [0] * late
+
+    def step(self, tokens: int | None = None, *, slower: float = 1.0) -> int:
+        """Read a chunk, of so many tokens if told; its time is seen `late` steps later. Returns its length."""
+        read = self.pace.choose(decoding=1, waiting=1)
+        read = read if tokens is None else min(tokens, read)
+        self._on_its_way.append(read)
+        seen = self._on_its_way.pop(0)
+        self.pace.record(read, (self.step_s + seen / self.tokens_a_second) * slower)
+        return read
+
+    @property
+    def tokens(self) -> int:
+        """How long the next chunk will be."""
+        return self.pace.choose(decoding=1, waiting=1)
+
+
+@pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("tokens_a_second", [100, 1_000, 2_500, 20_000, 1_000_000])
-def test_a_step_comes_to_stay_within_its_time(tokens_a_second: float) -> None:
+def test_a_step_comes_to_stay_within_its_time(tokens_a_second: float, late: int) -> None:
     """lmstudio #1709, omlx #2031: one next() is bounded in time, on a machine of any speed."""
-    pace = PrefillPace(512, 0.2)
-    for _ in range(20):
-        pace.record(pace.tokens, pace.tokens / tokens_a_second)
-    within = int(0.2 * tokens_a_second)
-    assert pace.tokens <= max(TOKENS_MIN, within)
-    assert pace.tokens >= min(512, max(TOKENS_MIN, within // 4))
+    reading = Reading(StepPace(512, 512, 0.2), tokens_a_second, late=late)
+    for _ in range(30):
+        reading.step()
+    within = min(512, max(TOKENS_MIN, int(0.2 * tokens_a_second)))
+    assert within * 0.75 <= reading.tokens <= within * 1.05
 
 
 def test_one_long_step_costs_only_a_few_smaller_ones() -> None:
-    """A step that the system held up halves the chunk once; it grows back."""
-    pace = PrefillPace(512, 0.2)
-    for _ in range(5):
-        pace.record(pace.tokens, 0.01)
-    assert pace.tokens == 512
-    pace.record(512, 30.0)
-    assert pace.tokens == 256
-    for _ in range(FAST_STEPS):
-        assert pace.tokens == 256
-        pace.record(256, 0.01)
-    assert pace.tokens == 512
+    """A step that the system held up makes the next ones a little shorter, and not for long."""
+    reading = Reading(StepPace(2048, 2048, 0.2), 2_500)
+    for _ in range(30):
+        reading.step()
+    usual = reading.tokens
+    reading.step(slower=200)
+    assert reading.tokens >= usual // 2
+    for _ in range(12):
+        reading.step()
+    assert reading.tokens >= 0.9 * usual
+
+
+def test_a_machine_with_other_work_does_not_read_in_ever_smaller_chunks() -> None:
+    """Its steps take between once and four times as long, at random: chunks are what the mean of that allows."""
+    reading, draw = Reading(StepPace(2048, 2048, 0.2), 2_500), random.Random(3)
+    lengths = [reading.step(slower=draw.uniform(1, 4)) for _ in range(100)]
+    assert min(lengths[20:]) >= 500 / 4
+    assert sum(lengths[20:]) / 80 >= 500 / 2.5 * 0.75
+
+
+def test_a_machine_that_becomes_slow_reads_less() -> None:
+    """Within a few steps, and for good."""
+    reading = Reading(StepPace(2048, 2048, 0.2), 2_500)
+    for _ in range(20):
+        reading.step()
+    reading.tokens_a_second = 250
+    for _ in range(12):
+        reading.step()
+    assert reading.tokens <= 2 * 50
 
 
 def test_a_short_prompt_says_nothing_about_long_ones() -> None:
-    """Only a chunk that was nearly full makes the next one larger."""
-    pace = PrefillPace(4096, 0.2)
-    start = pace.tokens
+    """Its time is mostly the model's own, and it is no reason to read less or more of the next."""
+    pace = StepPace(4096, 4096, 0.2)
     for _ in range(10):
-        pace.record(5, 0.001)
-    assert pace.tokens == start
+        Reading(pace, 400).step(5)
+    assert pace.choose(decoding=1, waiting=1) == TOKENS_START
+
+
+def test_chunks_of_unknown_cost_grow_step_by_step() -> None:
+    """No chunk is more than twice as long as one that was seen: the first ones may only have been launched."""
+    reading = Reading(StepPace(4096, 4096, 0.2), 1_000_000)
+    lengths = [reading.step() for _ in range(18)]
+    assert all(later <= 2 * earlier for earlier, later in pairwise(lengths))
+    assert lengths[-1] == 4096
 
 
 def test_no_target_is_no_limit_in_time() -> None:
     """With 0 the chunk is what the option says, whatever it takes."""
-    pace = PrefillPace(512, 0)
-    pace.record(512, 100.0)
-    assert pace.tokens == 512
+    reading = Reading(StepPace(512, 2048, 0), 5)
+    for _ in range(5):
+        assert reading.step() == 512
+    assert reading.pace.choose(decoding=0, waiting=1) == 2048
 
 
 def test_the_least_chunk_is_within_the_most() -> None:
     """A maximum below the usual minimum holds."""
-    pace = PrefillPace(8, 0.2)
+    reading = Reading(StepPace(8, 8, 0.2), 1)
     for _ in range(9):
-        pace.record(pace.tokens, 10.0)
-    assert pace.tokens == 8
+        reading.step()
+    assert reading.tokens == 8
 
 
 def test_what_decoding_takes_is_not_held_against_the_prompts() -> None:
     """A model whose plain step is long still reads prompts in sensible chunks."""
-    pace = PrefillPace(512, 0.2)
+    reading = Reading(StepPace(512, 512, 0.2), 2_000, step_s=0.5)
     for _ in range(10):
-        pace.record(0, 0.5)
+        reading.step(0)
     for _ in range(20):
-        pace.record(pace.tokens, 0.5 + pace.tokens / 2_000)
-    assert 200 <= pace.tokens <= 400
+        reading.step()
+    assert 300 <= reading.tokens <= 410
 
 
 def test_a_pace_begins_with_what_was_measured() -> None:
     """On a fast device the first chunk is already long, and streams are not silent for longer than eight steps."""
-    pace = PrefillPace(4096, 0.2)
-    pace.begin(40_000, 0.005)
-    assert pace.tokens == 1600
-    for _ in range(9):
-        pace.record(pace.tokens, 1.0)
-    assert pace.tokens == 400
-    pace.begin(1_000, 0.1)
-    assert pace.tokens == 200
-    pace.forget()
-    assert pace.tokens == 256
+    pace = StepPace(4096, 4096, 0.2)
+    pace.begin((40_000, 0.005))
+    reading = Reading(pace, 400)
+    assert reading.tokens == 1600
+    for _ in range(30):
+        reading.step()
+    assert reading.tokens == 400
+    pace.begin((1_000, 0.1))
+    assert reading.tokens == 200
+    pace.begin(None)
+    assert reading.tokens == 256
 
 
 def test_streams_beside_a_prompt_are_silent_for_a_few_steps() -> None:
     """A machine that steps in 5 ms does not read for 200."""
-    pace = PrefillPace(4096, 0.2)
+    reading = Reading(StepPace(4096, 4096, 0.2), 40_000, step_s=0.005)
     for _ in range(10):
-        pace.record(0, 0.005)
+        reading.step(0)
     for _ in range(40):
-        pace.record(pace.tokens, 0.005 + pace.tokens / 40_000)
-    assert pace.tokens / 40_000 <= 0.04
+        reading.step()
+    assert 0.03 <= reading.tokens / 40_000 <= 0.042
+
+
+def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
+    """A prompt beside as many streams takes what is asked for; where nobody decodes, two and a half times as much."""
+    pace = StepPace(4096, 4096, 0.2)
+    pace.begin((2_000, 1.0))
+    assert pace.choose(decoding=4, waiting=1) == pace.choose(decoding=4, waiting=4) == 400
+    assert 400 < pace.choose(decoding=8, waiting=24) < pace.choose(decoding=1, waiting=31) < 1000
+    assert pace.choose(decoding=0, waiting=1) == 1000
+
+
+def test_a_step_on_the_cpu_takes_what_it_computes() -> None:
+    """Time in which other programs had the processor is not the step's; on a device of its own all time is."""
+    shared, own = StepClock(computes=True), StepClock(computes=False)
+    shared.start()
+    own.start()
+    time.sleep(0.3)
+    assert shared.seconds() < 0.25
+    assert own.seconds() >= 0.3

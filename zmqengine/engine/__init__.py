@@ -14,6 +14,7 @@ row.py                 a request in the engine and how far it has come
 prefill.py             reads prompts in bounded chunks
 reading_order.py       who of those that read the same goes first
 pacing.py              how long such a chunk may be on this machine
+step_clock.py          how long a step took, as far as that was its own doing
 lanes.py               sorts rows that decode into batches of about the same length
 padding.py             what it costs that rows of a batch are as long as its longest
 decode.py              one batch: a model call a step, a token for each row

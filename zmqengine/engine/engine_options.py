@@ -32,7 +32,7 @@ class EngineOptions:
         200.0,
         within=(0, DAY_MS),
         help="Milliseconds that reading prompts may add to a pass while others decode: chunks shrink to it. "
-        "0 for no limit.",
+        "Up to 2.5 times as much the more wait than decode; 0 for no limit.",
     )
     prompt_cache_bytes: int | None = option(
         None,

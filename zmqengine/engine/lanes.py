@@ -42,9 +42,9 @@ class Lanes:
         return len(self._lanes)
 
     @property
-    def busy(self) -> bool:
-        """Whether a row decodes."""
-        return any(lane.rows for lane in self._lanes)
+    def rows(self) -> int:
+        """How many rows decode."""
+        return sum(len(lane.rows) for lane in self._lanes)
 
     @property
     def caches(self) -> Caches:

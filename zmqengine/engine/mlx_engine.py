@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from zmqengine.engine.prompt_store.keys import salt_of
 from zmqengine.engine.prompt_store.parked_rows import ParkedRow
 from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Row
+from zmqengine.engine.step_clock import StepClock
 from zmqengine.engine.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class MlxEngine:
     ) -> None:
         self._model = model
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s)
+        self._clock = StepClock(computes=mx.default_device().type == mx.DeviceType.cpu)
         self._wired = WiredMemory(options.wired_bytes)
         self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         try:
@@ -116,11 +117,11 @@ class MlxEngine:
 
     def next(self) -> StepResult:
         """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
-        started_s = time.perf_counter()
+        self._clock.start()
         read_before = self._prefill.prompt_tokens
         result = StepResult()
         self._decode.next(result)
-        tokens_max = self._pace.choose(busy=self._decode.busy)
+        tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(self._prefill.rows))
         self._decode.join(self._prefill.next(tokens_max, self._decode.padding_room_bytes, result))
         self._store.settle()
         if self._speculation is not None and (result.prefills or len(self._decode) > 1):
@@ -133,7 +134,7 @@ class MlxEngine:
         self._gauges.count(result)
         if self._gauges.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()
-        self._pace.record(self._prefill.prompt_tokens - read_before, time.perf_counter() - started_s)
+        self._pace.record(self._prefill.prompt_tokens - read_before, self._clock.seconds())
         return result
 
     def remove(self, rows: Iterable[int]) -> None:

@@ -9,115 +9,117 @@ TOKENS_MIN = 32
 TOKENS_START = 256
 """Where a pace begins: a few chat messages, on any machine."""
 
-FAST_STEPS = 3
-"""In a row, before a chunk may grow: the first ones may only have been launched, and tell nothing."""
-
 # What reading may add to a step, in steps without it: more makes prompts hardly faster and streams silent for longer.
 _DECODE_STEPS = 8
 _GOAL_S_MIN = 0.025
+# As many times as much, where all who are held up by it wait for what it reads.
 _IDLE_SHARE = 2.5
-
-
-class PrefillPace:
-    """A chunk size that follows the time steps take: down at once when one is too long, up again while there is room.
-
-    `tokens` is between `TOKENS_MIN` and `tokens_max`. Reading prompts may add `target_s` to what a step without
-    them takes, and on a fast machine as much as eight such steps; a target of 0 always allows `tokens_max`. How fast a
-    machine reads a model's prompts differs by orders of magnitude, and is not known before it has been seen.
-    """
-
-    def __init__(self, tokens_max: int, target_s: float) -> None:
-        self.tokens_max = tokens_max
-        self._target_s = target_s
-        self._decode_s: float | None = None
-        self._fast_steps = 0
-        self._least = min(TOKENS_MIN, tokens_max)
-        self.tokens = min(TOKENS_START, tokens_max) if target_s else tokens_max
-
-    @property
-    def goal_s(self) -> float:
-        """What reading may add to a step."""
-        if self._decode_s is None:
-            return self._target_s
-        return min(self._target_s, max(_GOAL_S_MIN, _DECODE_STEPS * self._decode_s))
-
-    def forget(self) -> None:
-        """Start again with nothing known."""
-        self._decode_s = None
-        self._fast_steps = 0
-        self._least = min(TOKENS_MIN, self.tokens_max)
-        self.tokens = min(TOKENS_START, self.tokens_max) if self._target_s else self.tokens_max
-
-    def begin(self, tokens_a_second: float, decode_s: float | None) -> None:
-        """Start again with what was measured: the speed of reading, and what a step without reading takes."""
-        self._decode_s = decode_s
-        self._fast_steps = 0
-        if self._target_s:
-            within = int(tokens_a_second * self.goal_s)
-            self.tokens = max(min(TOKENS_MIN, self.tokens_max), min(self.tokens_max, within))
-            # Where most of a short chunk's time is the model itself, shorter ones gain nothing.
-            self._least = max(min(TOKENS_MIN, self.tokens_max), self.tokens // 4)
-
-    def record(self, tokens_read: int, seconds: float) -> None:
-        """A step took so long in all, the reading of `tokens_read` tokens of prompt included."""
-        if not self._target_s:
-            return
-        if not tokens_read:
-            self._decode_s = seconds if self._decode_s is None else 0.8 * self._decode_s + 0.2 * seconds
-            return
-        self._follow(tokens_read, max(0.0, seconds - (self._decode_s or 0.0)))
-
-    def _follow(self, read: int, seconds: float) -> None:
-        goal_s = self.goal_s
-        self._fast_steps = self._fast_steps + 1 if seconds < goal_s / 2 else 0
-        if seconds > goal_s:
-            # At most a halving a step: one that the system held up must not cost more than a few steps.
-            shrunk = int(min(self.tokens, read) * max(0.5, goal_s / seconds))
-            self.tokens = max(self._least, shrunk)
-        elif self._fast_steps >= FAST_STEPS and read * 2 > self.tokens:
-            self._fast_steps = 0
-            self.tokens = min(self.tokens_max, self.tokens * 2)
+# The time of a chunk is seen in the step that launches it or up to so many steps later: it depends on the device.
+_LATE_STEPS = 2
+# Of what was seen before, so much counts still when another step is seen: some five steps tell the speed.
+_KEPT = 0.8
+# A step that took more than so many times what was to be expected was held up by the system, not by what it read.
+_HELD_UP = 3.0
+# Of the speed that was measured at the start. Where most of a short chunk's time is the model itself, shorter ones gain
+# nothing.
+_SLOWEST_SHARE = 0.25
 
 
 class StepPace:
-    """The pace of an engine's steps: one while rows decode, and one while none does.
+    """A chunk size that follows the speed at which prompts are read, as seen in the time that steps take.
 
-    In the latter a long step holds up only those who arrive or abort, so reading may take two and a half times as long.
+    Reading may add `target_s` to what a step without it takes, and on a fast machine as much as eight such steps; it
+    may add up to two and a half times as much the more rows wait to be read than decode. A target of 0 always allows
+    the most. A chunk is between `TOKENS_MIN` and `tokens_max`, or `idle_tokens_max` while no row decodes, and never
+    more than twice as long as one that was seen: how fast a machine reads a model's prompts differs by orders of
+    magnitude, and is not known before.
+
+    The speed, and not the last step, decides: a machine with other work has slow steps all the time, and a pace that
+    every one of them shortens ends at chunks that cost twice as much a token.
     """
 
     def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float) -> None:
-        self._busy = PrefillPace(tokens_max, target_s)
-        self._idle = PrefillPace(max(tokens_max, idle_tokens_max), target_s * _IDLE_SHARE)
-        self._chosen = self._busy
-        self._launches: deque[tuple[int, PrefillPace]] = deque(maxlen=3)
-
-    @property
-    def tokens_max(self) -> int:
-        """The most that a step may ever read while rows decode."""
-        return self._busy.tokens_max
-
-    @property
-    def largest_tokens(self) -> int:
-        """The most that the next step may read."""
-        return max(self._busy.tokens, self._idle.tokens)
-
-    def choose(self, *, busy: bool) -> int:
-        """How many tokens this step may read; `busy` if rows decode."""
-        self._chosen = self._busy if busy else self._idle
-        return self._chosen.tokens
-
-    def record(self, tokens_read: int, seconds: float) -> None:
-        """The step took so long in all, the reading of `tokens_read` tokens of prompt included."""
-        # A chunk is waited for up to two steps after the one that launched it, or at once: it depends on the device.
-        self._launches.append((tokens_read, self._chosen))
-        tokens, launcher = max(self._launches, key=lambda launch: launch[0])
-        launcher.record(tokens, seconds)
+        self.tokens_max = tokens_max
+        self._idle_tokens_max = max(tokens_max, idle_tokens_max)
+        self._target_s = target_s
+        self.begin(None)
 
     def begin(self, measured: tuple[float, float] | None) -> None:
         """Start again, with the speed of reading and what a step without it takes, if they were measured."""
-        self._launches.clear()
-        for pace in (self._busy, self._idle):
-            if measured is None:
-                pace.forget()
-            else:
-                pace.begin(*measured)
+        self._decoding = 0
+        self._launched = deque([0] * _LATE_STEPS, maxlen=_LATE_STEPS)
+        self._read_tokens = self._read_s = 0.0
+        # Of steps that read nothing, by the number of rows: of as many bits each.
+        self._plain_s: dict[int, float] = {}
+        self._speed: float | None = None
+        self._slowest = 0.0
+        self._room = TOKENS_START
+        if measured is not None:
+            self._speed, self._plain_s[1] = measured
+            self._slowest = self._speed * _SLOWEST_SHARE
+            self._room = self._idle_tokens_max
+
+    @property
+    def largest_tokens(self) -> int:
+        """The most that the next step may read, whoever waits."""
+        return max(self._tokens(1, 1), self._tokens(0, 1))
+
+    def choose(self, *, decoding: int, waiting: int) -> int:
+        """How many tokens this step may read, while so many rows decode and so many have a prompt to be read."""
+        self._decoding = decoding
+        return self._tokens(decoding, waiting)
+
+    def record(self, tokens_read: int, seconds: float) -> None:
+        """The step took so long in all, and launched the reading of `tokens_read` tokens of prompt."""
+        if not self._target_s:
+            return
+        launched = self._launched[0]
+        self._launched.append(tokens_read)
+        recent = [launched, *self._launched]
+        if not any(recent):
+            self._record_plain(seconds)
+            return
+        added_s = max(0.0, seconds - (self._plain_step_s(self._decoding) or 0.0))
+        goal_s = self._goal_s(self._decoding)
+        usual = self._tokens(max(1, self._decoding), 1)
+        if added_s <= goal_s and any(0 < tokens * 2 < usual for tokens in recent):
+            # A short prompt is mostly the model itself, and says nothing about long ones.
+            return
+        if self._speed is not None:
+            added_s = min(added_s, _HELD_UP * max(launched / self._speed, goal_s))
+        self._read_tokens = self._read_tokens * _KEPT + launched
+        self._read_s = self._read_s * _KEPT + added_s
+        if self._read_tokens and self._read_s:
+            self._speed = self._read_tokens / self._read_s
+        self._room = max(self._room, 2 * launched)
+
+    def _tokens(self, decoding: int, waiting: int) -> int:
+        most = self.tokens_max if decoding else self._idle_tokens_max
+        if not self._target_s:
+            return most
+        if self._speed is None:
+            return min(TOKENS_START, most)
+        # Those who decode are held up by a long chunk, and those who wait by a short one.
+        ahead = max(0, waiting - decoding) / max(1, waiting + decoding)
+        goal_s = self._goal_s(decoding) * (1 + (_IDLE_SHARE - 1) * ahead)
+        within = int(max(self._speed, self._slowest) * goal_s)
+        return max(min(TOKENS_MIN, most), min(within, most, self._room))
+
+    def _goal_s(self, decoding: int) -> float:
+        """What reading may add to a step of so many rows."""
+        plain_s = self._plain_step_s(decoding)
+        if plain_s is None:
+            return self._target_s
+        return min(self._target_s, max(_GOAL_S_MIN, _DECODE_STEPS * plain_s))
+
+    def _record_plain(self, seconds: float) -> None:
+        if self._decoding:
+            size = self._decoding.bit_length()
+            self._plain_s[size] = 0.8 * self._plain_s.get(size, seconds) + 0.2 * seconds
+
+    def _plain_step_s(self, decoding: int) -> float | None:
+        """What a step of so many rows takes that reads nothing; of about as many, if that is not known."""
+        if not self._plain_s:
+            return None
+        size = max(1, decoding).bit_length()
+        return self._plain_s[min(self._plain_s, key=lambda known: (abs(known - size), known))]

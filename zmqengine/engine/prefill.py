@@ -244,8 +244,9 @@ def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:
     together, room = _fit(order, remaining, tokens_max)
     if 0 in together:
         rest = order[len(together) :]
-        if rest and room >= _SLICE_TOKENS_MIN:
-            return Chunk(together, [(rest[0], min(room, remaining[rest[0]]))])
+        # A prompt that fits into one chunk is read in one: pieces would take a call of the model each.
+        if rest and room >= _SLICE_TOKENS_MIN and remaining[rest[0]] > tokens_max:
+            return Chunk(together, [(rest[0], room)])
         return Chunk(together, [])
     share = min(remaining[0], max(1, tokens_max // 4))
     order.remove(0)

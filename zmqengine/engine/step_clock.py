@@ -1,0 +1,30 @@
+"""How long a step took, as far as that was the step's own doing."""
+
+from __future__ import annotations
+
+import time
+
+
+class StepClock:
+    """Seconds of a step; where the model is computed by this process, not more than the process has computed.
+
+    Other programs make steps on a CPU longer, and that is no reason to read prompts in chunks that cost more. A device
+    of its own works while the process waits (`computes` is false): there the time that has passed is what counts.
+    """
+
+    def __init__(self, *, computes: bool) -> None:
+        self._computes = computes
+        self._started = _now()
+
+    def start(self) -> None:
+        """A step begins."""
+        self._started = _now()
+
+    def seconds(self) -> float:
+        """What it has taken so far."""
+        passed_s, computed_s = (now - then for now, then in zip(_now(), self._started, strict=True))
+        return min(passed_s, computed_s) if self._computes else passed_s
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
