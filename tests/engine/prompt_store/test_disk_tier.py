@@ -76,6 +76,28 @@ def test_after_a_restart_only_tails_are_read(models: dict[str, Any], name: str, 
     tier(second).close()
 
 
+def test_the_same_prompt_again_is_not_read_at_all(models: dict[str, Any], tmp_path: Path) -> None:
+    """Its last block was written with the answer in it. Another prompt that only begins like it gets what they share,
+    and the tokens of a cold engine."""
+    model, prompt = models["llama"], prompt_of(1, 430)
+    first = on_disk(model, tmp_path)
+    output = answer(first, prompt)
+    tier(first).close(CLOSE_S)
+
+    engine = on_disk(model, tmp_path)
+    assert restore(engine, prompt) == 429
+    assert answer(engine, prompt) == output
+    assert read_tokens(engine) == 0
+
+    engine.limit_prompt_cache(0)
+    engine.limit_prompt_cache(1 << 30)
+    other = [*prompt[:410], *prompt_of(2, 20)]
+    restore(engine, other)
+    assert answer(engine, other) == answer(make_engine(model), other)
+    assert read_tokens(engine) == 429 - 410
+    tier(engine).close()
+
+
 def test_what_is_awaited_stays_while_there_is_other_room(models: dict[str, Any], tmp_path: Path) -> None:
     """Others that are read before its row begins do not have it go; rows that need its memory do. Each token that was
     restored is counted once as a hit on disk."""

@@ -75,10 +75,10 @@ class Directory:
         """Where this block is, as far as is known. Never waits."""
         return self._index.find(key)
 
-    def shorter(self, parent_key: bytes) -> list[int]:
-        """How many tokens the blocks after this one have that are not whole; the longest first."""
+    def following(self, parent_key: bytes) -> dict[bytes, int]:
+        """The blocks after this one, and how many tokens they have; the longest first."""
         with self._lock:
-            return self._index.shorter(parent_key)
+            return self._index.following(parent_key)
 
     def largest_file(self) -> list[bytes]:
         """The keys of the blocks in the largest file there is; empty when there is none."""

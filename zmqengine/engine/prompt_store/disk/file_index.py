@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from zmqengine.engine.prompt_store.disk.block_header import Header
 from zmqengine.engine.prompt_store.disk.host_block import HostBlock
-from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
 
 
 class Place(NamedTuple):
@@ -27,7 +26,7 @@ class FileIndex:
     def __init__(self) -> None:
         self._files: dict[str, list[bytes]] = {}
         self._places: dict[bytes, Place] = {}
-        self._shorter: dict[bytes, dict[bytes, int]] = {}
+        self._following: dict[bytes, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -41,9 +40,10 @@ class FileIndex:
         """Where this block is."""
         return self._places.get(key)
 
-    def shorter(self, parent_key: bytes) -> list[int]:
-        """How many tokens the blocks after this one have that are not whole; the longest first."""
-        return sorted(set(self._shorter.get(parent_key, {}).values()), reverse=True)
+    def following(self, parent_key: bytes) -> dict[bytes, int]:
+        """The blocks after this one, and how many tokens they have; the longest first."""
+        found = self._following.get(parent_key, {})
+        return dict(sorted(found.items(), key=lambda item: item[1], reverse=True))
 
     def run(self, keys: Sequence[bytes]) -> tuple[str, list[bytes]] | None:
         """The file that the first of `keys` is in, and those that follow it there; None if it is in none."""
@@ -98,10 +98,10 @@ class FileIndex:
             place = self._places.get(key)
             if place is not None and place.file == name:
                 del self._places[key]
-                family = self._shorter.get(place.parent_key, {})
+                family = self._following.get(place.parent_key, {})
                 family.pop(key, None)
                 if not family:
-                    self._shorter.pop(place.parent_key, None)
+                    self._following.pop(place.parent_key, None)
 
     def _add(self, name: str, places: dict[bytes, Place]) -> None:
         self._files[name] = list(places)
@@ -110,5 +110,4 @@ class FileIndex:
             # A block may have been written before its state was worth keeping.
             if known is None or (place.has_state and not known.has_state):
                 self._places[key] = place
-            if place.tokens < BLOCK_TOKENS:
-                self._shorter.setdefault(place.parent_key, {})[key] = place.tokens
+            self._following.setdefault(place.parent_key, {})[key] = place.tokens

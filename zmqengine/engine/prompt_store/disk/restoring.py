@@ -11,7 +11,9 @@ import numpy as np
 from zmqengine.engine.prompt_store.block import StoredBlock
 from zmqengine.engine.prompt_store.disk.directory import Directory
 from zmqengine.engine.prompt_store.disk.host_block import HostBlock
+from zmqengine.engine.prompt_store.index import shared_tokens
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS, block_keys, chained
+from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN
 
 _RATE_KEPT = 0.7
 # Less says nothing about bytes a second.
@@ -98,11 +100,13 @@ class Restoring:
         return plan
 
     def read(self, plan: Plan, tokens: np.ndarray) -> list[HostBlock]:
-        """The blocks of a plan, as far as they are still there, whole, and hold these tokens."""
+        """The blocks of a plan, as far as they are still there, whole, and hold these tokens: the last one some."""
         blocks = self.read_timed(plan.keys)
         good: list[HostBlock] = []
         for block in blocks:
-            if not np.array_equal(block.tokens, tokens[block.start : block.start + len(block.tokens)]):
+            mine = tokens[block.start : block.start + len(block.tokens)]
+            shared = shared_tokens(block.tokens, mine)
+            if shared < len(block.tokens) and not (self._cut_anywhere and shared >= PREFIX_TOKENS_MIN):
                 break
             good.append(block)
         while good and not (self._cut_anywhere or good[-1].form):
@@ -137,7 +141,8 @@ class Restoring:
         return Plan(wanted, best_bytes, best - usable) if best > usable else NOTHING
 
     def _known(self, tokens: np.ndarray, salt: bytes) -> Iterator[tuple[bytes, int]]:
-        """The blocks with which a prompt begins, in memory or on disk, and where each ends; the last may be short."""
+        """The blocks with which a prompt begins, in memory or on disk, and where each ends in it. The last one may be
+        short, or go on beyond the prompt."""
         keys = block_keys(tokens.tolist(), salt)
         before, end = salt, 0
         for key in keys:
@@ -145,11 +150,15 @@ class Restoring:
                 break
             before, end = key, end + BLOCK_TOKENS
             yield key, end
-        for count in self._directory.shorter(before):
+        following = self._directory.following(before)
+        for count in dict.fromkeys(following.values()):
             key = chained(before, tokens[end : end + count].tolist())
-            if end + count <= len(tokens) and self._directory.find(key) is not None:
+            if end + count <= len(tokens) and key in following:
                 yield key, end + count
                 return
+        # Of the only one that goes on from here it is not known yet whether it begins like the rest of the prompt.
+        if self._cut_anywhere and len(following) == 1 and len(tokens) - end >= PREFIX_TOKENS_MIN:
+            yield next(iter(following)), len(tokens)
 
 
 def _mixed(rate: float, bytes_: int, seconds: float) -> float:
