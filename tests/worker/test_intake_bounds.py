@@ -13,7 +13,19 @@ import zmq
 
 from tests.worker.harness import ARRIVAL_MS_MAX, FrontEnd, Harness
 from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Granted, Hello, Ping, Rejected, Resume, Welcome
+from zmqengine.protocol.messages import (
+    Abort,
+    Ack,
+    Bye,
+    Done,
+    Granted,
+    Hello,
+    Ping,
+    Rejected,
+    Replay,
+    Resume,
+    Welcome,
+)
 from zmqengine.worker import inbox
 from zmqengine.worker.commands import CommandHandler
 
@@ -216,6 +228,29 @@ def test_a_subscription_that_fails_is_dropped_and_the_worker_serves_on(
     second: FrontEnd = harness.front_end()
     second.accepted("r", max_tokens=5)
     assert second.wait_for_end("r")[0].finish == "length"
+
+
+def test_whoever_does_not_read_long_replies_gets_no_more_of_them(make_harness: MakeHarness) -> None:
+    """A command of 60 bytes asks for hundreds of thousands: what one connection has not read is bounded."""
+    harness = make_harness(FakeEngineConfig(instant=True, context_tokens=100_000))
+    front_end = harness.front_end(live=False)
+    front_end.cmd.close()
+    front_end.cmd = front_end.context.socket(zmq.DEALER)
+    front_end.cmd.setsockopt(zmq.RCVHWM, 1)
+    front_end.cmd.connect(harness.sockets.endpoints.cmd)
+    front_end.say_hello()
+    front_end.subscribe()
+    front_end.accepted("r", max_tokens=50_000)
+    front_end.wait_for_end("r")
+    before = len(front_end.replies)
+    for _ in range(40):
+        front_end.send(Resume(front_end.next_call(), "r", front_end.epoch, 0))
+    harness.read_commands(40)
+    harness.run_until(lambda: front_end.read() or len(front_end.replies) == before + 40)
+    refused = [reply for reply in front_end.replies if isinstance(reply, Rejected)]
+    assert {reply.code for reply in refused} == {"overloaded"}
+    assert 20 < len(refused) < 40
+    assert isinstance(front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, 0)), Replay)
 
 
 def test_a_flood_of_wrong_commands_ends_its_connection(
