@@ -30,14 +30,17 @@ from zmqengine.protocol.messages import (
     Ack,
     Bye,
     End,
+    Granted,
     Hello,
     Insert,
     Ping,
     Progress,
     Resume,
     TokenFrame,
+    TokenLogprob,
     TokenRow,
 )
+from zmqengine_client.core import request as request_module
 from zmqengine_client.core.control import ControlCall
 from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.request import Request
@@ -108,6 +111,10 @@ def test_nothing_is_inserted_before_the_subscription_is_granted() -> None:
     assert network.topic.startswith(b"s/")
     assert len(network.topic) == 35
     assert not sent(network, Insert)
+    assert network.worker is not None
+    of_another = Granted(network.worker.epoch, "s2")
+    network.session.receive("out", [network.topic, *encode(of_another)], network.now)
+    assert network.session.connection.phase is Phase.SUBSCRIBING
     network.settle()
     assert len(sent(network, Insert)) == 1
 
@@ -381,17 +388,54 @@ def test_a_lost_last_frame_is_noticed_by_the_watermark() -> None:
     assert one.ended
 
 
-def test_repeated_and_overlapping_rows_add_nothing() -> None:
-    """A frame may come twice, or overlap: each token counts once."""
+def test_frames_that_are_lost_in_the_middle_are_noticed_by_the_watermark() -> None:
+    """The request still runs, and nothing else of it comes."""
+    network = live()
+    one = start(network, request())
+    network.drop = 1.0
+    for _ in range(5):
+        network.run_pass()
+    assert network.worker is not None
+    network.down["out"].extend(network.worker.watermarks())
+    network.settle()
+    assert one.tokens == expected(one)[:5]
+    assert not one.ended
+
+
+def test_what_comes_beyond_a_gap_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap that is not filled costs a bounded memory; what was not kept is asked for again."""
+    monkeypatch.setattr(request_module, "AHEAD_ROWS_MAX", 3)
     network = live()
     one = start(network, request(ignore_eos=True))
     tokens = expected(one)
-    publish(network, TokenRow("r1", 0, tokens[:5]))
-    publish(network, TokenRow("r1", 0, tokens[:5]))
-    publish(network, TokenRow("r1", 3, tokens[3:8]))
+    assert network.worker is not None
+    network.worker.requests()["r1"].tokens[:] = tokens[:10]
+    for index in range(1, 10):
+        row = TokenRow("r1", index, tokens[index : index + 1])
+        frame = encode(TokenFrame(network.worker.epoch, index, [row]))
+        network.session.receive("out", [network.topic or b"", *frame], network.now)
+    assert [row.first_index for row in one.ahead] == [1, 2, 3]
     network.settle()
+    network.down["out"].extend(network.worker.watermarks())
+    network.settle()
+    assert one.tokens == tokens[:10]
+
+
+def test_repeated_and_overlapping_rows_add_nothing() -> None:
+    """A frame may come twice, or overlap: each token and its log-probability counts once; an end is the last one's."""
+    network = live()
+    one = start(network, request(ignore_eos=True, logprobs=0))
+    tokens = expected(one)
+    told = [TokenLogprob(-float(token), []) for token in tokens]
+    publish(network, TokenRow("r1", 0, tokens[:5], told[:5]))
+    publish(network, TokenRow("r1", 0, tokens[:5], told[:5]))
+    publish(network, TokenRow("r1", 3, tokens[3:8], told[3:8]))
+    publish(network, TokenRow("r1", 5, tokens[5:6], told[5:6], End("length")))
+    network.settle()
+    assert not one.ended
     assert one.tokens == tokens[:8]
-    assert network.session.outbox.counters.duplicate_tokens == 7
+    assert one.logprobs == told[:8]
+    assert network.session.outbox.counters.duplicate_tokens == 8
 
 
 def test_frames_of_other_topics_and_garbage_are_passed_over() -> None:
@@ -629,6 +673,19 @@ def test_a_change_of_epoch_is_noticed_on_each_socket() -> None:
         settle_with_time(network)
         assert "r1" in [insert.request for insert in sent(network, Insert)], channel
         assert one.resumed == 1
+
+
+def test_an_answer_with_another_epoch_is_the_end_of_the_session() -> None:
+    """Though it answers a call of ours: whoever gives it holds none of our requests."""
+    network = live()
+    one = start(network, request())
+    assert network.worker is not None
+    network.worker.epoch = (2).to_bytes(8, "big")
+    network.session.abort_request(one, network.now)
+    network.carry_out()
+    network.serve("cmd")
+    network.deliver("cmd")
+    assert network.session.connection.phase is not Phase.LIVE
 
 
 def test_a_session_that_was_taken_over_is_final() -> None:
