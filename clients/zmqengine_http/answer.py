@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, NamedTuple
 
 from zmqengine.protocol.messages import TokenLogprob
@@ -74,12 +74,15 @@ class Answer:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer as it comes. Raises an error of `zmqengine_client.errors` if it fails."""
-        one_by_one = self._splitter is not None or self._text.has_stops
-        async for chunk in _in_portions(self._stream):
-            if one_by_one:
-                yield self._take_one_by_one(chunk)
-            else:
-                yield self._take_all(chunk)
+        take = self._take_one_by_one if self._splitter is not None or self._text.has_stops else self._take_all
+        async for chunk in self._stream:
+            for portion in _portions(chunk):
+                yield take(portion)
+                if self._complete:
+                    break
+                if portion is not chunk:
+                    # What had piled up behind a slow client must not stop all others.
+                    await asyncio.sleep(0)
             if self._complete:
                 self._stream.close()
                 break
@@ -189,17 +192,19 @@ class Choices(NamedTuple):
         return usage
 
 
-async def _in_portions(stream: AsyncTokenStream) -> AsyncIterator[TokenChunk]:
-    """The chunks, none longer than a bound: what had piled up behind a slow client must not stop all others."""
-    async for chunk in stream:
-        if len(chunk.tokens) <= PORTION_TOKENS:
-            yield chunk
-            continue
-        for start in range(0, len(chunk.tokens), PORTION_TOKENS):
-            part = slice(start, start + PORTION_TOKENS)
-            logprobs = None if chunk.logprobs is None else chunk.logprobs[part]
-            yield TokenChunk(chunk.first_index + start, chunk.tokens[part], logprobs)
-            await asyncio.sleep(0)
+def _portions(chunk: TokenChunk) -> Sequence[TokenChunk]:
+    """The chunk in parts, none longer than a bound; itself, as it nearly always is."""
+    if len(chunk.tokens) <= PORTION_TOKENS:
+        return (chunk,)
+    parts = (slice(start, start + PORTION_TOKENS) for start in range(0, len(chunk.tokens), PORTION_TOKENS))
+    return [
+        TokenChunk(
+            chunk.first_index + part.start,
+            chunk.tokens[part],
+            None if chunk.logprobs is None else chunk.logprobs[part],
+        )
+        for part in parts
+    ]
 
 
 def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
