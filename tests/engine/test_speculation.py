@@ -16,7 +16,7 @@ from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.drafts.predictions import Predictions
 from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.step_costs import WAITED
+from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.probe import probe
 from zmqengine.engine.random_bits import seed_key
@@ -253,6 +253,25 @@ def test_drafts_of_what_cannot_be_foretold_cost_next_to_nothing(model, source):
         assert windows == costs.steps[WAITED] == 0
     else:
         assert windows > 0
+
+
+def test_a_step_that_was_held_up_is_not_what_a_width_costs():
+    """One of them neither ends all drafts nor makes them look free. What nobody has timed lately says nothing."""
+    costs = StepCosts()
+    for _ in range(3):
+        assert not costs.is_current(8)
+        costs.note(8, 1, 0.002)
+    assert costs.is_current(8)
+    costs.note(8, 3, 0.9)
+    assert costs.ratio(8, 3) == 4
+    for _ in range(3):
+        costs.note(8, 3, 0.003)
+    assert costs.ratio(8, 3) == pytest.approx(1.5)
+    costs.note(8, 5, 0.0001)
+    assert costs.ratio(8, 5) == 1
+    for _ in range(600):
+        costs.note(8, 3, 0.003)
+    assert not costs.is_current(8)
 
 
 class Counting(EvenCosts):

@@ -58,14 +58,21 @@ class StepCosts:
         return len(self._samples.get(key, ())) >= _SAMPLES_MIN and self._is_known(key)
 
     def ratio(self, rows: int, width: int) -> float:
-        """What such a step takes, in steps of width 1 of as many rows, which are never slower."""
+        """What such a step takes, in steps of width 1 of as many rows.
+
+        It is not less than one, nor more than it takes to make its tokens one by one after a wait: what says otherwise
+        was held up by something else.
+        """
+        return min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, width))
+
+    def _measured_ratio(self, rows: int, width: int) -> float:
         group = _group(rows)
         single = self._seconds.get((group, 1))
         if single is not None and self._is_known((group, width)):
-            return max(1.0, self._seconds[group, width] / single)
+            return self._seconds[group, width] / single
         near = [(abs(other - group), other) for other, measured in self._at_start if measured == width]
         if near:
-            return max(1.0, self._at_start[min(near)[1], width])
+            return self._at_start[min(near)[1], width]
         return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (width - 1))
 
     def single_s(self, rows: int) -> float | None:
