@@ -10,6 +10,8 @@ from zmqengine.engine.row import Row
 # Forced are characters, and the model may cut them into other tokens.
 _CHANCE_AT_FIRST = 0.8
 _GAIN = 0.05
+# Of the tokens of an output, how many have something forced behind them, and how much it is on average.
+_OFTEN_AT_FIRST, _LENGTH_AT_FIRST = 0.2, 3.0
 
 
 class ForcedRuns:
@@ -19,14 +21,22 @@ class ForcedRuns:
 
     def __init__(self) -> None:
         self._chance = _CHANCE_AT_FIRST
+        self._often = _OFTEN_AT_FIRST
+        self._length = _LENGTH_AT_FIRST
 
     def follow(self, row: Row) -> Outlook | None:
-        """What must come now."""
-        if row.matcher is None:
+        """What must come now; while a token is on its way and may bring something, what it mostly brings."""
+        if row.matcher is None or not row.matcher.begun:
             return None
-        on_its_way = row.sampled - (len(row.tokens) - row.prompt_tokens)
-        left = len(row.matcher.forced) - on_its_way
-        return Outlook(self._chance, self._chance, left) if left > 0 else None
+        forced = len(row.matcher.forced)
+        is_ahead = row.sampled > len(row.tokens) - row.prompt_tokens
+        if is_ahead:
+            self._often += _GAIN * ((forced > 0) - self._often)
+            self._length += _GAIN * (forced - self._length) if forced else 0.0
+        left = forced - is_ahead
+        if left > 0:
+            return Outlook(self._chance, self._chance, left)
+        return Outlook(self._often * self._chance, self._chance, round(self._length)) if is_ahead else None
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """It, as the tokenizer would cut it."""
