@@ -28,16 +28,17 @@ from zmqengine.worker.prompt_disk import PromptDisk
 Progress = Callable[[str], None]
 ALONE, SAVING = "undisturbed", "while saving"
 _SETTLE_STEPS = 20
-_STEPS_MIN = 200
 
 
 class SavingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes. A round writes about `round_bytes`; rows that decode have read `prompt_tokens`."""
+    """Sizes. A round writes about `round_bytes` of prompts of `read_tokens`, and takes `steps_min` steps each way or
+    more; rows that decode have read `prompt_tokens`."""
 
     rows: int = 8
     prompt_tokens: int = 64
     round_bytes: int = 128 << 20
-    read_tokens: int = 2048
+    read_tokens: int = 1024
+    steps_min: int = 200
 
 
 class SavingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ def saving(plan: SavingPlan, on_progress: Progress) -> Report:
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="zmqengine-bench-", dir=plan.directory or None) as directory:
         run = _Run(model, Path(directory), options, plan.seed)
-        steps = _STEPS_MIN
+        steps = options.steps_min
         try:
             for number in range(-1, plan.rounds):
                 on_progress(f"saving: round {number + 1} of {plan.rounds}, reading prompts")
@@ -81,7 +82,7 @@ def saving(plan: SavingPlan, on_progress: Progress) -> Report:
                 for target in (ALONE, SAVING) if number % 2 else (SAVING, ALONE):
                     on_progress(f"saving: round {number + 1} of {plan.rounds}, {target}")
                     found[target] = run.save_all() if target == SAVING else run.decode(steps)
-                    steps = max(_STEPS_MIN, found[target].steps)
+                    steps = max(options.steps_min, found[target].steps)
                 run.end_rows()
                 # The first is to get warm, and to learn how many steps a round takes.
                 if number >= 0:
@@ -163,12 +164,14 @@ class _Run:
         """Steps, with what the worker does after each, until all that was read is on disk."""
         before = self._written()
         stretch = self._stretch(
-            lambda done: (
-                done < _STEPS_MIN or self._disk.has_work or bool(self._tier.numbers()["waiting_bytes"])
-            ),
+            lambda done: done < self._options.steps_min or self._is_saving,
             self._disk.save,
         )
         return msgspec.structs.replace(stretch, written_bytes=self._written() - before)
+
+    @property
+    def _is_saving(self) -> bool:
+        return self._disk.has_work or bool(self._tier.numbers()["waiting_bytes"])
 
     def close(self) -> None:
         """End the engine and the thread that writes."""
