@@ -12,10 +12,13 @@ from tests.support.models import build_model
 from zmqengine.bench import echo_model
 from zmqengine.bench.erring_source import ErringSource
 from zmqengine.bench.foreseeable import make_foreseeable
+from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import ModelInfo, RowRequest
+from zmqengine.engine.loader import evaluate
 from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.probe import probe
 
 WORDS = 80
 
@@ -40,6 +43,22 @@ def test_documents_are_said_again_with_their_marked_words_changed(drafts):
         tokens += len(wanted)
     steps = engine.stats().steps
     assert steps <= 0.4 * tokens if drafts else steps >= tokens
+
+
+def test_a_draft_model_of_a_fifth_of_the_size_saves_most_steps():
+    """It is another model with other weights, which repeats what it reads as well."""
+    model, small = echo_model.build(WORDS), echo_model.build(WORDS, hidden=192, layers=1, seed=1)
+    assert 4 * evaluate(small) < evaluate(model)
+    info = ModelInfo("echo", echo_model.VOCAB_SIZE, 2048, frozenset(), 0)
+    source = DraftModel(small, 0, probe(small).shape, words=info.vocab_size, padding_bytes_max=1 << 30)
+    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculation=by_worth(source))
+    draw = random.Random(2)
+    texts = [echo_model.document(draw, WORDS) for _ in range(2)]
+    engine.insert([RowRequest(row, echo_model.prompt(text), WORDS) for row, text in enumerate(texts)])
+    run = finish(engine)
+    for row, text in enumerate(texts):
+        assert run.ids(row) == echo_model.answer(text)[:WORDS]
+    assert engine.stats().steps <= 0.6 * WORDS
 
 
 def test_a_draft_of_a_set_quality_is_right_as_often_as_that():

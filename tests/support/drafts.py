@@ -98,7 +98,8 @@ class EvenCosts(StepCosts):
 def by_worth(*sources, costs: StepCosts | None = None) -> Speculation:
     """The policy of a worker on a machine with such costs."""
     costs = costs or EvenCosts()
-    return Speculation(sources, BestWidth(costs, 1 << 20), StepClock(costs))
+    models = [source for source in sources if isinstance(source, DraftModel)]
+    return Speculation(sources, BestWidth(costs, 1 << 20), StepClock(costs), *models)
 
 
 def speculation(*sources, policy=None) -> Speculation:
