@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +17,16 @@ from pathlib import Path
 import pytest
 
 from zmqengine.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A command that sets up its log does so for itself: later its handlers would write to a closed stream."""
+    root = logging.getLogger("zmqengine")
+    before = list(root.handlers), root.level, root.propagate
+    root.handlers[:] = []
+    yield
+    root.handlers[:], root.level, root.propagate = before
 
 
 @pytest.fixture

@@ -37,6 +37,14 @@ class Terminal:
         """What the terminal does on Ctrl-C: SIGINT to the program."""
         self.process.send_signal(signal.SIGINT)
 
+    def press_ctrl_c_until(self, text: str, *, start: int) -> int:
+        """Press it every second until `text` appears after `start`; where it ends."""
+        for _ in range(int(WAIT_S)):
+            self.press_ctrl_c()
+            if select.select([self._fd], [], [], 1.0)[0]:
+                return self.wait_for(text, start=start)
+        raise AssertionError(f"no {text!r} in {self.shown[start:]!r}")
+
     def wait_for(self, text: str, *, start: int = 0) -> int:
         """Read until `text` appears after `start`; where it ends."""
         end_s = time.monotonic() + WAIT_S

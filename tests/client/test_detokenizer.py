@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from zmqengine_client.text.detokenizer import Detokenizer
+from zmqengine_client.text.token_bytes import piece_bytes
 
 TEXTS = [
     "naïve café",
@@ -123,6 +125,28 @@ def test_any_text_comes_back_token_by_token(name: str, text: str) -> None:
     assert "".join(parts) + pieces.finish() == whole
     if "\ufffd" not in whole:
         assert all("\ufffd" not in part for part in parts)
+
+
+@pytest.mark.parametrize("size", [33, 40, 100])
+def test_long_chunks_may_end_within_a_character(size: int) -> None:
+    """A slow reader gets chunks of any length: the text is that of all tokens at once."""
+    tokenizer = TOKENIZERS["byte level"]
+    draw = random.Random(size)
+    bytes_ = b"".join(draw.choice(["é", "日本", "👩‍👧", "a", "قلم"]).encode() for _ in range(200))
+    bytes_ += bytes(draw.randrange(256) for _ in range(600))
+    alphabet = {byte: id_ for id_, byte in enumerate(byte_of(tokenizer))}
+    ids = [alphabet[byte] for byte in bytes_]
+    whole = decoder(tokenizer)(ids)
+    for start in range(8):
+        streamed = detokenizer(tokenizer)
+        pieces = [streamed.push(ids[:start])]
+        pieces += [streamed.push(ids[place : place + size]) for place in range(start, len(ids), size)]
+        assert "".join([*pieces, streamed.finish()]) == whole
+
+
+def byte_of(tokenizer: Tokenizer) -> list[int]:
+    """The byte that each of the first 256 tokens of a byte-level vocabulary stands for."""
+    return [piece_bytes(tokenizer.id_to_token(id_), by_byte=True)[0] for id_ in range(256)]
 
 
 def test_an_incomplete_character_is_held_back_and_shown_at_the_end() -> None:

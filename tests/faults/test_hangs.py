@@ -43,6 +43,7 @@ def test_control_answers_while_a_step_takes_long(make_worker: Callable[..., Work
     worker = make_worker(fake, pass_timeout_s=0, supervise=False)
     with worker.client() as client:
         stream = client.generate_tokens([1, 2, 3], max_tokens=50)
+        next(stream)
         wait_until(lambda: client.status().pass_age_ms >= 300, "the step does not hang")
         assert client.ping() < START_S
         assert client.status().state == client.describe().state == "ready"
@@ -66,11 +67,13 @@ def test_a_worker_that_dies_at_every_start_of_work_is_given_up(
     make_worker: Callable[..., WorkerProcess], action: FaultAction
 ) -> None:
     """smg servicer: bounded retries, then a non-zero exit and one clear last line; no client waits for ever."""
-    fake = FakeEngineConfig(faults=(FakeFault(place="next", action=action, token=666),))
+    fake = FakeEngineConfig(
+        step_ms=1.0, context_tokens=1_000_000, faults=(FakeFault(place="next", action=action, token=666),)
+    )
     worker = make_worker(fake, pass_timeout_s=0.5, restart_wait_ms=1, restarts_max=2)
     # The first brings the poison to every life that comes, however long that takes to start; the second waits a moment.
     with worker.client() as poisoner, worker.client(worker_lost_timeout_s=1.0) as other:
-        stream = other.generate_tokens([1], max_tokens=4000)
+        stream = other.generate_tokens([1], max_tokens=900_000, ignore_eos=True)
         next(stream)
         with poisoner.generate_tokens([666], max_tokens=50):
             assert worker.process.wait(START_S) == 1

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 
 REPLACEMENT = "\ufffd"
 HELD_TOKENS_MAX = 32
-"""A character has at most 4 bytes: a longer run that decodes to nothing whole is garbage and goes out as it is."""
+"""A character has at most 4 bytes: of more tokens all is told but the beginning of one at their end."""
+BEGINNING_TOKENS_MAX = 3
+"""Of a character that is not whole."""
 
 
 class Detokenizer:
@@ -38,22 +40,38 @@ class Detokenizer:
         if len(self._window) == self._told:
             return ""
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT) and len(self._window) - self._told <= HELD_TOKENS_MAX:
+        if not text.endswith(REPLACEMENT):
+            return self._tell(text)
+        if len(self._window) - self._told <= HELD_TOKENS_MAX:
             return ""
-        return self._tell(text)
+        held = self._beginning(text)
+        return self._tell(self._decode(self._window[:-held]) if held else text, held)
 
     def finish(self) -> str:
         """What was held back, with a replacement character for what never became one."""
         return self._tell(self._decode(self._window)) if len(self._window) > self._told else ""
 
-    def _tell(self, text: str) -> str:
+    def _beginning(self, text: str) -> int:
+        """How many tokens at the end of the window, which is `text`, may be the beginning of a character."""
+        cuts = []
+        for held in range(BEGINNING_TOKENS_MAX, 0, -1):
+            rest = self._decode(self._window[-held:])
+            if not rest.strip(REPLACEMENT):
+                cuts.append((held, self._decode(self._window[:-held]), rest))
+        # Bytes of one character make fewer replacements together than apart: there it is not cut.
+        whole = [held for held, head, _ in cuts if not head.endswith(REPLACEMENT)]
+        whole += [held for held, head, rest in cuts if head + rest == text]
+        return whole[0] if whole else 0
+
+    def _tell(self, text: str, held: int = 0) -> str:
+        end = len(self._window) - held
         if text.startswith(self._told_text):
             piece = text[len(self._told_text) :]
         else:
             # The decoder read what was told otherwise in the light of what follows (an invalid byte right after
             # a character made of byte tokens): that cannot be taken back.
-            piece = self._decode(self._window[self._told :])
+            piece = self._decode(self._window[self._told : end])
         self._window = self._window[self._told :]
-        self._told = len(self._window)
-        self._told_text = self._decode(self._window)
+        self._told = end - self._told
+        self._told_text = self._decode(self._window[: self._told])
         return piece
