@@ -18,6 +18,8 @@ OPTIONS = OverheadOptions(
     max_tokens=8,
     requests_min=4,
     requests_per_stream=1,
+    burst=6,
+    burst_max_tokens=4,
     arrivals=2,
     idle_s=1.0,
 )
@@ -39,9 +41,16 @@ def test_worker_and_bare_generator_make_the_same_tokens_in_turn(report: Report) 
     assert report.base == BARE
     cells = [cell for cell in report.cells if cell.scenario == "overhead"]
     assert [cell.target for cell in cells] == [BARE, WORKER] * (len(cells) // 2)
-    assert [cell.case for cell in cells[::2]] == ["1 stream", "4 streams", "4 streams, 2 clients"]
+    assert [cell.case for cell in cells[::2]] == [
+        "1 stream",
+        "4 streams",
+        "4 streams, 2 clients",
+        "6 at once",
+    ]
     for cell in cells:
-        assert cell.measures["tokens"] == 4 * OPTIONS.max_tokens
+        at_once = cell.case == "6 at once"
+        assert cell.measures["tokens"] == (6 * 4 if at_once else 4 * OPTIONS.max_tokens)
+        assert cell.measures["server_cpu_per_token_us"] > 0
     figure = Rounds(report).figure("overhead", "4 streams", WORKER, "tokens_per_s")
     assert figure is not None
     assert figure.ratio is not None
@@ -53,6 +62,9 @@ def test_the_time_of_a_pass_outside_the_engine_is_told(report: Report) -> None:
         if cell.scenario == "overhead" and cell.target == WORKER:
             assert cell.measures["pass_outside_us_p50"] > 0
             assert cell.measures["client_cpu_cores"] > 0
+            assert cell.measures["client_cpu_per_token_us"] > 0
+            # There is no front-end between the worker and these clients.
+            assert "front_end_cpu_per_token_us" not in cell.measures
 
 
 def test_a_request_that_arrives_while_three_decode_starts_with_the_next_pass(report: Report) -> None:

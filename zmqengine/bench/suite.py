@@ -47,6 +47,7 @@ def parts(*, quick: bool) -> list[Part]:
     return [
         Part("overhead-0.2m", HOST_SHAPE, lambda m, r: _overhead(m, r, quick, http=2, mlx_lm=True)),
         Part("overhead-pico", PICO, lambda m, r: _overhead(m, r, quick)),
+        Part("overhead-25m", MODEL_SHAPE, lambda m, r: _overhead(m, r, quick, http=1, sizes=_REAL_SIZES)),
         Part("users-0.2m", HOST_SHAPE, lambda m, r: _serve(m, r, quick, ["users"], _host_sizes(quick))),
         Part("users-25m", MODEL_SHAPE, lambda m, r: _serve(m, r, quick, ["users"])),
         Part(
@@ -113,8 +114,22 @@ def _seed() -> int:
     return int(time.time())
 
 
-def _overhead(model: str, rounds: int, quick: bool, *, http: int = 0, mlx_lm: bool = False) -> OverheadPlan:
-    options = OverheadOptions()
+# Of a model that takes its time: fewer requests are enough.
+_REAL_SIZES = OverheadOptions(
+    streams=(1, 16, 32), processes=1, requests_min=4, requests_per_stream=2, burst=200
+)
+
+
+def _overhead(
+    model: str,
+    rounds: int,
+    quick: bool,
+    *,
+    http: int = 0,
+    mlx_lm: bool = False,
+    sizes: OverheadOptions | None = None,
+) -> OverheadPlan:
+    options = sizes or OverheadOptions()
     if quick:
         options = msgspec.structs.replace(
             options,
@@ -123,6 +138,7 @@ def _overhead(model: str, rounds: int, quick: bool, *, http: int = 0, mlx_lm: bo
             max_tokens=16,
             requests_min=4,
             requests_per_stream=1,
+            burst=min(options.burst, 8),
             idle_s=1.0,
         )
     return OverheadPlan(model=model, http=http, mlx_lm=mlx_lm, options=options, rounds=rounds, seed=_seed())
