@@ -146,7 +146,7 @@ def test_long_chunks_may_end_within_a_character(size: int) -> None:
 
 def byte_of(tokenizer: Tokenizer) -> list[int]:
     """The byte that each of the first 256 tokens of a byte-level vocabulary stands for."""
-    return [piece_bytes(tokenizer.id_to_token(id_), by_byte=True)[0] for id_ in range(256)]
+    return [piece_bytes(tokenizer.id_to_token(id_) or "", by_byte=True)[0] for id_ in range(256)]
 
 
 def test_an_incomplete_character_is_held_back_and_shown_at_the_end() -> None:

@@ -95,7 +95,8 @@ def test_a_prediction(client: openai.OpenAI) -> None:
             break
     expected = letters[0] * 9
     for content in (expected, [{"type": "text", "text": expected}]):
-        answer = client.chat.completions.create(**asked, prediction={"type": "content", "content": content})
+        prediction: Any = {"type": "content", "content": content}
+        answer = client.chat.completions.create(**asked, prediction=prediction)
         strict(answer)
         assert answer.choices[0].message.content == plain.choices[0].message.content
         assert answer.usage

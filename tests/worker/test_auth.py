@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from zmqengine.errors import ConfigError
 from zmqengine.worker.auth import ZAP_ADDRESS, ZapHandler, apply_server
@@ -187,6 +188,7 @@ def test_a_file_that_is_no_key_keeps_nobody_else_out(door: Door) -> None:
 def test_a_directory_that_vanishes_lets_nobody_in(door: Door) -> None:
     """It fails closed, and opens again when the directory is back."""
     alice = new_keys(door.authorized, "alice")
+    assert door.outcome(door.client(alice)) == zmq.Event.HANDSHAKE_SUCCEEDED
     door.authorized.rename(door.authorized.with_name("away"))
     assert door.outcome(door.client(alice)) == zmq.Event.HANDSHAKE_FAILED_AUTH
     door.authorized.with_name("away").rename(door.authorized)
@@ -238,6 +240,17 @@ def test_a_question_that_is_not_about_a_known_key_is_answered_no(door: Door, que
     assert len(answer) == 6
     assert answer[0] == b"1.0"
     assert answer[2] in (b"400", b"500")
+
+
+def test_a_known_key_opens_no_door_but_ours(door: Door) -> None:
+    """Other sockets of the process may ask the same handler: their domain is not ours to open."""
+    key = z85.decode(new_keys(door.authorized, "alice").public)
+    asker = door.context.socket(zmq.REQ)
+    asker.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+    asker.connect(ZAP_ADDRESS)
+    for domain, status in ((b"zmqengine", b"200"), (b"other", b"400")):
+        asker.send_multipart([b"1.0", b"1", domain, b"127.0.0.1", b"", b"CURVE", key])
+        assert asker.recv_multipart()[2] == status
 
 
 def test_a_missing_directory_stops_the_worker_at_once(tmp_path: Path) -> None:

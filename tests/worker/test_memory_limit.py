@@ -42,6 +42,21 @@ def test_a_lower_limit_comes_into_force_as_promises_end(make_harness) -> None:
     assert memory.active <= ledger.limit_bytes
 
 
+def test_a_lower_limit_waits_for_all_promises_together(make_harness) -> None:
+    """Many small requests hold more than the largest of them."""
+    harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(1000))
+    front_end = harness.front_end()
+    names = [f"r{index}" for index in range(8)]
+    for index, name in enumerate(names):
+        front_end.accepted(name, [index + 1] * 10, max_tokens=100)
+    ledger = harness.actor.batch.ledger
+    harness.run_until(lambda: ledger.reserved_bytes > 800 * KIB)
+    harness.actor.batch.resize(limit(200))
+    harness.pass_()
+    assert ledger.kv_bytes_max >= ledger.reserved_bytes > 800 * KIB
+    front_end.wait_for_end(*names)
+
+
 def test_a_higher_limit_lets_more_in(make_harness) -> None:
     """What never fitted does."""
     harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(300))

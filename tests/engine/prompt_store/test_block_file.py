@@ -157,12 +157,19 @@ def test_a_file_says_why_it_is_of_no_use(path: Path, old: bytes, new: bytes, fau
 
 
 def test_only_files_of_this_user_are_opened(path: Path, tmp_path: Path) -> None:
-    """A link is not followed, and a pipe does not hold up the reader."""
+    """And of this model. A link is not followed, and a pipe does not hold up the reader."""
     write_file(path, encode(SALT, chain(0, 1)))
     link = tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(OSError, match="symbolic"):
         read_header(link)
+    keys = [block.key for block in read_header(path).blocks]
+    with pytest.raises(BadFile, match="other blocks"):
+        read_blocks(path, b"another model", keys)
+    if os.geteuid() == 0:
+        os.chown(path, 65_534, 65_534)
+        with pytest.raises(BadFile, match="no file of this user"):
+            read_header(path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(BadFile, match="no file of this user"):
