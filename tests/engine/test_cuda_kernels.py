@@ -46,12 +46,13 @@ def test_rows_of_unlike_lengths_attend_to_their_own(heads, key_heads, dim, width
         hidden = mx.array(marks)
         mask = mask & (hidden == 0)[:, None, None]
     spans = kv.Spans(
-        mx.array(starts, dtype=mx.int32), mx.full((1,), columns, dtype=mx.int32), hidden, lambda: mask
+        mx.array(starts, dtype=mx.int32), columns, mx.array([columns], dtype=mx.int32), hidden, lambda: mask
     )
     used = (one[:, :, :columns].astype(mx.float32) for one in (keys, values))
     wanted = mx.fast.scaled_dot_product_attention(queries.astype(mx.float32), *used, scale=0.1, mask=mask)
     views = (keys[:, :, :columns], values[:, :, :columns])
     assert error(attention.ragged_attention(queries, *views, spans, 0.1, parts), wanted) < 0.01
+    assert error(attention.ragged_attention(queries, keys, values, spans, 0.1, parts), wanted) < 0.01
 
 
 def test_a_prompt_attends_alike_without_cudnn():
@@ -62,6 +63,18 @@ def test_a_prompt_attends_alike_without_cudnn():
         *(one.astype(mx.float32) for one in (queries, keys, keys)), scale=0.1, mask="causal"
     )
     assert error(attention.attend(queries, keys, keys, None, 0.1, "causal"), wanted) < 0.01
+
+
+def test_a_long_prompt_attends_alike_in_parts(monkeypatch):
+    """However many tokens are taken at once."""
+    monkeypatch.setattr(attention, "_PART_BYTES", 0)
+    monkeypatch.setattr(attention, "_PART_TOKENS_MIN", 32)
+    queries = mx.random.normal((2, 8, 70, 64)).astype(mx.bfloat16)
+    keys = mx.random.normal((2, 4, 100, 64)).astype(mx.bfloat16)
+    wanted = mx.fast.scaled_dot_product_attention(
+        *(one.astype(mx.float32) for one in (queries, keys, keys)), scale=0.1, mask="causal"
+    )
+    assert error(attention._unfused(queries, keys, keys, 0.1, "causal"), wanted) < 0.01
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])

@@ -201,6 +201,14 @@ def steps_cells(result: StepsResult) -> list[Cell]:
         cell("step parts", case, {f"{name.replace(' ', '_')}_ms": value for name, value in parts.items()})
         for case, parts in result.parts_ms.items()
     ]
+    found += [
+        cell("changes", case, {f"{name}_ms": value for name, value in parts.items()})
+        for case, parts in result.changes_ms.items()
+    ]
+    found += [
+        cell("operations", case, {f"{name}_operations": value for name, value in parts.items()})
+        for case, parts in result.operations.items()
+    ]
     for rows, costs in result.widths.items():
         widths = {f"width_{width}_cost": value for width, value in costs.items()}
         found.append(cell("widths", f"{rows} rows", {"width_1_ms": result.width_one_ms[rows], **widths}))

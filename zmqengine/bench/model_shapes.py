@@ -30,6 +30,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 # 0.2m measures the host alone. 0.5b and 8b have the layers of Qwen2.5-0.5B and Llama-3.1-8B.
 SHAPES: dict[str, ModelShape] = {
     "0.2m": ModelShape(hidden=64, layers=2, heads=4, kv_heads=2, intermediate=128, vocabulary=1024),
+    # As many layers as large models have and next to nothing in them: what the host does for a step.
+    "deep": ModelShape(hidden=64, layers=36, heads=4, kv_heads=2, intermediate=128, vocabulary=1024),
     "1m": ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=256, vocabulary=2048),
     "25m": ModelShape(hidden=512, layers=5, heads=8, kv_heads=4, intermediate=1408, vocabulary=8192),
     "150m": ModelShape(hidden=1024, layers=11, heads=16, kv_heads=8, intermediate=2816, vocabulary=8192),

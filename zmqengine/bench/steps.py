@@ -6,6 +6,7 @@ rows and rows that sample, and calls of the model that read one token of each ro
 
 from __future__ import annotations
 
+import io
 import statistics
 import sys
 import time
@@ -19,12 +20,14 @@ from zmqengine.engine.opening import open_mlx_engine  # first: it chooses what M
 
 # isort: split
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from zmqengine.bench.steps_result import StepsResult
-from zmqengine.engine import decode, kv
+from zmqengine.engine import decode, kv, prefill
 from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.penalties import PENALISED
+from zmqengine.engine.prompt_store import store
 from zmqengine.engine.sampling import SAMPLED
 
 ROWS = (1, 8, 32, 64)
@@ -35,6 +38,8 @@ _PROMPT = 64
 _SETTLE = 10
 _STEPS = 40
 _TRIES = 10
+_CHANGES = 9
+_AROUND = 6
 GREEDY = Sampling()
 
 
@@ -97,10 +102,75 @@ class Steps:
             "build and report": whole - starting - waiting,
         }
 
+    def changes(self, rows: int) -> dict[str, float]:
+        """What it costs, in milliseconds beside the steps of so many rows, that one more joins, and that it ends."""
+        return {name: value * 1000 for name, value in self._around_one(rows, self._step).items()}
+
+    def operations(self, rows: int) -> dict[str, float]:
+        """How many operations of MLX are started in such a step, and for such changes."""
+        starts: Any = [vars(module)["kv"] for module in (decode, prefill, store)]
+        counted: list[int] = []
+
+        def count_and_start(*arrays: Any) -> None:
+            counted.append(operations(*arrays))
+            started(*arrays)
+
+        def step() -> float:
+            counted.clear()
+            self._engine.next()
+            return float(sum(counted))
+
+        started = kv.start
+        for each in starts:
+            each.start = count_and_start
+        try:
+            return self._around_one(rows, step)
+        finally:
+            for each in starts:
+                each.start = started
+
+    def _around_one(self, rows: int, step: Callable[[], float]) -> dict[str, float]:
+        """What `step` gives for a usual step; and how much more in the steps around a row that joins, and that ends."""
+        others = [self._request(number, 2048) for number in range(rows)]
+        self._engine.insert(others)
+        for _ in range(_SETTLE):
+            self._engine.next()
+        usual: list[float] = []
+        joins: list[float] = []
+        leaves: list[float] = []
+        for number in range(_CHANGES):
+            # One alone is not enough: the lengths of the first ones are new to the device.
+            last = self._request(rows + number, _AROUND * 2 + 1)
+            self._engine.insert([last])
+            found = [step() for _ in range(_AROUND * 2 + 4)]
+            usual += found[_AROUND : _AROUND * 2 - 1]
+            joins.append(sum(found[:_AROUND]))
+            leaves.append(sum(found[_AROUND * 2 - 1 :]))
+        self._engine.remove([request.row for request in others])
+        self._engine.limit_prompt_cache(0)
+        one = statistics.median(usual)
+        return {
+            "step": one,
+            "join": statistics.median(joins) - one * _AROUND,
+            "end": statistics.median(leaves) - one * 5,
+        }
+
+    def _request(self, number: int, tokens: int) -> RowRequest:
+        prompt = [1 + (number * 131 + place * 17) % 1000 for place in range(_PROMPT)]
+        return RowRequest(row=next(self._ids), prompt=prompt, max_tokens=tokens, sampling=GREEDY, seed=number)
+
     def _step(self) -> float:
         started_s = time.perf_counter()
         self._engine.next()
         return time.perf_counter() - started_s
+
+
+def operations(*arrays: Any) -> int:
+    """How many operations are still to be done for these arrays."""
+    text = io.StringIO()
+    named: Any = tree_flatten(list(arrays))
+    mx.export_to_dot(text, *[one[1] for one in named])
+    return text.getvalue().count("shape=rectangle")
 
 
 class Timer:
@@ -179,6 +249,9 @@ def main() -> None:
     result.step_ms[f"{COMPARED_ROWS} rows with logprobs"] = steps.run(COMPARED_ROWS, logprobs=5)
     result.parts_ms[f"{COMPARED_ROWS} rows"] = steps.parts(COMPARED_ROWS)
     result.parts_ms["1 row"] = steps.parts(1)
+    for rows in (8, COMPARED_ROWS):
+        result.changes_ms[f"{rows} rows"] = steps.changes(rows)
+        result.operations[f"{rows} rows"] = steps.operations(rows)
     width_costs(opened.engine._model, result, max(ROWS))
     print(msgspec.json.encode(result).decode(), flush=True)
 

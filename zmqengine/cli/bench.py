@@ -33,7 +33,7 @@ SCENARIO_NAMES = (
 )
 CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
 SPECULATION_WORK = ("echo", "new text", "set drafts", "draft model")
-SHAPE_NAMES = ("0.2m", "1m", "25m", "150m", "128k", "0.5b", "8b")
+SHAPE_NAMES = ("0.2m", "deep", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)

@@ -130,4 +130,6 @@ def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
 
     Left alone it keeps what it ever had up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
     """
-    return min(memory_limit_bytes // 8, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
+    most = memory_limit_bytes // 8
+    # On CUDA memory that is given back is unmapped, which takes longer than what it was used for.
+    return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))

@@ -23,6 +23,8 @@ _HELD_UP = 3.0
 # Of the speed that was measured at the start. Where most of a short chunk's time is the model itself, shorter ones gain
 # nothing.
 _SLOWEST_SHARE = 0.25
+# A GPU plans what it computes for each length that it has not seen, so there are few of them.
+_SIZES = tuple(size for power in range(5, 17) for size in (2**power, 2**power * 3 // 2))
 
 
 class StepPace:
@@ -123,3 +125,8 @@ class StepPace:
             return None
         size = max(1, decoding).bit_length()
         return self._plain_s[min(self._plain_s, key=lambda known: (abs(known - size), known))]
+
+
+def even_tokens(tokens: int) -> int:
+    """Not more than `tokens`, and one of few sizes."""
+    return max((size for size in _SIZES if size <= tokens), default=tokens)

@@ -22,6 +22,7 @@ PLAIN = Sampling()
 KINDS = (*SAMPLED, PENALISED)
 _STEPS = 4
 _ROWS_FOR_KINDS = 4
+_LONG_TOKENS = 8192
 
 
 class Round(NamedTuple):
@@ -31,6 +32,9 @@ class Round(NamedTuple):
     sampling: Sampling = PLAIN
     logprobs: int | None = None
     in_turn: bool = False
+
+
+_PLAIN_ROUND = Round(())
 
 
 class Measured(NamedTuple):
@@ -71,6 +75,27 @@ def warm_up(
     return None
 
 
+def read_at_pace(engine: Engine, seconds_max: float) -> None:
+    """Read a long prompt beside rows that decode, in chunks of the size that long prompts will have."""
+    until_s = time.perf_counter() + seconds_max
+    context = engine.info.context_tokens - _STEPS - 2
+    ids = count(-1_000_000, -1)
+    words = engine.info.vocab_size
+    steps = max(1, min(1024, context - 20))
+    others = [_request(next(ids), place, _within(20, context), steps, words) for place in range(2)]
+    long = _request(next(ids), 3, _within(_LONG_TOKENS, context), _STEPS, words)
+    rows = [long, *others][: engine.rows_max]
+    try:
+        engine.insert(rows)
+        alive = {row.row for row in rows}
+        while long.row in alive and time.perf_counter() <= until_s:
+            result = engine.next()
+            alive -= {token.row for token in result.tokens if token.finish is not None}
+            alive -= {failure.row for failure in result.failures}
+    finally:
+        engine.remove([row.row for row in rows])
+
+
 def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
     """The rounds, the most usual ones first."""
     yield Round((_within(24, context),))
@@ -95,17 +120,9 @@ def _within(tokens: int, context: int) -> int:
 
 
 def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None:
-    words = engine.info.vocab_size
+    tokens_max = _STEPS + (len(one.prompts) if one.in_turn else 0)
     rows = [
-        RowRequest(
-            row=next(ids),
-            # Unlike each other, or they would be taken from the prompt cache.
-            prompt=[1 + (place * 7919 + at * 31 + tokens) % (words - 1) for at in range(tokens)],
-            max_tokens=_STEPS + (len(one.prompts) if one.in_turn else 0),
-            sampling=one.sampling,
-            seed=place,
-            logprobs=one.logprobs,
-        )
+        _request(next(ids), place, tokens, tokens_max, engine.info.vocab_size, one)
         for place, tokens in enumerate(one.prompts)
     ]
     try:
@@ -122,6 +139,20 @@ def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None
             alive -= {token.row for token in result.tokens if token.finish is not None}
     finally:
         engine.remove([row.row for row in rows])
+
+
+def _request(
+    row: int, place: int, tokens: int, tokens_max: int, words: int, one: Round = _PLAIN_ROUND
+) -> RowRequest:
+    return RowRequest(
+        row=row,
+        # Unlike each other, or they would be taken from the prompt cache.
+        prompt=[1 + (place * 7919 + at * 31 + tokens) % (words - 1) for at in range(tokens)],
+        max_tokens=tokens_max,
+        sampling=one.sampling,
+        seed=place,
+        logprobs=one.logprobs,
+    )
 
 
 def _measure(engine: Engine, chunk: int, context: int, ids: Iterator[int]) -> Measured:

@@ -8,7 +8,9 @@ length is one that it has not seen; a short prompt is computed meanwhile without
 from __future__ import annotations
 
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -17,11 +19,19 @@ from zmqengine.engine import kv
 from zmqengine.engine.kernels.kernel_text import kernel_text
 from zmqengine.engine.mlx_lm_border import scaled_dot_product_attention
 
+NAME = "scaled_dot_product_attention"
+"""mlx-lm's models call one function by this name in their own module, so that name is what is replaced."""
+
 WIDTH_MAX = 8
 """The most tokens of a row that the kernel takes at once; more are a prompt."""
 
-# Products and weights of a prompt's attention that may be made at once without cuDNN, for each layer.
-_UNFUSED_BYTES_MAX = 256 << 20
+# Products of a prompt's attention that may be made without cuDNN in each layer, and those that are made at once. More
+# of them take longer than a plan.
+_UNFUSED_BYTES_MAX = 512 << 20
+_PART_BYTES = 64 << 20
+_PART_TOKENS_MIN = 128
+_EVEN_COLUMNS = 1024
+_MASKS_KEPT = 16
 _WARPS = 4
 # Blocks that keep the device busy, and columns that are worth a block of their own.
 _BLOCKS_WANTED = 256
@@ -39,18 +49,10 @@ def works_here() -> bool:
 
 
 def install(model: Any) -> bool:
-    """Have `model` attend with what is here; False if it does not attend in the usual way.
-
-    mlx-lm's models call one function by its name in their own module, so that name is what is replaced.
-    """
-    modules = {sys.modules.get(type(part).__module__) for part in model.modules()}
-    found = [
-        module
-        for module in modules
-        if getattr(module, "scaled_dot_product_attention", None) in (scaled_dot_product_attention, attend)
-    ]
+    """Have `model` attend with what is here; False if it does not attend in the usual way."""
+    found = attending_modules(model)
     for module in found:
-        module.scaled_dot_product_attention = attend  # type: ignore[union-attr]
+        setattr(module, NAME, attend)
     kv.RaggedKVCache.spans_width = WIDTH_MAX if found else 0
     return bool(found)
 
@@ -58,10 +60,36 @@ def install(model: Any) -> bool:
 def uninstall(model: Any) -> None:
     """Undo `install`."""
     kv.RaggedKVCache.spans_width = 0
-    for part in model.modules():
-        module = sys.modules.get(type(part).__module__)
-        if getattr(module, "scaled_dot_product_attention", None) is attend:
-            module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[union-attr]
+    for module in attending_modules(model):
+        setattr(module, NAME, scaled_dot_product_attention)
+
+
+def attending_modules(model: Any) -> list[ModuleType]:
+    """The Python modules of which parts of `model` attend in the usual way."""
+    modules = {sys.modules.get(type(part).__module__) for part in model.modules()}
+    return [
+        module
+        for module in modules
+        if module is not None and getattr(module, NAME, None) in (scaled_dot_product_attention, attend)
+    ]
+
+
+def attend_cached(
+    function: Callable[..., mx.array],
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+) -> mx.array:
+    """Write keys and values, and attend to all there are with `function`, one of this name."""
+    if function is attend and isinstance(mask, kv.Spans) and _fits(queries, keys, values):
+        # The kernel knows where the columns end: none need be cut off.
+        cache.write(keys, values)
+        return ragged_attention(queries, cache.keys, cache.values, mask, scale)
+    keys, values = cache.update_and_fetch(keys, values)
+    return function(queries, keys, values, cache=cache, scale=scale, mask=mask)
 
 
 def attend(
@@ -105,45 +133,57 @@ def ragged_attention(
 
     The result is [rows, heads, width, dim]. `parts` is how many blocks share a row's columns; 0 for what is best.
     """
-    rows, heads, width, dim = queries.shape
-    key_heads, columns = keys.shape[1], keys.shape[2]
-    together = _heads_together(heads // key_heads, dim)
-    blocks = rows * (heads // together)
-    parts = parts or _parts(blocks * width, columns)
-    template = [
-        ("T", queries.dtype),
-        ("D", dim),
-        ("G", together),
-        ("SPLITS", parts),
-        ("WARPS", _WARPS),
-        ("HOLES", spans.hidden is not None),
-    ]
+    call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, spans.hidden is not None, parts)
     inputs = [
         queries, keys, values, spans.starts, spans.stop,
         _nothing() if spans.hidden is None else spans.hidden, _scalar(scale),
     ]  # fmt: skip
+    result: mx.array = call(inputs)
+    return result
+
+
+def _call(
+    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, holes: bool, parts: int
+) -> Callable[[list[mx.array]], mx.array]:
+    rows, heads, width, dim = shape
+    together = _heads_together(heads // key_heads, dim)
+    blocks = rows * (heads // together)
+    return _prepared(dtype, shape, together, parts or _parts(blocks * width, columns), holes)
+
+
+@lru_cache(maxsize=256)
+def _prepared(
+    dtype: mx.Dtype, shape: tuple[int, ...], together: int, parts: int, holes: bool
+) -> Callable[[list[mx.array]], mx.array]:
+    """The kernel with all that is the same in every layer and step."""
+    rows, heads, width, dim = shape
+    template = [
+        ("T", dtype),
+        ("D", dim),
+        ("G", together),
+        ("SPLITS", parts),
+        ("WARPS", _WARPS),
+        ("HOLES", holes),
+    ]
     call: dict[str, Any] = {
-        "inputs": inputs,
         "template": template,
-        "grid": (blocks * _WARPS * 32, width, parts),
+        "grid": (rows * (heads // together) * _WARPS * 32, width, parts),
         "threadgroup": (_WARPS * 32, 1, 1),
     }
     whole, part, join = _kernels()
     if parts == 1:
-        done = whole(output_shapes=[queries.shape], output_dtypes=[queries.dtype], **call)
-    else:
-        shape = (rows, heads, width, parts, dim + 2)
-        sums = part(output_shapes=[shape], output_dtypes=[mx.float32], **call)
-        done = join(
-            inputs=sums,
-            template=[("T", queries.dtype), ("D", dim), ("SPLITS", parts)],
-            grid=(rows * heads * width * dim, 1, 1),
-            threadgroup=(dim, 1, 1),
-            output_shapes=[queries.shape],
-            output_dtypes=[queries.dtype],
-        )
-    result: mx.array = done[0]
-    return result
+        return lambda inputs: whole(inputs=inputs, output_shapes=[shape], output_dtypes=[dtype], **call)[0]
+    sums_shape = (rows, heads, width, parts, dim + 2)
+    joined: dict[str, Any] = {
+        "template": [("T", dtype), ("D", dim), ("SPLITS", parts)],
+        "grid": (rows * heads * width * dim, 1, 1),
+        "threadgroup": (dim, 1, 1),
+        "output_shapes": [shape],
+        "output_dtypes": [dtype],
+    }
+    return lambda inputs: join(
+        inputs=part(inputs=inputs, output_shapes=[sums_shape], output_dtypes=[mx.float32], **call), **joined
+    )[0]
 
 
 def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
@@ -154,6 +194,7 @@ def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     return alike and dim == values.shape[3] and dim % 32 == 0 and dim <= 256
 
 
+@cache
 def _heads_together(group: int, dim: int) -> int:
     """The most heads with the same keys that a block can take."""
     most = max(1, _QUERY_NUMBERS_MAX * 8 // dim)
@@ -170,19 +211,60 @@ def _parts(blocks: int, columns: int) -> int:
 
 def _unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:
     """Attention as products and a softmax: what MLX does itself where it has no kernel."""
+    rows, heads, tokens, _ = queries.shape
+    if not isinstance(mask, str):
+        return _products(queries, keys, values, scale, mask)
+    # Few sizes: for each that is new, CUDA graphs are made anew, which takes several times as long as the chunk.
+    before = keys.shape[2] - tokens
+    columns = _even(keys.shape[2])
+    spare = [(0, 0), (0, 0), (0, columns - keys.shape[2]), (0, 0)]
+    keys, values = mx.pad(keys, spare), mx.pad(values, spare)
+    size = max(_PART_TOKENS_MIN, _PART_BYTES // (rows * heads * columns * queries.itemsize))
+    parts = [
+        _products(
+            queries[:, :, start : start + size],
+            keys,
+            values,
+            scale,
+            _causal(min(size, tokens - start), before + start, columns),
+        )
+        for start in range(0, tokens, size)
+    ]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def _even(columns: int) -> int:
+    """A power of two, or a multiple of a large one, that is not less."""
+    if columns > _EVEN_COLUMNS:
+        return -(-columns // _EVEN_COLUMNS) * _EVEN_COLUMNS
+    return max(_EVEN_COLUMNS // 8, 1 << (columns - 1).bit_length())
+
+
+def _products(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
     rows, heads, tokens, dim = queries.shape
     key_heads, columns = keys.shape[1], keys.shape[2]
-    grouped = (queries * scale).reshape(rows, key_heads, heads // key_heads, tokens, dim)
-    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
-    if isinstance(mask, str):
-        mask = mx.arange(columns - tokens, columns)[:, None] >= mx.arange(columns)
+    group = heads // key_heads
+    # Heads with the same keys stand below each other, so that there is one product for each of these and not for each
+    # head.
+    grouped = (queries * scale).reshape(rows, key_heads, group * tokens, dim)
+    scores = grouped @ keys.swapaxes(-1, -2)
     if mask is not None:
+        scores = scores.reshape(rows, key_heads, group, tokens, columns)
         if mask.ndim > 3:
             mask = mask[:, :, None]
         is_bool = mask.dtype == mx.bool_
         scores = mx.where(mask, scores, mx.finfo(scores.dtype).min) if is_bool else scores + mask
+        scores = scores.reshape(rows, key_heads, group * tokens, columns)
     weights = mx.softmax(scores, axis=-1, precise=True)
-    return (weights @ values[:, :, None]).reshape(rows, heads, tokens, values.shape[3])
+    return (weights @ values).reshape(rows, heads, tokens, values.shape[3])
+
+
+@lru_cache(maxsize=_MASKS_KEPT)
+def _causal(tokens: int, before: int, columns: int) -> mx.array:
+    """Which of the columns each of `tokens` sees, after so many others: the same in all layers."""
+    return mx.arange(before, before + tokens)[:, None] >= mx.arange(columns)
 
 
 @cache
@@ -215,7 +297,7 @@ def _kernels() -> tuple[Any, Any, Any]:
 
 @cache
 def _scalar(value: float) -> mx.array:
-    return mx.array([value], dtype=mx.float32)
+    return kv.resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
 
 
 @cache

@@ -12,7 +12,7 @@ import numpy as np
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from zmqengine.engine import kv, sampling
-from zmqengine.engine.device import attention, projections, quantised
+from zmqengine.engine.device import attention, layers, projections, quantised
 from zmqengine.engine.device.choices import Choices
 from zmqengine.engine.device.remembered import Remembered
 from zmqengine.engine.device.ways import fastest
@@ -54,6 +54,7 @@ def tune(
     if on_gpu:
         choices.note("projections", _fit_projections(model, on_cuda, remembered))
     _fit_products(model, choices, remembered, on_cuda, rows_max, copy_bytes_max, until_s, report)
+    choices.note("layers", _fit_layers(model, rows_max if on_gpu else 0, until_s))
     choices.note("drawing", _fit_drawing(vocab_size, on_cuda, on_gpu, remembered))
     log.info("fitted to the device", extra=choices.as_facts())
     return choices
@@ -151,6 +152,18 @@ def _fit_drawing(vocab_size: int, on_cuda: bool, on_gpu: bool, remembered: Remem
         "sort": "top_p by sorting",
         "kernel": "all of a draw in one kernel",
     }[best]
+
+
+def _fit_layers(model: Any, rows_traced: int, until_s: float) -> str:
+    before = _logits(model)
+    count = layers.install(model)
+    if not count:
+        return "as they are: this model's are of another kind"
+    if not _same(before, _try(model)):
+        layers.uninstall(model)
+        return "as they are: traced they do not suit this model"
+    layers.trace(model, rows_traced, until_s)
+    return f"{count} traced from one attention to the next"
 
 
 def _time_drawing(vocab_size: int, methods: tuple[str, ...], dtype: mx.Dtype) -> str:

@@ -3,7 +3,9 @@
 rows.py     caches of one row: new, cut, copied, checked, in bytes
 batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
 blocks.py   what caches hold, taken apart by tokens and put together again
+plain.py    the same for plain caches, all layers together
 ragged.py   a batch whose rows go back by unlike numbers of tokens
+resident.py  small arrays that every layer reads, kept on the device
 spans.py    which columns each row sees, where no mask is needed
 reading.py  reading prompt tokens into either
 shape.py    what caches of a model take in bytes, from real ones
@@ -13,6 +15,7 @@ from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, mer
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.ragged import RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import read_alone, read_together
+from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.rows import (
     all_finite,
     arrays,
@@ -48,5 +51,6 @@ __all__ = [
     "new_caches",
     "read_alone",
     "read_together",
+    "resident",
     "start",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.kv import plain
 from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of, take_rows
 from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
@@ -19,11 +20,16 @@ def can_merge(caches: Caches) -> bool:
 
 def merge(rows: Sequence[Caches]) -> Caches:
     """The caches of a batch of these rows, in this order. The rows' own caches stay as they are."""
+    layers = list(zip(*rows, strict=True))
+    plain_layers = [layer for layer in layers if plain.are_plain_rows(layer)]
+    merged = iter(plain.merge(plain_layers) if plain_layers else [])
     return [
-        RaggedKVCache.merge(same_layer)
-        if all(type(cache) is KVCache for cache in same_layer)
-        else same_layer[0].merge(list(same_layer))
-        for same_layer in zip(*rows, strict=True)
+        next(merged)
+        if plain.are_plain_rows(layer)
+        else RaggedKVCache.merge(layer)
+        if all(type(cache) is KVCache for cache in layer)
+        else layer[0].merge(list(layer))
+        for layer in layers
     ]
 
 
@@ -32,8 +38,13 @@ def extend(caches: Caches, others: Caches, held: Sequence[int]) -> Caches:
     if not caches:
         return others
     close_gaps(caches, held)
-    for cache, other in zip(caches, others, strict=True):
-        cache.extend(other)
+    pairs = list(zip(caches, others, strict=True))
+    alike = [pair for pair in pairs if all(map(plain.is_plain, pair))]
+    if alike:
+        plain.extend([cache for cache, _ in alike], [other for _, other in alike])
+    for cache, other in pairs:
+        if not (plain.is_plain(cache) and plain.is_plain(other)):
+            cache.extend(other)
     return caches
 
 
@@ -44,14 +55,11 @@ def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
     if getattr(caches[0], "gaps", None) is not None:
         take_rows(caches, places, held)
         return caches
-    index = mx.array(places)
-    lengths = [held[place] for place in places]
+    plain.keep_rows(filter(plain.is_plain, caches), places, held)
     for cache in caches:
-        if type(cache) is RaggedKVCache and cache.keys is not None:
-            _keep_rows_of_kv(cache, index, lengths)
-        elif type(cache) is BatchRotatingKVCache and cache.keys is not None:
-            _keep_rows_of_window(cache, index, lengths)
-        else:
+        if type(cache) is BatchRotatingKVCache and cache.keys is not None:
+            _keep_rows_of_window(cache, mx.array(places), [held[place] for place in places])
+        elif not plain.is_plain(cache):
             cache.filter(places)
     return caches
 
@@ -65,17 +73,6 @@ def extract(caches: Caches, place: int, held: int, wanted: int | None = None) ->
         else cache.extract(place)
         for cache in caches
     ]
-
-
-def _keep_rows_of_kv(cache: Any, index: mx.array, lengths: list[int]) -> None:
-    # BatchKVCache.filter asks the device for the padding, in every layer, and so waits for the step on its way.
-    # We know it: rows are right-justified, and a row that holds n tokens is n long.
-    start = cache._idx - max(lengths)
-    cache.keys = cache.keys[..., start:, :][index]
-    cache.values = cache.values[..., start:, :][index]
-    cache._idx -= start
-    cache.offset = mx.array(lengths)
-    cache.left_padding = mx.array([cache._idx - length for length in lengths])
 
 
 def _keep_rows_of_window(cache: Any, index: mx.array, lengths: list[int]) -> None:

@@ -149,7 +149,7 @@ class BlockLayout:
             shift = cache._idx - place.held
             return array[place.row : place.row + 1, :, shift + start : shift + end]
 
-        return mx.stack([cut(singles[cache], name) for cache, name in group.arrays])
+        return mx.concatenate([cut(singles[cache], name) for cache, name in group.arrays])[:, None]
 
 
 def _flatten(state: Any, arrays: list[mx.array]) -> Any:

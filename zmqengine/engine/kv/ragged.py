@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
 from zmqengine.engine.row import Caches
@@ -75,6 +76,22 @@ class RaggedKVCache(BatchKVCache):
     offset_after: mx.array | None = None
     is_level = False
 
+    @classmethod
+    def of(
+        cls,
+        keys: mx.array | None,
+        values: mx.array | None,
+        offset: mx.array,
+        left_padding: mx.array,
+        columns: int,
+    ) -> Any:
+        """A cache of which the first `columns` are used. Caches of several layers may share arrays."""
+        cache: Any = cls.__new__(cls)
+        cache.keys, cache.values = keys, values
+        cache.offset, cache.left_padding = offset, left_padding
+        cache._idx, cache._right_padding = columns, None
+        return cache
+
     def make_mask(self, N: int, return_array: bool = False, **options: Any) -> Any:  # noqa: N803
         """The mask of `N` new columns: [rows, 1, N, columns], `Spans`, or None."""
         if options.get("window_size") is None and self.keys is not None:
@@ -82,7 +99,8 @@ class RaggedKVCache(BatchKVCache):
                 columns = self._idx + N
                 return Spans(
                     self.left_padding,
-                    mx.full((1,), columns, dtype=mx.int32),
+                    columns,
+                    resident([columns]),
                     None if self.gaps is None else self.gaps.marks(columns),
                     self._mask_of(N),
                 )
@@ -102,18 +120,22 @@ class RaggedKVCache(BatchKVCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Add columns; all of them so far."""
+        self.write(keys, values)
+        return self.keys_and_values()  # type: ignore[no-untyped-call]
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        """Add columns."""
         after, self.offset_after, self.is_level = self.offset_after, None, False
         start, stop = self._idx, self._idx + keys.shape[2]
         if after is None or self.keys is None or stop > self.keys.shape[2]:
-            everything = super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+            super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
             self.offset = self.offset if after is None else after
-            return everything
+            return
         self._idx = stop
         self.keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
         # One array for all layers: to add to one in each is a call a layer.
         self.offset = after
-        return self.keys_and_values()
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
@@ -136,7 +158,7 @@ def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
         gaps = Gaps(len(counts), first.keys.shape[2])
     if gaps is not None:
         gaps.hide(stop, [count - common for count in counts])
-    offset = mx.array(list(held))
+    offset = resident(held)
     for cache in caches:
         cache._idx = stop
         cache.offset = offset
@@ -157,7 +179,7 @@ def make_room(caches: Caches, columns: int, held: Sequence[int]) -> None:
     ragged = [cache for cache in caches if type(cache) is RaggedKVCache and cache.keys is not None]
     if ragged:
         first = ragged[0]
-        after, is_level = first.offset + columns, first.gaps is None and min(held) == first._idx
+        after, is_level = resident(first.offset + columns), first.gaps is None and min(held) == first._idx
         for cache in ragged:
             cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
 
@@ -176,13 +198,13 @@ def take_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> Non
     for row, (place, length) in enumerate(zip(places, lengths, strict=True)):
         index[row, longest - length :] = columns_of(caches[0], place, length)
     rows, columns = mx.array(list(places)), mx.array(index)[:, None, :, None]
-    offset = mx.array(lengths)
+    offset, left_padding = resident(lengths), resident([longest - length for length in lengths])
     for cache in caches:
         cache.keys = mx.take_along_axis(cache.keys[rows], columns, axis=2)
         cache.values = mx.take_along_axis(cache.values[rows], columns, axis=2)
         cache._idx = longest
         cache.offset = offset
-        cache.left_padding = mx.array([longest - length for length in lengths])
+        cache.left_padding = left_padding
         cache.gaps = None
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.kv.plain import move_right
+from zmqengine.engine.kv.ragged import RaggedKVCache
 from zmqengine.engine.kv.rows import single_caches
 from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache, RotatingKVCache
 from zmqengine.engine.row import Caches
@@ -26,13 +28,15 @@ def read_together(model: Any, caches: Caches, texts: Sequence[Sequence[int]]) ->
     """Read a text for each row of a batch, shorter ones padded; the logits, not computed yet."""
     lengths = [len(text) for text in texts]
     padding = [max(lengths) - length for length in lengths]
+    others = [cache for cache in caches if type(cache) is not RaggedKVCache]
     if any(padding):
-        for cache in caches:
+        for cache in others:
             cache.prepare(lengths=lengths, right_padding=padding)
     padded = [[*text, *[0] * extra] for text, extra in zip(texts, padding, strict=True)]
     logits: mx.array = model(mx.array(padded, dtype=mx.uint32), cache=caches)
     if any(padding):
-        for cache in caches:
+        move_right([cache for cache in caches if type(cache) is RaggedKVCache], padding)
+        for cache in others:
             cache.finalize()
     _keep_to_windows(caches)
     return logits

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from zmqengine.engine.kv.ragged import RaggedKVCache
+from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.mlx_lm_border import KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 
@@ -20,18 +21,18 @@ def new_caches(model: Any) -> Caches:
 
 def as_batch(caches: Caches) -> Caches:
     """A batch of this one row, which has no caches of its own any more."""
-    return [_as_batch_of_kv(cache) if type(cache) is KVCache else cache.merge([cache]) for cache in caches]
-
-
-def _as_batch_of_kv(cache: Any) -> Any:
-    # RaggedKVCache.merge copies.
-    if cache.keys is None:
-        return RaggedKVCache.merge([cache])
-    batch = RaggedKVCache([0])
-    batch.keys, batch.values = cache.keys, cache.values
-    batch.offset = mx.array([cache.offset])
-    batch._idx = cache.offset
-    return batch
+    known = [cache for cache in caches if type(cache) is KVCache and cache.keys is not None]
+    if known:
+        # One array for all layers. To merge them would copy what they hold.
+        offset, left_padding = resident([known[0].offset]), resident([0])
+    return [
+        RaggedKVCache.of(cache.keys, cache.values, offset, left_padding, cache.offset)
+        if type(cache) is KVCache and cache.keys is not None
+        else RaggedKVCache.merge([cache])
+        if type(cache) is KVCache
+        else cache.merge([cache])
+        for cache in caches
+    ]
 
 
 def all_finite(values: Iterable[mx.array]) -> bool:

@@ -1,0 +1,223 @@
+"""A step through the layers of a model with less work for the host.
+
+From one attention to the next a model does the same in every step. What lies between is traced once for a number of
+rows and replayed in one call, where the model's own Python makes some twenty. Caches and attention stay outside: they
+are of another length in every step.
+
+The model's own code is what is traced: a layer up to its attention, and from there on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache as once
+from types import ModuleType
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+
+from zmqengine.engine import kv
+from zmqengine.engine.device import attention
+from zmqengine.engine.mlx_lm_border import KVCache
+
+WIDTH_MAX = 8
+"""More tokens of a row at once are a prompt: those have too many lengths to trace."""
+
+# Numbers of rows and widths that are traced. Traces are kept for good, and looked for one by one.
+_SHAPES_MAX = 192
+
+
+Kind = tuple[int, mx.Dtype]
+
+
+class _Attends(Exception):
+    """A layer that is traced has come to its attention: there is no more to trace."""
+
+
+class _Traced:
+    """What a layer is given for a cache while it is traced."""
+
+    def __init__(self, offset: mx.array) -> None:
+        self.offset = offset
+        self.written: tuple[mx.array, mx.array] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.written is not None:
+            raise TypeError("a layer that writes keys twice")
+        self.written = keys, values
+        return self.written
+
+
+class _Halves:
+    """One layer in two halves. With its second one comes the first one of the layer that is `following`, if any is."""
+
+    def __init__(self, layer: Module, following: _Halves | None, shapes: set[tuple[int, int]]) -> None:
+        self._layer = layer
+        self._call: Callable[..., mx.array] = type(layer).__call__
+        self._modules = attention.attending_modules(layer)
+        self._following = following
+        self._shapes = shapes
+        self._first = mx.compile(self._until_attention)
+        self._second = mx.compile(self._from_attention)
+        self._scale = 0.0
+        # The width and type of its inputs, once it was traced.
+        self.kind: Kind | None = None
+        # What the layer before has made of the coming step, and from what.
+        self._ready: Sequence[mx.array] = ()
+        self._ready_from: tuple[mx.array | None, mx.array | None] = (None, None)
+
+    def knows(self, inputs: mx.array, cache: Any) -> bool:
+        """Whether this step goes this way."""
+        if type(cache) is not kv.RaggedKVCache or cache.keys is None:
+            return False
+        shape = inputs.shape[0], inputs.shape[1]
+        if shape in self._shapes:
+            return True
+        if shape[1] > WIDTH_MAX or len(self._shapes) >= _SHAPES_MAX:
+            return False
+        self._shapes.add(shape)
+        return True
+
+    def run(self, inputs: mx.array, mask: Any, cache: Any) -> mx.array:
+        """The output of the layer, for a step that it `knows`."""
+        offset = cache.offset
+        made_of, at = self._ready_from
+        is_ready = made_of is inputs and at is offset
+        queries, keys, values = self._ready if is_ready else self._first(inputs, offset)
+        self._ready, self._ready_from = (), (None, None)
+        attend = getattr(self._modules[0], attention.NAME)
+        attended = attention.attend_cached(attend, queries, keys, values, cache, self._scale, mask)
+        output, *ready = self._second(inputs, attended, offset)
+        if self._following is not None:
+            self._following._ready, self._following._ready_from = ready, (output, offset)
+        return output
+
+    def trace(self, inputs: mx.array, offset: mx.array) -> None:
+        """Be ready for steps of this shape. Nothing is computed."""
+        attended, _, _ = self._first(inputs, offset)
+        self._second(inputs, attended, offset)
+        self._shapes.add((inputs.shape[0], inputs.shape[1]))
+
+    def _until_attention(self, inputs: mx.array, offset: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        found: list[mx.array] = []
+        traced = _Traced(offset)
+        self.kind = inputs.shape[2], inputs.dtype
+
+        def stop(
+            queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, sinks: Any = None, **_: Any
+        ) -> mx.array:
+            written = traced.written or (None, None)
+            if sinks is not None or keys is not written[0] or values is not written[1]:
+                raise TypeError("a layer that attends in a way of its own")
+            self._scale = scale
+            found.append(queries)
+            raise _Attends
+
+        with _attending(self._modules, stop):
+            try:
+                self._call(self._layer, inputs, None, cache=traced)
+            except _Attends:
+                assert traced.written is not None
+                return found[0], *traced.written
+        raise TypeError("a layer that does not attend")
+
+    def _from_attention(self, inputs: mx.array, attended: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
+        # What the layer makes before its attention is not used here, and so no part of the trace.
+        with _attending(self._modules, lambda *given, **options: attended):
+            output = self._call(self._layer, inputs, None, cache=_Traced(offset))
+        if self._following is None:
+            return (output,)
+        return output, *self._following._until_attention(output, offset)
+
+
+def install(model: Any) -> int:
+    """Have the layers of `model` go this way; returns how many can. Those that cannot show it by raising in a step."""
+    layers = getattr(model, "layers", None)
+    caches = kv.new_caches(model)
+    if not isinstance(layers, list) or len(layers) != len(caches):
+        return 0
+    shapes: set[tuple[int, int]] = set()
+    following: _Halves | None = None
+    count = 0
+    turn_weights(model)
+    for layer, cache in reversed(list(zip(layers, caches, strict=True))):
+        if type(cache) is not KVCache or not attention.attending_modules(layer):
+            following = None
+            continue
+        following = _Halves(layer, following, shapes)
+        kind: Any = type(layer)
+        layer.__class__ = _split(kind)
+        layer._halves = following
+        count += 1
+    return count
+
+
+class TurnedLinear(Linear):
+    """A layer that keeps a view of its weights as its product needs them, instead of making one in every step."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """The layer's output."""
+        return mx.addmm(self["bias"], x, self["_turned"]) if "bias" in self else x @ self["_turned"]
+
+
+def turn_weights(model: Any) -> None:
+    """Let every plain linear layer of `model` keep such a view."""
+    for module in model.modules():
+        if type(module) is Linear:
+            module["_turned"] = module["weight"].T
+            mx.eval(module["_turned"])
+            module.__class__ = TurnedLinear
+
+
+def uninstall(model: Any) -> None:
+    """Undo `install`."""
+    for module in model.modules():
+        if type(module) is TurnedLinear:
+            module.__class__ = Linear  # type: ignore[assignment]
+            del module["_turned"]
+    for layer in getattr(model, "layers", ()):
+        if hasattr(layer, "_halves"):
+            layer.__class__ = type(layer).__mro__[1]
+            del layer._halves
+
+
+def trace(model: Any, rows_max: int, until_s: float) -> None:
+    """Be ready for steps of every number of rows up to `rows_max`, as far as there is time."""
+    halves = [layer._halves for layer in getattr(model, "layers", ()) if hasattr(layer, "_halves")]
+    kinds = [one.kind for one in halves]
+    for rows in range(1, rows_max + 1):
+        if any(kind is None for kind in kinds) or time.perf_counter() > until_s:
+            return
+        offset = mx.zeros((rows,), mx.int32)
+        for one, (dim, dtype) in zip(halves, cast(list[Kind], kinds), strict=True):
+            one.trace(mx.zeros((rows, 1, dim), dtype), offset)
+
+
+@once
+def _split(kind: Any) -> Any:
+    """The same kind of layer, in halves."""
+
+    def call(self: Any, inputs: mx.array, mask: Any = None, cache: Any = None, **others: Any) -> Any:
+        halves: _Halves = self._halves
+        if others or not halves.knows(inputs, cache):
+            return kind.__call__(self, inputs, mask, cache=cache, **others)
+        return halves.run(inputs, mask, cache)
+
+    # Under the same names: others look for a layer's module by them.
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+@contextmanager
+def _attending(modules: Sequence[ModuleType], function: Callable[..., mx.array]) -> Iterator[None]:
+    before = [getattr(module, attention.NAME) for module in modules]
+    for module in modules:
+        setattr(module, attention.NAME, function)
+    try:
+        yield
+    finally:
+        for module, known in zip(modules, before, strict=True):
+            setattr(module, attention.NAME, known)

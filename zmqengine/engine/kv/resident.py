@@ -1,0 +1,34 @@
+"""Small arrays that every kernel of a step reads, where the device need not fetch them from the host's memory.
+
+MLX keeps what the host makes or reads on CUDA in managed memory, in which small arrays share pages: whenever the host
+looks at one, all of them move. So those that a step reads in every layer are copied into a buffer of a size that
+nothing else of the host's has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import mlx.core as mx
+
+_WORDS = 12_288
+
+
+def resident(values: Sequence[int] | mx.array) -> mx.array:
+    """These numbers, as int32."""
+    array = values if isinstance(values, mx.array) else mx.array(list(values), dtype=mx.int32)
+    if not _is_needed():
+        return array
+    count = array.shape[0]
+    return mx.concatenate([array, _rest()[count:]])[:count] if count < _WORDS else array
+
+
+@cache
+def _is_needed() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu and mx.cuda.is_available()
+
+
+@cache
+def _rest() -> mx.array:
+    return mx.zeros((_WORDS,), dtype=mx.int32)
