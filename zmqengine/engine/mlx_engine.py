@@ -25,7 +25,7 @@ from zmqengine.engine.interface import (
 from zmqengine.engine.lanes import Lanes
 from zmqengine.engine.memory import WiredMemory, padding_allowance
 from zmqengine.engine.mlx_lm_border import mlx_lm_version
-from zmqengine.engine.pacing import StepPace, even_tokens
+from zmqengine.engine.pacing import StepPace
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.probe import probe
 from zmqengine.engine.prompt_store.disk.tier import DiskTier, open_tier
@@ -34,7 +34,7 @@ from zmqengine.engine.prompt_store.parked_rows import ParkedRow
 from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Row
 from zmqengine.engine.step_clock import StepClock
-from zmqengine.engine.warm_up import read_at_pace, warm_up
+from zmqengine.engine.warm_up import warm_up
 
 if TYPE_CHECKING:
     from zmqengine.engine.drafts.speculation import Speculation
@@ -43,6 +43,7 @@ log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK_IDLE = 2048
 UNBOUNDED = 1 << 60
+# Not on CUDA: there what is given back is unmapped, and mapped again at once, which takes some 50 ms.
 _CLEAR_STEPS = 512
 
 
@@ -69,9 +70,8 @@ class MlxEngine:
         speculation: Speculation | None = None,
     ) -> None:
         self._model = model
-        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s)
-        self._is_on_gpu = mx.default_device().type == mx.DeviceType.gpu
-        self._clock = StepClock(computes=not self._is_on_gpu)
+        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=_on_gpu())
+        self._clock = StepClock(computes=not _on_gpu())
         self._wired = WiredMemory(options.wired_bytes)
         self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         try:
@@ -123,8 +123,6 @@ class MlxEngine:
         result = StepResult()
         self._decode.next(result)
         tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(self._prefill.rows))
-        if self._is_on_gpu:
-            tokens_max = even_tokens(tokens_max)
         self._decode.join(self._prefill.next(tokens_max, self._decode.padding_room_bytes, result))
         self._store.settle()
         if self._speculation is not None and (result.prefills or len(self._decode) > 1):
@@ -135,7 +133,6 @@ class MlxEngine:
         if self._draft_model is not None:
             self._draft_model.release()
         self._gauges.count(result)
-        # On CUDA what is given back is unmapped, and mapped again at once: some 50 ms.
         if self._gauges.steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
             mx.clear_cache()
         self._pace.record(self._prefill.prompt_tokens - read_before, self._clock.seconds())
@@ -191,9 +188,7 @@ class MlxEngine:
 
         Prompts are then read at a pace that suits what was seen.
         """
-        measured = warm_up(self, chunk=self._pace.tokens_max, seconds_max=seconds_max, report=report)
-        self._pace.begin(measured)
-        read_at_pace(self, seconds_max / 4)
+        measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin)
         self.reset()
         self._gauges.forget()
         self._pace.begin(measured)
@@ -252,3 +247,7 @@ class MlxEngine:
     def _new_lane(self) -> DecodeBatch:
         choosing = Choosing(self.info.vocab_size, self._masks)
         return DecodeBatch(self._model, self._store, choosing, self._speculation)
+
+
+def _on_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu

@@ -40,10 +40,11 @@ class StepPace:
     every one of them shortens ends at chunks that cost twice as much a token.
     """
 
-    def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float) -> None:
+    def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float, *, even: bool = False) -> None:
         self.tokens_max = tokens_max
         self._idle_tokens_max = max(tokens_max, idle_tokens_max)
         self._target_s = target_s
+        self._even = even
         self.begin(None)
 
     def begin(self, measured: tuple[float, float] | None) -> None:
@@ -69,7 +70,8 @@ class StepPace:
     def choose(self, *, decoding: int, waiting: int) -> int:
         """How many tokens this step may read, while so many rows decode and so many have a prompt to be read."""
         self._decoding = decoding
-        return self._tokens(decoding, waiting)
+        tokens = self._tokens(decoding, waiting)
+        return _even(tokens) if self._even else tokens
 
     def record(self, tokens_read: int, seconds: float) -> None:
         """The step took so long in all, and launched the reading of `tokens_read` tokens of prompt."""
@@ -127,6 +129,6 @@ class StepPace:
         return self._plain_s[min(self._plain_s, key=lambda known: (abs(known - size), known))]
 
 
-def even_tokens(tokens: int) -> int:
+def _even(tokens: int) -> int:
     """Not more than `tokens`, and one of few sizes."""
     return max((size for size in _SIZES if size <= tokens), default=tokens)

@@ -46,13 +46,14 @@ class Measured(NamedTuple):
 
 def warm_up(
     engine: Engine,
-    *,
     chunk: int,
     seconds_max: float,
     report: Callable[[float], None] = lambda fraction: None,
+    begin: Callable[[Measured], None] = lambda measured: None,
 ) -> Measured | None:
     """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
 
+    `begin` is told what was measured, before long prompts are read as they will be.
     None if time was up before the speed of reading could be seen. Raises what the engine raises.
     """
     until_s = time.perf_counter() + seconds_max
@@ -71,11 +72,14 @@ def warm_up(
             len(one.prompts), max(one.prompts), time.perf_counter() - started_s,
         )  # fmt: skip
     else:
-        return _measure(engine, chunk, context, ids)
+        measured = _measure(engine, chunk, context, ids)
+        begin(measured)
+        _read_at_pace(engine, seconds_max / 4)
+        return measured
     return None
 
 
-def read_at_pace(engine: Engine, seconds_max: float) -> None:
+def _read_at_pace(engine: Engine, seconds_max: float) -> None:
     """Read a long prompt beside rows that decode, in chunks of the size that long prompts will have."""
     until_s = time.perf_counter() + seconds_max
     context = engine.info.context_tokens - _STEPS - 2
