@@ -22,11 +22,15 @@ from zmqengine.cli.main import main
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
     """A command that sets up its log does so for itself: later its handlers would write to a closed stream."""
-    root = logging.getLogger("zmqengine")
-    before = list(root.handlers), root.level, root.propagate
-    root.handlers[:] = []
+    ours = [
+        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("zmqengine")
+    ]
+    before = [(list(logger.handlers), logger.level, logger.propagate) for logger in ours]
+    for logger in ours:
+        logger.handlers[:] = []
     yield
-    root.handlers[:], root.level, root.propagate = before
+    for logger, (handlers, level, propagate) in zip(ours, before, strict=True):
+        logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
 
 
 @pytest.fixture

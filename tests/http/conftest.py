@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -9,15 +10,16 @@ import pytest
 from tests.http.serving import Front, serving
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
-from zmqengine_http import HttpConfig, logs
+from zmqengine_http import HttpConfig
 
 
 @pytest.fixture(autouse=True)
 def quiet_logs() -> Iterator[None]:
     """What a test did to the log is undone: its handlers write to a stream that is gone afterwards."""
     yield
-    logs.logger.handlers.clear()
-    logs.logger.propagate = True
+    for name in ("zmqengine.http", "zmqengine.client", "uvicorn.error"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
 
 
 @pytest.fixture(scope="module")

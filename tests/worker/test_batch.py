@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.workers import wait_until
 from tests.worker.harness import FrontEnd, Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.errors import BadRequest
@@ -174,10 +175,16 @@ def test_sessions_that_saturate_the_worker_are_served_alike(
     numbers = iter(range(100_000))
     live: dict[FrontEnd, list[str]] = {front_end: [] for front_end in front_ends}
 
+    def all_ends_are_here() -> bool:
+        for front_end in front_ends:
+            front_end.read()
+        return sum(len(front_end.ends) for front_end in front_ends) == harness.actor.counters.ends
+
     def refill() -> None:
         sent = 0
+        # However slowly frames travel here: a session that has not heard of an end would have less work than it thinks.
+        wait_until(all_ends_are_here, "not all ends arrive")
         for place, front_end in enumerate(front_ends):
-            front_end.read()
             live[front_end] = [name for name in live[front_end] if name not in front_end.ends]
             while len(live[front_end]) < 4:
                 name = f"r{next(numbers)}"
