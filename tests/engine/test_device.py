@@ -10,7 +10,9 @@ import pytest
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx_lm.models import llama
+from mlx_lm.models.base import create_attention_mask
 
+from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv, sampling
 from zmqengine.engine.device import attention, environment, projections, quantised, tuning, ways
 from zmqengine.engine.device.remembered import Remembered
@@ -137,7 +139,34 @@ def test_top_p_keeps_the_same_words_by_any_method(method):
     assert np.array(kept)[2].tolist() == [False, True, False, False, False]
 
 
-@pytest.mark.skipif(attention.works_here(), reason="our own attention knows where rows begin")
+def test_only_a_model_that_attends_with_it_is_given_spans(monkeypatch):
+    """Another architecture in the same process, a draft model for one, gets masks; and both the same logits."""
+
+    def logits(model) -> list[np.ndarray]:
+        caches = kv.merge([kv.new_caches(model) for _ in range(2)])
+        kv.read_together(model, caches, [[1, 2, 3], [4]])
+        return [np.array(model(mx.array([[7], [8]]), cache=caches)) for _ in range(2)]
+
+    usual, other = make_model(), build_model({**LLAMA, "model_type": "qwen3"})
+    before = [logits(usual), logits(other)]
+    assert attention.install(usual)
+    try:
+        assert llama.create_attention_mask is attention.mask_or_spans  # type: ignore[attr-defined]
+        caches = kv.merge([kv.new_caches(usual) for _ in range(2)])
+        kv.read_together(usual, caches, [[1, 2, 3], [4]])
+        assert isinstance(attention.mask_or_spans(mx.zeros((2, 1, 4)), caches[0]), kv.Spans)
+        assert isinstance(attention.mask_or_spans(mx.zeros((2, 99, 4)), caches[0]), mx.array)
+        if not attention.works_here():
+            # Without the kernel spans become masks again.
+            monkeypatch.setattr(attention, "_fits", lambda *_: False)
+        for model, wanted in zip((usual, other), before, strict=True):
+            for one, expected in zip(logits(model), wanted, strict=True):
+                assert np.abs(one - expected).max() < 1e-3
+    finally:
+        attention.uninstall(usual)
+    assert llama.create_attention_mask is create_attention_mask  # type: ignore[attr-defined]
+
+
 def test_a_step_without_padding_needs_no_mask():
     """Rows of one length have none; one row that is shorter brings it back, and so does a window."""
     model = make_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.support.engines import finish, greedy, make_engine
@@ -9,6 +10,21 @@ from tests.support.models import LLAMA, build_model, save_model
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.opening import open_mlx_engine
 from zmqengine.engine.probe import probe
+from zmqengine.engine.rounding import differ_by_rounding
+
+
+def test_rounding_of_a_logit_that_stands_out_is_not_another_text():
+    """In bfloat16 numbers above 64 lie half a unit apart: on a GPU such a model was served one row at a time."""
+    logits = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    logits[7] = 70.0
+    rounded = logits.copy()
+    rounded[7] += 0.5
+    assert differ_by_rounding(logits, rounded)
+    assert not differ_by_rounding(logits, np.roll(logits, 1))
+    spoilt = logits.copy()
+    spoilt[3] = np.nan
+    assert not differ_by_rounding(logits, spoilt)
+    assert not differ_by_rounding(logits[8:], np.roll(logits[8:], 1))
 
 
 @pytest.mark.parametrize(("shape", "paddable"), [("llama", True), ("sliding", True), ("mamba", False)])

@@ -40,14 +40,13 @@ class Batch:
         texts = [self.fresh(width) for _ in self.rows]
         keys = mx.array(texts)[:, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
         kv.make_room(self.caches, width, list(map(len, self.rows)))
-        mask = self.caches[0].make_mask(width)
+        mask, spans = self.caches[0].make_mask(width), self.caches[0].spans(width)
         for cache in self.caches:
             seen, _ = cache.update_and_fetch(keys, -keys)
         if mask is None:
             mask = mx.ones((len(self.rows), 1, width, seen.shape[2]), dtype=mx.bool_)
-        elif isinstance(mask, kv.Spans):
-            mask = mask.as_mask()
-        self.check_mask(np.array(mask), np.array(seen)[:, 0, :, 0], texts)
+        for said in [mask] if spans is None else [mask, spans.as_mask()]:
+            self.check_mask(np.array(said), np.array(seen)[:, 0, :, 0], texts)
         for row, text, count in zip(self.rows, texts, accepted, strict=True):
             row.extend(text[:count])
         kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import llama
+from mlx_lm.models.base import create_attention_mask
 
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
@@ -87,7 +88,7 @@ def test_what_happens_between_layers_is_not_lost():
     class Doubling(llama.LlamaModel):
         def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: Any = None) -> mx.array:
             h = self.embed_tokens(inputs)
-            mask = llama.create_attention_mask(h, cache[0])
+            mask = create_attention_mask(h, cache[0])
             for layer, own in zip(self.layers, cache, strict=True):
                 h = layer(h, mask, cache=own) * 2
             return self.norm(h)

@@ -171,8 +171,14 @@ class FrontEndProcess:
 
     def finish(self, timeout_s: float = 100.0) -> Tally:
         """Let what runs end, and give the tally."""
-        out, _ = self.process.communicate(timeout=timeout_s)
-        assert self.process.returncode == 0
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        # Not `communicate`: it does not see what `readline` has read beyond its line.
+        hung = threading.Timer(timeout_s, self.process.kill)
+        hung.start()
+        out = self._stdout.read()
+        hung.cancel()
+        assert self.process.wait() == 0
         return msgspec.json.decode(out.splitlines()[-1], type=Tally)
 
     def close(self) -> None:

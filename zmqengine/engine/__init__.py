@@ -35,6 +35,7 @@ device/                what is set, changed and chosen for the device that compu
 kernels/               what we have of our own for CUDA
 warm_up.py             what traffic will need, done before anybody waits for it
 probe.py               what a model can do, found out at the start
+rounding.py            tells another rounding from another result
 memory.py              what MLX may hold, and the limit on wired memory
 blas.py, elf.py        a tuned BLAS for MLX on a CPU
 machine_report.py      what MLX and this machine can do, for people

@@ -16,7 +16,11 @@ _set_limit = resource.setrlimit
 resource.setrlimit = _keep_limit
 try:
     from mlx_lm import __version__ as mlx_lm_version
-    from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
+    from mlx_lm.models.base import (
+        create_attention_mask,
+        create_causal_mask,
+        scaled_dot_product_attention,
+    )
     from mlx_lm.models.cache import (
         BatchKVCache,
         BatchRotatingKVCache,
@@ -34,6 +38,7 @@ __all__ = [
     "BatchRotatingKVCache",
     "KVCache",
     "RotatingKVCache",
+    "create_attention_mask",
     "create_causal_mask",
     "fetch_model",
     "load_config",

@@ -14,12 +14,11 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import kv
+from zmqengine.engine.rounding import differ_by_rounding
 from zmqengine.engine.row import Caches
 
 # Three rows, as a mask that fits two by chance does not fit three. Every vocabulary has these ids.
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
-# Of the spread of a row's logits: rounding is far below, another text far above.
-_TOLERANCE = 0.2
 _MEASURED_TOKENS = 64
 
 
@@ -69,7 +68,7 @@ def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
         kept = _last_logits(model, [row[-1:]], again)[0]
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
         return None, f"{type(error).__name__}: {error}"
-    if not _is_alike(alone, kept):
+    if not differ_by_rounding(alone, kept):
         return None, "caches that were kept give other tokens"
     return layout, ""
 
@@ -91,11 +90,7 @@ def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> 
         together = _last_logits(model, [row[-1:] for row in _ROWS], read())
     except Exception:  # noqa: BLE001 - whatever it raises, it is not to be done
         return False
-    return all(map(_is_alike, alone, together))
-
-
-def _is_alike(one: np.ndarray, other: np.ndarray) -> bool:
-    return bool(np.abs(one - other).max() <= _TOLERANCE * one.std())
+    return all(map(differ_by_rounding, alone, together))
 
 
 def _read_alone(model: Any, tokens: list[int]) -> Caches:

@@ -17,10 +17,12 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.kernels.kernel_text import kernel_text
-from zmqengine.engine.mlx_lm_border import scaled_dot_product_attention
+from zmqengine.engine.mlx_lm_border import create_attention_mask, scaled_dot_product_attention
 
 NAME = "scaled_dot_product_attention"
 """mlx-lm's models call one function by this name in their own module, so that name is what is replaced."""
+
+_MASK_NAME = "create_attention_mask"
 
 WIDTH_MAX = 8
 """The most tokens of a row that the kernel takes at once; more are a prompt."""
@@ -52,16 +54,33 @@ def install(model: Any) -> bool:
     """Have `model` attend with what is here; False if it does not attend in the usual way."""
     found = attending_modules(model)
     for module in found:
-        setattr(module, NAME, attend)
-    kv.RaggedKVCache.spans_width = WIDTH_MAX if found else 0
+        _replace(module, attend, mask_or_spans)
     return bool(found)
 
 
 def uninstall(model: Any) -> None:
     """Undo `install`."""
-    kv.RaggedKVCache.spans_width = 0
     for module in attending_modules(model):
-        setattr(module, NAME, scaled_dot_product_attention)
+        _replace(module, scaled_dot_product_attention, create_attention_mask)
+
+
+def _replace(module: ModuleType, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Both together: a model must be given no spans that attends with MLX's function."""
+    setattr(module, NAME, attention)
+    if getattr(module, _MASK_NAME, None) in (create_attention_mask, mask_or_spans):
+        setattr(module, _MASK_NAME, mask)
+
+
+def mask_or_spans(
+    inputs: mx.array, cache: Any = None, window_size: int | None = None, return_array: bool = False
+) -> Any:
+    """In place of mlx-lm's function of the same arguments: `kv.Spans` where `attend` can do with them."""
+    count = inputs.shape[1]
+    if type(cache) is kv.RaggedKVCache and window_size is None and not return_array and count <= WIDTH_MAX:
+        spans = cache.spans(count)
+        if spans is not None:
+            return spans
+    return create_attention_mask(inputs, cache, window_size, return_array)
 
 
 def attending_modules(model: Any) -> list[ModuleType]:

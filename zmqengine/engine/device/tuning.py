@@ -16,14 +16,13 @@ from zmqengine.engine.device import attention, layers, projections, quantised
 from zmqengine.engine.device.choices import Choices
 from zmqengine.engine.device.remembered import Remembered
 from zmqengine.engine.device.ways import fastest
+from zmqengine.engine.rounding import differ_by_rounding
 
 log = logging.getLogger("zmqengine.engine")
 
 Report = Callable[[str, "float | None"], None]
 
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
-# Of the spread of logits: other kernels round otherwise, a wrong one makes another text.
-_TOLERANCE = 0.2
 _DRAWN_ROWS = 32
 _DRAWN_ALIKE_MIN = 0.9
 
@@ -221,7 +220,4 @@ def _logits(model: Any) -> list[np.ndarray]:
 def _same(before: list[np.ndarray], after: list[np.ndarray] | None) -> bool:
     if after is None or len(before) != len(after):
         return False
-    return all(
-        bool(np.abs(one - other).max() <= _TOLERANCE * one.std())
-        for one, other in zip(before, after, strict=True)
-    )
+    return all(map(differ_by_rounding, before, after))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -60,16 +60,11 @@ class Gaps:
 
 
 class RaggedKVCache(BatchKVCache):
-    """mlx-lm's cache of a batch, whose masks leave out `gaps`.
-
-    Up to `spans_width` new columns get `Spans` for a mask: it is more than 0 where attention takes them. Otherwise a
-    step in which no row is padded needs no mask at all.
-    """
+    """mlx-lm's cache of a batch, whose masks leave out `gaps`; a step in which no row is padded needs no mask."""
 
     # How many columns it grows by. Whenever a row joins or leaves the whole batch is copied, empty columns too. Where
     # the CPU copies, that is as dear as a step; elsewhere attention is at its best with multiples of mlx-lm's own.
     step: int = 64 if mx.default_device().type == mx.DeviceType.cpu else BatchKVCache.step
-    spans_width: ClassVar[int] = 0
 
     gaps: Gaps | None = None
     # For the coming step, as `make_room` knows it: where rows stand after it, and that none has padding or a gap.
@@ -93,20 +88,18 @@ class RaggedKVCache(BatchKVCache):
         return cache
 
     def make_mask(self, N: int, return_array: bool = False, **options: Any) -> Any:  # noqa: N803
-        """The mask of `N` new columns: [rows, 1, N, columns], `Spans`, or None."""
-        if options.get("window_size") is None and self.keys is not None:
-            if self.spans_width >= N:
-                columns = self._idx + N
-                return Spans(
-                    self.left_padding,
-                    columns,
-                    resident([columns]),
-                    None if self.gaps is None else self.gaps.marks(columns),
-                    self._mask_of(N),
-                )
-            if N == 1 and self.is_level:
-                return None
+        """The mask of `N` new columns, [rows, 1, N, columns], or None."""
+        if N == 1 and self.is_level and self.keys is not None and options.get("window_size") is None:
+            return None
         return self._mask_of(N, return_array, **options)()
+
+    def spans(self, count: int) -> Spans | None:
+        """What the mask of `count` new columns says, for attention that takes no mask; None before the first column."""
+        if self.keys is None:
+            return None
+        columns = self._idx + count
+        marks = None if self.gaps is None else self.gaps.marks(columns)
+        return Spans(self.left_padding, columns, resident([columns]), marks, self._mask_of(count))
 
     def _mask_of(self, count: int, return_array: bool = False, **options: Any) -> Callable[[], mx.array]:
         columns, gaps = self._idx + count, self.gaps
