@@ -77,13 +77,14 @@ def saving(plan: SavingPlan, on_progress: Progress) -> Report:
             for number in range(-1, plan.rounds):
                 on_progress(f"saving: round {number + 1} of {plan.rounds}, reading prompts")
                 run.read_prompts()
-                run.start_rows()
                 found: dict[str, _Stretch] = {}
                 for target in (ALONE, SAVING) if number % 2 else (SAVING, ALONE):
                     on_progress(f"saving: round {number + 1} of {plan.rounds}, {target}")
+                    # New rows: those that have decoded for longer are slower.
+                    run.start_rows()
                     found[target] = run.save_all() if target == SAVING else run.decode(steps)
+                    run.end_rows()
                     steps = max(options.steps_min, found[target].steps)
-                run.end_rows()
                 # The first is to get warm, and to learn how many steps a round takes.
                 if number >= 0:
                     case = f"{options.rows} rows, {options.round_bytes >> 20} MiB a round"
