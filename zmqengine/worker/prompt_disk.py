@@ -24,7 +24,7 @@ PASS_BYTES, IDLE_PASS_BYTES = 16 << 20, 64 << 20
 """What is made arrays in a pass, while rows are stepped and while none are."""
 SAVED_BYTES = 16 << 20
 """What is copied in a pass for the thread that writes while no row is stepped."""
-SAVING_SHARE = 0.005
+SAVING_SHARE = 0.003
 """Of the time of steps, for copying while rows are stepped. What the writing thread and the system then do with it
 takes several times as long: with 0.02, rows that decode on two cores lost 12 % of their speed."""
 _CREDIT_S_MAX = 0.05
