@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 
 from tests.bench.reports import report_of
 from tests.bench.sse_server import SseServer
+from zmqengine.bench.constrained import WORK
 from zmqengine.bench.model_shapes import SHAPES
 from zmqengine.bench.report import load, save
 from zmqengine.bench.scenarios import SCENARIOS
 from zmqengine.bench.server_usage import listening_pid
-from zmqengine.cli.bench import SCENARIO_NAMES, SHAPE_NAMES, bench
+from zmqengine.cli.bench import CONSTRAINED_WORK, SCENARIO_NAMES, SHAPE_NAMES, bench
 from zmqengine.errors import ConfigError, ZmqEngineError
 
 START_TIMEOUT_S = 60.0
@@ -121,3 +122,4 @@ def test_the_names_on_the_command_line_are_those_of_the_code() -> None:
     """They are written out there so that `--help` need not import everything."""
     assert list(SCENARIO_NAMES) == list(SCENARIOS)
     assert list(SHAPE_NAMES) == list(SHAPES)
+    assert CONSTRAINED_WORK == WORK

@@ -38,6 +38,16 @@ SHAPE_NAMES = ("0.2m", "deep", "1m", "25m", "150m", "128k", "0.5b", "8b")
 FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 OUT_FILE = click.Path(path_type=Path, dir_okay=False)
+# What most measurements take.
+_seed = click.option(
+    "--seed",
+    type=int,
+    callback=lambda context, option, value: int(time.time()) if value is None else value,
+    help="Makes the prompts. [default: the time]",
+)
+_out = click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+_plot = click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
+_ranges = click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 
 
 @click.group()
@@ -83,12 +93,12 @@ def bench() -> None:
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=JSON", help="A size of a scenario: users=[1,8]."
 )
-@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@_seed
 @click.option("--base", default="", help="The label that ratios are to. [default: the first target]")
 @click.option("--tokenizer", default="", help="tokenizer.json, where no worker can provide it.")
-@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
+@_out
+@_plot
+@_ranges
 def serve(
     workers: tuple[str, ...],
     urls: tuple[str, ...],
@@ -97,7 +107,6 @@ def serve(
     scenarios: tuple[str, ...],
     size: str,
     settings: tuple[str, ...],
-    seed: int | None,
     out: Path | None,
     picture: Path | None,
     ranges: bool,
@@ -130,7 +139,7 @@ def serve(
         tokenizer=others["tokenizer"],
         options=msgspec.structs.replace(options, **slots),
         rounds=others["rounds"],
-        seed=int(time.time()) if seed is None else seed,
+        seed=others["seed"],
         base=others["base"],
     )
     _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
@@ -142,13 +151,12 @@ def serve(
 @click.option("--mlx-lm", is_flag=True, help="Also through mlx_lm.server.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
-@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
-@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
+@_seed
+@_out
+@_plot
+@_ranges
 def overhead(
     settings: tuple[str, ...],
-    seed: int | None,
     out: Path | None,
     picture: Path | None,
     ranges: bool,
@@ -162,7 +170,7 @@ def overhead(
     from zmqengine.bench.overhead_run import overhead as run
 
     options = with_settings(OverheadOptions(), settings)
-    plan = OverheadPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
+    plan = OverheadPlan(options=options, **others)
     _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
 
 
@@ -184,9 +192,9 @@ def overhead(
 )
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=16.")
-@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
-@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
+@_seed
+@_out
+@_ranges
 def constrained(
     models: Path | None,
     shapes: tuple[str, ...],
@@ -194,7 +202,6 @@ def constrained(
     http: bool,
     urls: tuple[str, ...],
     settings: tuple[str, ...],
-    seed: int | None,
     out: Path | None,
     ranges: bool,
     **others: Any,
@@ -211,8 +218,7 @@ def constrained(
         models=str(models or ""),
         http=http,
         peers=tuple(server_target(text, "chat") for text in urls),
-        options=with_settings(ConstrainedOptions(work=work or CONSTRAINED_WORK), settings),
-        seed=int(time.time()) if seed is None else seed,
+        options=with_settings(ConstrainedOptions(work=work) if work else ConstrainedOptions(), settings),
         **others,
     )
     _finish(stoppable.run(run(plan, _progress)), out, None, ranges)
@@ -225,9 +231,9 @@ def constrained(
 @click.option("--size", type=click.Choice(["small", "normal"]), default="normal", show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size or a cost: rows=128.")
 @click.option("--seed", default=1, show_default=True, help="Makes the requests.")
-@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
+@_out
+@_plot
+@_ranges
 def schedule(
     keep_trace: Path | None,
     size: str,
@@ -262,8 +268,8 @@ def schedule(
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
 @click.option("--seed", default=1, show_default=True, help="Makes the prompts.")
-@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
+@_out
+@_ranges
 def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
     """What drafts gain where text repeats itself, and cost where it does not."""
     from zmqengine.bench.arguments import with_settings
@@ -282,19 +288,17 @@ def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **oth
 )
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=32.")
-@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
-@click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-@click.option("--ranges", is_flag=True, help="Show least and greatest too.")
-def saving(
-    settings: tuple[str, ...], seed: int | None, out: Path | None, ranges: bool, **others: Any
-) -> None:
+@_seed
+@_out
+@_ranges
+def saving(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
     """What rows that decode lose while prompts are written to disk: 1 GB in all."""
     from zmqengine.bench.arguments import with_settings
     from zmqengine.bench.saving import SavingOptions, SavingPlan
     from zmqengine.bench.saving import saving as run
 
     options = with_settings(SavingOptions(), settings)
-    plan = SavingPlan(options=options, seed=int(time.time()) if seed is None else seed, **others)
+    plan = SavingPlan(options=options, **others)
     _finish(run(plan, _progress), out, None, ranges)
 
 
@@ -320,8 +324,8 @@ def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) 
 
 @bench.command()
 @click.argument("report", type=REPORT_FILE)
-@click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
-@click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
+@_plot
+@_ranges
 def show(report: Path, picture: Path | None, ranges: bool) -> None:
     """Print a report that was kept, or draw it."""
     from zmqengine.bench.report import load
@@ -378,11 +382,9 @@ def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple
 )
 @click.option("--requests", "requests_per_stream", default=3, show_default=True, help="For each stream.")
 @click.option("--rounds", default=1, show_default=True)
-@click.option("--seed", type=int, help="Makes the prompts. [default: the time]")
+@_seed
 @click.option("--quick", is_flag=True, help="Few streams and requests, to see that everything works.")
-def gpu(
-    out: Path, models: Path | None, names: tuple[str, ...], seed: int | None, quick: bool, **others: Any
-) -> None:
+def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **others: Any) -> None:
     """What a GPU is asked for: throughput against the bare generator, first requests, long prompts, steps.
 
     About three minutes for each model. The 8B shape needs 40 GB on the device.
@@ -397,9 +399,7 @@ def gpu(
     with tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-") as scratch:
         for name in names:
             directory = model_directory_of(name, models or Path(scratch))
-            plan = GpuPlan(
-                model=str(directory), seed=int(time.time()) if seed is None else seed, **less, **others
-            )
+            plan = GpuPlan(model=str(directory), **less, **others)
             report = stoppable.run(measure_on_gpu(plan, _progress))
             save(report, out / f"gpu-{name}.json")
             _finish(report, None, None, False)
