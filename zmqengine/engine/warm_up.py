@@ -74,16 +74,14 @@ def warm_up(
     else:
         measured = _measure(engine, chunk, context, ids)
         begin(measured)
-        _read_at_pace(engine, seconds_max / 4)
+        _read_at_pace(engine, context, ids, seconds_max / 4)
         return measured
     return None
 
 
-def _read_at_pace(engine: Engine, seconds_max: float) -> None:
+def _read_at_pace(engine: Engine, context: int, ids: Iterator[int], seconds_max: float) -> None:
     """Read a long prompt beside rows that decode, in chunks of the size that long prompts will have."""
     until_s = time.perf_counter() + seconds_max
-    context = engine.info.context_tokens - _STEPS - 2
-    ids = count(-1_000_000, -1)
     words = engine.info.vocab_size
     steps = max(1, min(1024, context - 20))
     others = [_request(next(ids), place, _within(20, context), steps, words) for place in range(2)]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+RUN_MIN = 4
+"""So many tokens in a row that were right are no chance."""
+CHANCE_MAX = 0.98
+"""Nothing is sure."""
+DRAFT_TOKENS_MAX = 64
+"""What such a text foretells at once."""
+
 # How much one more token says about the chances of a row, and of rows to come.
 _ROW_GAIN = 0.2
 _SHARED_GAIN = 0.02

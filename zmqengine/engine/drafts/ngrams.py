@@ -6,18 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zmqengine.engine.drafts.chances import Chances
+from zmqengine.engine.drafts.chances import CHANCE_MAX, DRAFT_TOKENS_MAX, RUN_MIN, Chances
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.row import Row
 
 # So many tokens in a row must be the same. Fewer are the same by chance too often.
 _SIZE = 3
-# So many tokens that were foretold are no chance.
-_RUN_MIN = 4
 # Of a prompt, the last so many tokens are looked up: about 1 ms to index, and 2 MB.
 _PROMPT_TOKENS_MAX = 16_384
-_DRAFT_TOKENS_MAX = 64
-_CHANCE_MAX = 0.98
 
 
 class Ngrams:
@@ -38,7 +34,7 @@ class Ngrams:
         if not history.match:
             return None
         first = history.chances.further if history.is_confirmed else history.chances.first
-        return Outlook(first, min(history.chances.further, _CHANCE_MAX), _DRAFT_TOKENS_MAX)
+        return Outlook(first, min(history.chances.further, CHANCE_MAX), DRAFT_TOKENS_MAX)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """What followed last time."""
@@ -88,7 +84,7 @@ class History:
                 if is_right:
                     match, run = match + 1, run + 1
                 else:
-                    match, run, beyond = 0, 0, match + 1 if run >= _RUN_MIN else 0
+                    match, run, beyond = 0, 0, match + 1 if run >= RUN_MIN else 0
             self._word = word = self._word % kept * size + token
             if not match:
                 match = places.get(word, beyond)

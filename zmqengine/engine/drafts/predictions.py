@@ -5,16 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from zmqengine.engine.drafts.chances import Chances
+from zmqengine.engine.drafts.chances import CHANCE_MAX, DRAFT_TOKENS_MAX, RUN_MIN, Chances
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.row import Row
 
 # After a difference, so many tokens in a row say where the output goes on.
 _SIZE = 3
-# So many tokens that were right are no chance.
-_RUN_MIN = 4
-_DRAFT_TOKENS_MAX = 64
-_CHANCE_MAX = 0.98
 
 
 class Predictions:
@@ -39,7 +35,7 @@ class Predictions:
             return None
         chances = place.chances
         first = chances.further if place.is_confirmed else chances.first
-        return Outlook(min(first, _CHANCE_MAX), min(chances.further, _CHANCE_MAX), _DRAFT_TOKENS_MAX)
+        return Outlook(min(first, CHANCE_MAX), min(chances.further, CHANCE_MAX), DRAFT_TOKENS_MAX)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """What follows in the prediction."""
@@ -84,7 +80,7 @@ class PredictionPlace:
                 self.chances.learn(is_right, is_first=not self.is_confirmed)
                 self.is_confirmed = is_right
                 self._left_at = expected + is_right
-                is_lost = not is_right and self._run < _RUN_MIN
+                is_lost = not is_right and self._run < RUN_MIN
                 self._run = self._run + 1 if is_right else 0
                 self.next = None if is_lost or expected + 1 >= len(self._text) else expected + 1
             if not self._run and place + 1 - self._start >= _SIZE:
