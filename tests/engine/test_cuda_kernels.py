@@ -9,10 +9,11 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from zmqengine.engine import kv, sampling
+from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.device import attention, quantised
 from zmqengine.engine.kernels import drawing
 
-pytestmark = pytest.mark.skipif(not attention.works_here(), reason="no CUDA device")
+pytestmark = pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
 
 
 def error(got: mx.array, wanted: mx.array) -> float:

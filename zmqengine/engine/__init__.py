@@ -37,6 +37,7 @@ warm_up.py             what traffic will need, done before anybody waits for it
 probe.py               what a model can do, found out at the start
 rounding.py            tells another rounding from another result
 memory.py              what MLX may hold, and the limit on wired memory
+backend.py             which of MLX's backends computes
 blas.py, elf.py        a tuned BLAS for MLX on a CPU
 machine_report.py      what MLX and this machine can do, for people
 mlx_lm_border.py       all that is imported of mlx-lm

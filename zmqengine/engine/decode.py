@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from zmqengine.engine import kv
+from zmqengine.engine.backend import start_computes
 from zmqengine.engine.choosing import Choosing
-from zmqengine.engine.device.starting import start_computes
 from zmqengine.engine.drafts.step_costs import WAITED
 from zmqengine.engine.flight import Flight
 from zmqengine.engine.interface import StepResult

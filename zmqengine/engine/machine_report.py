@@ -17,6 +17,7 @@ def main() -> int:
     try:
         import mlx.core as mx
 
+        from zmqengine.engine.backend import on_gpu
         from zmqengine.engine.memory import recommended_bytes, system_bytes
 
         # A device that is there and does not compute is found out here.
@@ -24,7 +25,7 @@ def main() -> int:
         facts = {str(name): value for name, value in mx.device_info().items()}
         report = {
             "mlx": version("mlx"),
-            "device": "cpu" if mx.default_device().type == mx.DeviceType.cpu else "gpu",
+            "device": "gpu" if on_gpu() else "cpu",
             "device_name": str(facts.get("device_name", "")),
             "metal": mx.metal.is_available(),
             "blas": blas,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.choosing import Choosing
 from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.decode import DecodeBatch
@@ -70,8 +71,8 @@ class MlxEngine:
         speculation: Speculation | None = None,
     ) -> None:
         self._model = model
-        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=_on_gpu())
-        self._clock = StepClock(computes=not _on_gpu())
+        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
+        self._clock = StepClock(computes=not on_gpu())
         self._wired = WiredMemory(options.wired_bytes)
         self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         try:
@@ -247,7 +248,3 @@ class MlxEngine:
     def _new_lane(self) -> DecodeBatch:
         choosing = Choosing(self.info.vocab_size, self._masks)
         return DecodeBatch(self._model, self._store, choosing, self._speculation)
-
-
-def _on_gpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.gpu

@@ -17,6 +17,7 @@ _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
+from zmqengine.engine.backend import on_gpu  # noqa: E402
 from zmqengine.engine.device.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.device.quantised import copies_bytes  # noqa: E402
 from zmqengine.engine.device.remembered import Remembered  # noqa: E402
@@ -121,7 +122,7 @@ def _open_draft_model(draft: str | None, target: LoadedModel, report: Report) ->
 
 def device_name() -> str:
     """The device that computes, for people."""
-    kind = "cpu" if mx.default_device().type == mx.DeviceType.cpu else "gpu"
+    kind = "gpu" if on_gpu() else "cpu"
     return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"
 
 

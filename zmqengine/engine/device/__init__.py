@@ -9,6 +9,5 @@ layers.py           layers traced from one attention to the next
 quantised.py        products with quantised weights, for few rows
 host_heap.py        freed arrays that the C library keeps for the next ones, on CPUs
 remembered.py       what was measured at an earlier start
-starting.py         what it takes to start a computation
 tuning.py           fits a model that has just been loaded
 """

@@ -45,11 +45,6 @@ _QUERY_NUMBERS_MAX = 64
 _planned: set[tuple[int, ...]] = set()
 
 
-def works_here() -> bool:
-    """Whether this is MLX for CUDA, on a GPU."""
-    return mx.default_device().type == mx.DeviceType.gpu and mx.cuda.is_available()
-
-
 def install(model: Any) -> bool:
     """Have `model` attend with what is here; False if it does not attend in the usual way."""
     found = attending_modules(model)

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from zmqengine.engine import kv, sampling
+from zmqengine.engine import backend, kv, sampling
 from zmqengine.engine.device import attention, layers, projections, quantised
 from zmqengine.engine.device.choices import Choices
 from zmqengine.engine.device.remembered import Remembered
@@ -44,8 +44,7 @@ def tune(
     """
     choices = Choices()
     until_s = time.perf_counter() + seconds_max
-    on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    on_cuda = attention.works_here()
+    on_gpu, on_cuda = backend.on_gpu(), backend.on_cuda()
     report("fitting the model to the device", 0.0)
     if on_cuda:
         quantised.begin(model)

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
@@ -64,7 +65,7 @@ class RaggedKVCache(BatchKVCache):
 
     # How many columns it grows by. Whenever a row joins or leaves the whole batch is copied, empty columns too. Where
     # the CPU copies, that is as dear as a step; elsewhere attention is at its best with multiples of mlx-lm's own.
-    step: int = 64 if mx.default_device().type == mx.DeviceType.cpu else BatchKVCache.step
+    step: int = BatchKVCache.step if on_gpu() else 64
 
     gaps: Gaps | None = None
     # For the coming step, as `make_room` knows it: where rows stand after it, and that none has padding or a gap.

@@ -12,21 +12,21 @@ from functools import cache
 
 import mlx.core as mx
 
+from zmqengine.engine.backend import on_cuda
+
 _WORDS = 12_288
 
 
 def resident(values: Sequence[int] | mx.array) -> mx.array:
     """These numbers, as int32."""
     array = values if isinstance(values, mx.array) else mx.array(list(values), dtype=mx.int32)
-    if not _is_needed():
+    if not _on_cuda():
         return array
     count = array.shape[0]
     return mx.concatenate([array, _rest()[count:]])[:count] if count < _WORDS else array
 
 
-@cache
-def _is_needed() -> bool:
-    return mx.default_device().type == mx.DeviceType.gpu and mx.cuda.is_available()
+_on_cuda = cache(on_cuda)
 
 
 @cache
