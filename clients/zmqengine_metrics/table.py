@@ -113,13 +113,16 @@ LABELLED_COUNTERS = (
     ),
     ByLabel(
         "zmqengine_drafted_tokens", "Tokens proposed to the model, by who proposed them.", "source",
-        {"ngram": "drafted_ngram", "draft": "drafted_draft", "grammar": "drafted_grammar"},
+        {
+            "ngram": "drafted_ngram", "draft": "drafted_draft", "grammar": "drafted_grammar",
+            "prediction": "drafted_prediction",
+        },
     ),
     ByLabel(
         "zmqengine_drafted_tokens_accepted", "Of these, those that the model would have made.", "source",
         {
             "ngram": "drafts_accepted_ngram", "draft": "drafts_accepted_draft",
-            "grammar": "drafts_accepted_grammar",
+            "grammar": "drafts_accepted_grammar", "prediction": "drafts_accepted_prediction",
         },
     ),
 )  # fmt: skip

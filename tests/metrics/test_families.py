@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.forced_runs import ForcedRuns
+from zmqengine.engine.drafts.ngrams import Ngrams
+from zmqengine.engine.drafts.predictions import Predictions
 from zmqengine.protocol.messages import Description, Histogram, ModelCard, Progress, SessionInfo, Status
 from zmqengine_metrics import table
 from zmqengine_metrics.families import families
@@ -142,3 +147,14 @@ def test_a_front_end_that_may_not_see_sessions_does_not_call_them_well() -> None
 def test_names_end_in_base_units(name: str) -> None:
     """Seconds and bytes, no abbreviations: https://prometheus.io/docs/practices/naming/."""
     assert not name.endswith(("_s", "_ms", "_us", "_mb", "_total"))
+
+
+def test_every_source_of_drafts_is_counted() -> None:
+    """What each of them proposed, and what of it was accepted."""
+    sources = {source.name for source in (DraftModel, ForcedRuns, Ngrams, Predictions)}
+    numbers = STATUS.numbers | dict.fromkeys(
+        [f"{what}_{source}" for what in ("drafted", "drafts_accepted") for source in sources], 7
+    )
+    found = scrape(Snapshot("w", DESCRIPTION, msgspec.structs.replace(STATUS, numbers=numbers)))
+    for name in ("zmqengine_drafted_tokens", "zmqengine_drafted_tokens_accepted"):
+        assert values(found[name], "source") == dict.fromkeys([(source,) for source in sources], 7)
