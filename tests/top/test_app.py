@@ -73,13 +73,17 @@ def test_requests_are_shown_ended_and_the_worker_drained_by_keys(worker: FakeWor
             running, queued = cells(app, "requests")
             assert running[:3] == ["first", "a front-end", "decode"]
             assert queued[:3] == ["second", "a front-end", "waits: row"]
-            table = app.query_one("#requests", DataTable)
-            assert table.virtual_size.width <= 80, "the last column is cut off"
-            lines = visible(app)
-            assert len(lines) == 24
-            assert all(len(line) == 80 for line in lines)
             await until(pilot, lambda: "Quit" in visible(app)[-1], "the keys are named")
-            assert any("first" in line and "90,000" in line for line in lines)
+            await until(
+                pilot,
+                lambda: any("first" in line and "90,000" in line for line in visible(app)),
+                "the request is on the screen, with its last column",
+            )
+            assert app.query_one("#requests", DataTable).virtual_size.width <= 80, (
+                "the last column is cut off"
+            )
+            lines = visible(app)
+            assert (len(lines), {len(line) for line in lines}) == (24, {80})
             await pilot.press("a", "y")
             await until(
                 pilot, lambda: [row[0] for row in cells(app, "requests")] == ["second"], "the first ended"
