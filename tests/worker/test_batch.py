@@ -114,6 +114,23 @@ def test_two_rows_that_do_not_fit_together_both_end(make_harness: Make) -> None:
     assert 1 <= harness.actor.counters.parked <= 3
 
 
+def test_nobody_joins_where_others_need_the_room_to_grow(make_harness: Make) -> None:
+    """Now it would fit, but not beside the next step of the row that is there: it would be parked for that at once."""
+    engine = FakeEngineConfig(kv_bytes_token=1000, context_tokens=100_000)
+    harness = make_harness(engine, memory_limit_bytes=1_112_000, growth_tokens=16)
+    front_end = harness.front_end()
+    # Of 1000 tokens the first is promised 416 to begin with, and the second asks for 574.
+    inserts = [
+        front_end.insert_message(name, [number] * prompt, max_tokens=100)
+        for number, (name, prompt) in enumerate({"a": 400, "b": 558}.items(), 1)
+    ]
+    send_all(front_end, inserts)
+    front_end.wait_for_end("a", "b")
+    for insert in inserts:
+        assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
+    assert harness.actor.counters.parked == 0
+
+
 def test_an_urgent_request_takes_the_place_of_batch_work_that_goes_on_later(make_harness: Make) -> None:
     """Every row held by batch work: the urgent one starts within two passes, and nothing is read twice."""
     harness = make_harness(FakeEngineConfig(rows_max=4, prompt_cache_bytes=GIB))

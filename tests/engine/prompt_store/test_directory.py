@@ -52,6 +52,24 @@ def test_what_one_worker_writes_another_reads(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in first.path.iterdir()} == {0o600}
 
 
+def test_no_change_goes_unnoticed_however_coarse_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes in the same tick as the last look leaves no other time behind. Later, a look at nothing is cheap."""
+    writer, reader = opened(tmp_path), opened(tmp_path)
+    # Not yet over, as seen by the clock: whatever comes in this tick has the same time.
+    tick = time.time() + 60
+    for seed in range(2):
+        writer.write(chain(seed, 1))
+        os.utime(reader.path, (tick, tick))
+        reader.look()
+        assert len(reader) == seed + 1
+    os.utime(reader.path, (tick - 3600, tick - 3600))
+    reader.look()
+    monkeypatch.delattr(os, "listdir")
+    reader.look()
+
+
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     """By what any worker used; the beginning of a prompt stays longer than its end."""
     size = 4096

@@ -1,0 +1,45 @@
+"""A connection is ended by its descriptor, which may have passed to somebody else meanwhile."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any
+
+import pytest
+import zmq
+
+from zmqengine.worker.offenders import Offenders
+
+
+class Frame:
+    """What is asked of a frame that came by this descriptor from this process."""
+
+    def __init__(self, fd: int, pid: int) -> None:
+        self._facts: dict[Any, object] = {
+            zmq.SRCFD: fd,
+            "Peer-Address": f"localhost:{os.getuid()}:{os.getgid()}:{pid}",
+        }
+
+    def get(self, name: Any) -> object:
+        return self._facts[name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the process behind a connection is known")
+def test_a_descriptor_that_has_passed_to_another_process_is_spared() -> None:
+    """The offender has gone, and its descriptor is that of a connection from here: this one goes on."""
+    offenders = Offenders(1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        gone: Any = Frame(ours.fileno(), os.getpid() + 1)
+        assert not offenders.strike(gone)
+        theirs.send(b"honest")
+        assert ours.recv(16) == b"honest"
+        assert offenders.ended == 0
+        offender: Any = Frame(ours.fileno(), os.getpid())
+        assert offenders.strike(offender)
+        assert theirs.recv(16) == b""
+        assert offenders.ended == 1
+    closed: Any = Frame(ours.fileno(), os.getpid())
+    assert not offenders.end(closed)
