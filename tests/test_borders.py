@@ -99,20 +99,20 @@ ALLOWED = {
         "zmqengine.client_rules", "zmqengine.engine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
     },
     "zmqengine.engine": {
-        "zmqengine.errors", "zmqengine.engine", "zmqengine.option", "zmqengine.request_rules",
-        "zmqengine.sampling_params",
+        "zmqengine.checkpoint", "zmqengine.errors", "zmqengine.engine", "zmqengine.option",
+        "zmqengine.request_rules", "zmqengine.sampling_params",
     },
     "zmqengine.pico": {"zmqengine.engine", "zmqengine.pico"},
     "zmqengine.worker": {
-        "zmqengine", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine", "zmqengine.errors",
-        "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.worker",
+        "zmqengine", "zmqengine.checkpoint", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine",
+        "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.worker",
     },
     "zmqengine.bench": {
         "zmqengine.bench", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.pico",
         "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
     },
     "zmqengine.testing": {"zmqengine.config", "zmqengine.engine", "zmqengine.worker", "zmqengine_client"},
-    "zmqengine.checkpoint": {"zmqengine.checkpoint"},
+    "zmqengine.checkpoint": {"zmqengine.checkpoint", "zmqengine.errors"},
     "zmqengine.conformance": {"zmqengine.conformance"},
     "zmqengine.doctor": {
         "zmqengine", "zmqengine.checkpoint", "zmqengine.doctor", "zmqengine.errors", "zmqengine.pico",

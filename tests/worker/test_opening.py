@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.constrained import Pico
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
-from zmqengine.errors import ConfigError
+from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.worker.ledger import Ledger
 from zmqengine.worker.main import frame_bound
 from zmqengine.worker.opening import open_engine, warm_up
@@ -52,6 +53,16 @@ def test_a_wrong_fake_engine_is_one_error() -> None:
     """The JSON of a fake engine is checked like any option."""
     with pytest.raises(ConfigError, match="colour"):
         open_engine(WorkerConfig(engine='fake:{"colour": 1}'), _no_report)
+
+
+@pytest.mark.parametrize("config", [WorkerConfig(model="/nowhere"), WorkerConfig(draft="/nowhere")])
+def test_a_model_that_is_not_there_is_refused_before_the_engine_is_imported(
+    config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits seconds for MLX to hear of a typing mistake."""
+    monkeypatch.setitem(sys.modules, "zmqengine.engine.opening", None)
+    with pytest.raises(ModelLoadError, match="no directory /nowhere"):
+        open_engine(config, _no_report)
 
 
 def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:

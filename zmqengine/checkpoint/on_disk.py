@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from zmqengine.errors import ModelLoadError
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+"""OWNER/NAME."""
 
 
 class Found(NamedTuple):
@@ -58,4 +64,18 @@ def find_model(model: str) -> Path | None:
         return path
     if model.count("/") == 1:
         return newest_snapshot(hub_cache() / ("models--" + model.replace("/", "--")))
+    return None
+
+
+def local_directory(model: str) -> Path | None:
+    """The directory that `--model` names; None for a hub id. Raises `ModelLoadError` for what can be neither."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(f"{path} has no config.json: it is not a model in mlx-lm's format")
+        return path
+    if path.exists():
+        raise ModelLoadError(f"{path} is a file: give the directory of the model")
+    if not HUB_ID.fullmatch(model):
+        raise ModelLoadError(f"there is no directory {model}, and it is not a hub id (owner/name) either")
     return None

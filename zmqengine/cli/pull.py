@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import click
 
 from zmqengine.checkpoint.estimate import open_checkpoint
+from zmqengine.checkpoint.on_disk import HUB_ID
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.doctor.model import describe
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FILES = (
     "*.json",
     "model*.safetensors",
@@ -34,7 +33,7 @@ def pull(model: str, revision: str | None) -> None:
 
     What was fetched in part goes on where it stopped. $HF_ENDPOINT, $HF_HOME and $HF_TOKEN are respected.
     """
-    if not _HUB_ID.fullmatch(model):
+    if not HUB_ID.fullmatch(model):
         raise click.BadParameter(f"{model!r} is not a hub id: give OWNER/NAME", param_hint="OWNER/NAME")
     try:
         from huggingface_hub import snapshot_download

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.engine.generation_config import sampling_facts
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.mlx_lm_border import fetch_model, load_model, load_tokenizer
@@ -29,7 +29,6 @@ _CONTEXT_KEYS = (
     "model_max_length",
 )
 _CONTEXT_TOKENS_UNKNOWN = 8192
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _EVALUATED_BYTES = 256 << 20
 
 
@@ -76,15 +75,9 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
 
 def find_directory(model: str) -> Path:
     """The local directory of `model`, fetched from the hub if it is a hub id. Raises ModelLoadError."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelLoadError(f"{path} has no config.json: it is not a model in mlx-lm's format")
-        return path
-    if path.exists():
-        raise ModelLoadError(f"{path} is a file: give the directory of the model")
-    if not _HUB_ID.fullmatch(model):
-        raise ModelLoadError(f"there is no directory {model}, and it is not a hub id (owner/name) either")
+    directory = local_directory(model)
+    if directory is not None:
+        return directory
     try:
         return Path(fetch_model(model))
     except Exception as error:

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.constraints.matcher import NeverBegins
 from zmqengine.engine.interface import Engine, RowRequest
 from zmqengine.errors import ConfigError
+from zmqengine.pico import BUNDLED, model_path
 from zmqengine.protocol.addresses import base_directory
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine.worker.memory_share import MemoryShare
@@ -117,9 +119,13 @@ def _read_seconds(engine: Engine, prompt: list[int]) -> float:
 
 
 def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) -> Opened:
+    is_bundled = config.model in BUNDLED
+    # A name that can be no model is refused at once: what is imported next takes seconds.
+    for name in (None if is_bundled else config.model, config.draft):
+        if name is not None:
+            local_directory(name)
     # Loaded here and not above: the fake engine must run where no MLX is installed.
     from zmqengine.engine.opening import open_mlx_engine
-    from zmqengine.pico import BUNDLED, model_path
     from zmqengine.worker.constraint_compiler import ConstraintCompiler
 
     share = _memory_share(config)
@@ -139,9 +145,9 @@ def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) ->
         return view.limit_bytes
 
     opened = open_mlx_engine(
-        str(model_path(config.model)) if config.model in BUNDLED else config.model,
+        str(model_path(config.model)) if is_bundled else config.model,
         config,
-        name=config.model if config.model in BUNDLED else "",
+        name=config.model if is_bundled else "",
         limit_memory=limit_memory,
         report=report,
         ring=ring,
