@@ -37,7 +37,7 @@ def handshake_address(path: str) -> str:
 
 
 class EngineLink:
-    """A connection that has been made. `gone` is set when the gateway goes away."""
+    """A connection that has been made. `gone` is set when the gateway goes away; what comes after it gets nothing."""
 
     def __init__(self, requests: zmq.asyncio.Socket, outputs: zmq.asyncio.Socket, gone: _Loss) -> None:
         self._requests = requests
@@ -75,9 +75,9 @@ async def dial(
 ) -> EngineLink:
     """Wait for the gateway, for as long as it takes, and connect to it. Raises `HandshakeFailed`."""
     addresses = await _shake_hands(context, handshake_address(path))
-    requests = _socket(context, zmq.DEALER)
+    requests = _socket(context, zmq.DEALER, comes_back=False)
     loss = _Loss(requests)
-    outputs = _socket(context, zmq.PUSH)
+    outputs = _socket(context, zmq.PUSH, comes_back=False)
     link = EngineLink(requests, outputs, loss)
     try:
         requests.connect(addresses.inputs[0])
@@ -90,7 +90,7 @@ async def dial(
 
 
 async def _shake_hands(context: zmq.asyncio.Context, address: str) -> Addresses:
-    socket = _socket(context, zmq.DEALER)
+    socket = _socket(context, zmq.DEALER, comes_back=True)
     loss = _Loss(socket)
     try:
         socket.connect(address)
@@ -154,10 +154,12 @@ async def _after(event: asyncio.Event, seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
+def _socket(context: zmq.asyncio.Context, kind: int, *, comes_back: bool) -> zmq.asyncio.Socket:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    # A link is one connection: the next gateway listens at the same addresses, and what was left for the last one is
+    # not for it.
+    socket.setsockopt(zmq.RECONNECT_IVL, 100 if comes_back else -1)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if kind == zmq.DEALER:
         socket.setsockopt(zmq.IDENTITY, IDENTITY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Iterator
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq.asyncio
 from tokenizers import Tokenizer
 
 from tests.smg.serving import adapter
 from tests.smg.zmq_gateway import ZmqGateway, engine_path, tokens_of
-from tests.support.workers import wait_until
+from tests.support.workers import START_S, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
-from zmqengine_smg.engine_link import handshake_address
+from zmqengine_smg.engine_link import dial, handshake_address
+from zmqengine_smg.engine_messages import Outputs, Registration
 
 STOP, LENGTH, ERROR = 0, 1, 3
 
@@ -219,6 +222,32 @@ def test_a_gateway_that_comes_back_gets_the_engine_again(slow_worker: FakeWorker
         gateway.add("new", [5])
         assert tokens_of(gateway.read("new")["new"]) == slow_worker.expected_tokens([5], 5)
         gateway.close()
+
+
+def test_what_was_left_for_a_gateway_is_not_given_to_the_next() -> None:
+    """It listens at the same addresses, and knows nothing of the requests of the one before."""
+
+    async def leave(path: Path) -> ZmqGateway:
+        context = zmq.asyncio.Context()
+        registration = Registration(max_model_len=64, max_num_seqs=4, instance_id="one")
+        first = ZmqGateway(path)
+        shaking = asyncio.to_thread(first.shake_hands)
+        link, _ = await asyncio.gather(dial(context, str(path), lambda: registration), shaking)
+        first.close()
+        await asyncio.wait_for(link.gone.wait(), START_S)
+        sending = asyncio.create_task(link.send(Outputs(timestamp=1.0)))
+        await asyncio.wait({sending}, timeout=0)
+        following = ZmqGateway(path)
+        link.close()
+        await asyncio.wait({sending})
+        # Returns when all that had somewhere to go has gone there.
+        await asyncio.to_thread(context.term)
+        return following
+
+    with engine_path() as path:
+        following = asyncio.run(leave(path))
+        assert not following.has_output()
+        following.close()
 
 
 def test_streams_survive_the_worker(slow_worker: FakeWorker) -> None:

@@ -98,6 +98,10 @@ class ZmqGateway:
             self.utility = utility
         return [dict(zip(NAMES, output, strict=True)) for output in outputs]
 
+    def has_output(self) -> bool:
+        """Whether the engine has said something that is not received yet."""
+        return bool(self._output.poll(100))
+
     def read(self, *request_ids: str) -> dict[str, list[dict[str, Any]]]:
         """The outputs of these requests up to the end of each."""
         found: dict[str, list[dict[str, Any]]] = {request_id: [] for request_id in request_ids}
