@@ -92,6 +92,25 @@ def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> 
         assert found <= files_of(steps)
 
 
+def test_the_kernel_that_draws_is_not_used_for_what_it_does_not_know() -> None:
+    """Each column of a plan is given to it, or looked at before: else a parameter would be skipped on CUDA alone."""
+    module = ast.parse(SOURCES["zmqengine/engine/sampling.py"])
+    plan = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "DrawPlan")
+    columns = {
+        node.target.id
+        for node in plan.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if "mx.array" in ast.unparse(node.annotation)
+    }
+    draw = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "draw")
+    by_kernel = next(node for node in draw.body if isinstance(node, ast.If))
+    assert "'kernel'" in ast.unparse(by_kernel.test)
+    # `index` says which rows are drawn at all.
+    assert columns - {"index"} <= {
+        node.attr for node in ast.walk(by_kernel) if isinstance(node, ast.Attribute)
+    }
+
+
 def test_the_keywords_of_the_client_are_the_parameters_of_the_record() -> None:
     """The one list beside the record stands below it, and has the same names."""
     assert tuple(SamplingOptions.__annotations__) == Sampling.__struct_fields__

@@ -1,7 +1,8 @@
-"""What the actor and the control thread tell each other. Every field is swapped whole: no locks.
+"""What the actor and the control thread tell each other, without locks.
 
-The actor writes the state and a snapshot of its numbers; the control thread reads them. The control thread writes
-the wish to drain; the actor reads it.
+The actor writes the state and a snapshot of its numbers, each swapped whole, and adds to `pass_times`; the control
+thread reads them. The control thread and signal handlers write wishes, to drain or to end a request; the actor reads
+those.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from zmqengine.worker.wakeup import Wakeup
 
 @dataclass(slots=True)
 class Board:
-    """Shared by two threads; each field has one writer."""
+    """Shared by two threads; each field but `drain_requests` has one writer."""
 
     epoch: bytes
     wakeup: Wakeup
@@ -50,7 +51,8 @@ class Board:
     control_failures: int = 0
     """How often the control thread failed and began again."""
     drain_requests: int = 0
-    """How often draining was asked for; the second time ends the worker at once."""
+    """How often draining was asked for; the second time ends the worker at once. Signals add to it, and ctl where it is
+    0: at worst two that come at the same moment count as one."""
 
     to_end: deque[tuple[str, str]] = field(default_factory=deque)
     """Requests that an operator wants to end: session and request. The control thread adds, the actor takes."""
