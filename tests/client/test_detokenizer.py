@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine_client.text.byte_detokenizer import ByteDetokenizer
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.token_bytes import piece_bytes
+from zmqengine_client.text.tokenizer import Tokenizer as ClientTokenizer
 
 TEXTS = [
     "naïve café",
@@ -39,6 +42,15 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    # To the decoder even these are bytes, where all their characters write one.
+    tokenizer.add_tokens(["é日", "éÿ", "two words"])
+    return tokenizer
+
+
+def byte_level_in_a_sequence() -> Tokenizer:
+    """The same to whoever decodes, and nothing that a client could know without trying."""
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
     return tokenizer
 
 
@@ -77,6 +89,7 @@ def word_level() -> Tokenizer:
 
 TOKENIZERS: dict[str, Tokenizer] = {
     "byte level": byte_level(),
+    "byte level in a sequence": byte_level_in_a_sequence(),
     "metaspace": metaspace(),
     "word level": word_level(),
 }
@@ -87,10 +100,17 @@ def decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    """As `Tokenizer.detokenizer` makes it."""
-    special = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return Detokenizer(decoder(tokenizer), frozenset(special))
+CLIENTS = {
+    id(tokenizer): ClientTokenizer(
+        TokenizerBundle(0, name, tokenizer.to_str().encode(), chat_template=None, eos_token_ids=[])
+    )
+    for name, tokenizer in TOKENIZERS.items()
+}
+
+
+def detokenizer(tokenizer: Tokenizer) -> Detokenizer | ByteDetokenizer:
+    """What the client chooses for this tokenizer."""
+    return CLIENTS[id(tokenizer)].detokenizer()
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -113,7 +133,7 @@ def test_pieces_of_random_ids_join_to_the_whole_text(name: str, data: st.DataObj
     assert text == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("name", ["byte level", "metaspace"])
+@pytest.mark.parametrize("name", ["byte level", "byte level in a sequence", "metaspace"])
 @given(text=st.one_of(st.sampled_from(TEXTS), st.text(max_size=20)))
 def test_any_text_comes_back_token_by_token(name: str, text: str) -> None:
     """Characters of several tokens come out whole, and never with a replacement that is taken back later."""
@@ -127,10 +147,11 @@ def test_any_text_comes_back_token_by_token(name: str, text: str) -> None:
         assert all("\ufffd" not in part for part in parts)
 
 
+@pytest.mark.parametrize("name", ["byte level", "byte level in a sequence"])
 @pytest.mark.parametrize("size", [33, 40, 100])
-def test_long_chunks_may_end_within_a_character(size: int) -> None:
+def test_long_chunks_may_end_within_a_character(name: str, size: int) -> None:
     """A slow reader gets chunks of any length: the text is that of all tokens at once."""
-    tokenizer = TOKENIZERS["byte level"]
+    tokenizer = TOKENIZERS[name]
     draw = random.Random(size)
     bytes_ = b"".join(draw.choice(["é", "日本", "👩‍👧", "a", "قلم"]).encode() for _ in range(200))
     bytes_ += bytes(draw.randrange(256) for _ in range(600))
@@ -149,9 +170,10 @@ def byte_of(tokenizer: Tokenizer) -> list[int]:
     return [piece_bytes(tokenizer.id_to_token(id_) or "", by_byte=True)[0] for id_ in range(256)]
 
 
-def test_an_incomplete_character_is_held_back_and_shown_at_the_end() -> None:
+@pytest.mark.parametrize("name", ["byte level", "byte level in a sequence"])
+def test_an_incomplete_character_is_held_back_and_shown_at_the_end(name: str) -> None:
     """Nothing is swallowed: what never became a character is a replacement character."""
-    tokenizer = TOKENIZERS["byte level"]
+    tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode("日").ids
     assert len(ids) > 1
     pieces = detokenizer(tokenizer)
@@ -196,3 +218,9 @@ def test_the_cost_of_a_long_stream_is_linear() -> None:
         for id_ in ids:
             pieces.push([id_])
         assert decoded < 60 * len(ids)
+
+
+def test_only_a_vocabulary_of_bytes_is_read_byte_by_byte() -> None:
+    """Any other decoder may join tokens in ways of its own."""
+    kinds = {name: type(detokenizer(tokenizer)) for name, tokenizer in TOKENIZERS.items()}
+    assert [name for name, kind in kinds.items() if kind is ByteDetokenizer] == ["byte level"]

@@ -10,6 +10,7 @@ from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.request import Request, TokenReader
+from zmqengine_client.text.byte_detokenizer import ByteDetokenizer
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.stop_strings import StopStrings
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ class TextReader:
         self._reader = TokenReader(request)
         self._stops = StopStrings(stops)
         self._one_by_one = bool(stops)
-        self._detokenizer: Detokenizer | None = None
+        self._detokenizer: Detokenizer | ByteDetokenizer | None = None
         self._end_ids: frozenset[int] = frozenset()
         self._text: list[str] = []
         self._first_index = 0

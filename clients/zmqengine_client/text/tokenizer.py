@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
+from tokenizers.decoders import ByteLevel
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine_client.text.byte_detokenizer import ByteDetokenizer
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.segment_cache import TEXT_CHARS_MIN, SegmentCache
 from zmqengine_client.text.token_bytes import piece_bytes
@@ -137,11 +139,30 @@ class Tokenizer:
         text = self.apply_chat_template(messages, tools=tools, **chat_template_kwargs)
         return self.encode(text, add_special_tokens=False)
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer | ByteDetokenizer:
         """A new incremental detokeniser for one stream."""
+        if isinstance(self._tokenizer.decoder, ByteLevel):
+            return ByteDetokenizer(self._plain_bytes if skip_special_tokens else self._all_bytes)
         skip = self._special_ids if skip_special_tokens else ()
 
         def decode(ids: Sequence[int]) -> str:
             return self._tokenizer.decode(ids, skip_special_tokens=False)
 
         return Detokenizer(decode, skip)
+
+    @functools.cached_property
+    def _all_bytes(self) -> Callable[[int], bytes]:
+        """What a byte-level decoder makes of a token, kept: streams ask for each of theirs."""
+
+        @functools.cache
+        def bytes_of(id_: int) -> bytes:
+            piece = self._tokenizer.id_to_token(id_)
+            return b"" if piece is None else piece_bytes(piece, by_byte=True)
+
+        return bytes_of
+
+    @functools.cached_property
+    def _plain_bytes(self) -> Callable[[int], bytes]:
+        """The same, with none for special tokens."""
+        all_bytes, special = self._all_bytes, self._special_ids
+        return functools.cache(lambda id_: b"" if id_ in special else all_bytes(id_))
