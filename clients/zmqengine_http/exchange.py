@@ -36,6 +36,8 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
+        # Of a header that came twice the first counts.
+        self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.id = _request_id(self.header(b"x-request-id"))
         self.facts: dict[str, object] = {}
         self.status = 0
@@ -56,7 +58,7 @@ class Exchange:
 
     def raw_header(self, name: bytes) -> bytes | None:
         """The bytes of a request header."""
-        return next((bytes(value) for key, value in self.scope["headers"] if key == name), None)
+        return self._fields.get(name)
 
     def note_ignored(self, names: Sequence[str], inside: int) -> None:
         """Say which fields of the body were not looked at, in a header and the log; of those inside others how many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from types import FrameType
@@ -17,6 +18,10 @@ from zmqengine_http.http_protocol import protocol_class
 
 KEEP_ALIVE_S = 75
 """Longer than the pools of usual clients keep a connection, so that they close it and not we under their request."""
+COLLECT_AFTER = 20_000
+"""Objects made and not freed before the garbage collector looks at the young ones. What requests leave behind is freed
+without it; at Python's own 700 (2,000 from 3.13 on) it takes a tenth of a request's time.
+"""
 
 
 def serve(config: HttpConfig) -> int:
@@ -65,6 +70,13 @@ def uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """What is there once the server is up stays: a full collection then stops no stream to look at it again."""
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets running answers finish, the second ends at once."""
         self.force_exit = self.should_exit

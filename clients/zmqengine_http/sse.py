@@ -62,6 +62,8 @@ class EventStream:
                     await self._exchange.start(200, EVENT_STREAM)
                 self._written_at = self._loop.time()
                 await self._exchange.write(data)
+                if not self._waiting:
+                    break
                 data, self._waiting, self._waiting_bytes = b"".join(self._waiting), [], 0
                 self._written.set()
         finally:

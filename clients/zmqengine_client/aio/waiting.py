@@ -13,6 +13,7 @@ class AsyncMailbox:
 
     def __init__(self) -> None:
         self._ready: dict[AsyncNotifier, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -29,13 +30,16 @@ class AsyncMailbox:
     async def wait(self) -> list[AsyncNotifier]:
         """Those with news since the last call; waits for the first. For one task at a time."""
         while not self._ready:
-            self._waiter = asyncio.get_running_loop().create_future()
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        ready, self._ready = self._ready, {}
-        return list(ready)
+        ready = list(self._ready)
+        self._ready.clear()
+        return ready
 
 
 class AsyncNotifier:
