@@ -50,11 +50,11 @@ class WorkerConfig(EngineOptions):
     prompt_cache_share: float = option(
         0.5,
         within=(0, 1),
-        help="Share of the memory that weights leave, for prompts that start alike while rows do not need it.",
+        help="Share of the memory left beside the weights that may keep prompts for reuse, while rows do not need it.",
     )
     cache_scope: CacheScope = option(
         "shared",
-        help="Who goes on from a prompt that was read before, unless a request says otherwise: its session, its key, "
+        help="Who may reuse a prompt that was read before, unless a request says otherwise: its session, its key, "
         "or everybody.",
     )
     memory_limit_bytes: int | None = option(
@@ -71,7 +71,9 @@ class WorkerConfig(EngineOptions):
         help="Requests that may wait; past it they are refused with a hint when to come back.",
     )
     ageing_s: float = option(
-        15.0, within=(0, DAY_S), help="What more urgent work has kept waiting so long gets every 20th start."
+        15.0,
+        within=(0, DAY_S),
+        help="Work that more urgent work has kept waiting for this long gets every 20th start.",
     )
     share: tuple[str, ...] = option(
         (),
@@ -102,7 +104,7 @@ class WorkerConfig(EngineOptions):
     session_backlog_tokens_max: int = option(
         1_000_000,
         within=(1, 1 << 40),
-        help="Tokens that a front-end may be behind before its requests end with slow_consumer.",
+        help="Tokens that a front-end may fall behind by before its requests end with slow_consumer.",
     )
     lease_ms: int = option(
         60_000, within=(100, DAY_MS), help="Silence after which a front-end counts as gone."
@@ -120,7 +122,7 @@ class WorkerConfig(EngineOptions):
     load_timeout_s: float = option(
         600.0,
         within=(0, DAY_S),
-        help="Loading or warm-up that gets no further for so long ends the process; 0 for never.",
+        help="Loading or warm-up that makes no progress for this long ends the process; 0 for never.",
     )
     slow_pass_ms: float = option(
         1_000.0, within=(0, DAY_MS), help="A pass that takes longer is logged with the time of each phase."

@@ -61,7 +61,7 @@ class Access:
         if not host or urlsplit(origin).netloc.lower() != host:
             raise ApiError(
                 403,
-                f"pages of {origin[:100]!r} may not use this server; if they should, start it with --cors-origin",
+                f"pages from {origin[:100]!r} may not use this server; if they should, start it with --cors-origin",
                 code="origin_not_allowed",
             )
 

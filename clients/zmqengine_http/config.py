@@ -103,12 +103,12 @@ class HttpConfig:
     keepalive_ms: int = option(
         15_000,
         within=(100, None),
-        help="A stream that has been silent this long gets an SSE comment, so that no proxy gives it up.",
+        help="A stream that has been silent this long gets an SSE comment, so that proxies keep it open.",
     )
     write_timeout_ms: int = option(
         30_000,
         within=(100, None),
-        help="A client that takes nothing of its response for this long is given up.",
+        help="A client that reads nothing of its response for this long is disconnected.",
     )
     probe_ms: int = option(1000, within=(50, None), help="How often each worker is asked for its state.")
     drain_ms: int = option(30_000, within=(0, None), help="On SIGTERM: how long running answers may go on.")
@@ -122,7 +122,7 @@ class HttpConfig:
     log_format: Literal["json", "text"] = option("json", help="How to log.")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", help="How much to log.")
     log_prompts: bool = option(
-        False, help="Log the text of prompts. Off, no log line holds any text of a user."
+        False, help="Log the text of prompts. Otherwise no log line holds any text of a user."
     )
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ def load(options: Mapping[str, object], environ: Mapping[str, str], path: Path |
 def _checked(values: dict[str, object], source: str) -> dict[str, object]:
     unknown = values.keys() - _values(HttpConfig()).keys()
     if unknown:
-        raise ConfigError(f"{source}: there is no option {', '.join(sorted(unknown))}")
+        raise ConfigError(f"{source}: unknown options: {', '.join(sorted(unknown))}")
     try:
         converted = msgspec.convert(values, HttpConfig, strict=False)
     except msgspec.ValidationError as error:

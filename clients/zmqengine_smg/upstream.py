@@ -114,8 +114,8 @@ class Upstream:
             known.card.tokenizer_hash,
         ):
             raise ModelChanged(
-                f"the worker now serves {card.name!r} and the gateway knows {known.card.name!r}: start this again, and "
-                "register it at the gateway again"
+                f"the worker now serves {card.name!r} but the gateway knows {known.card.name!r}: restart this process "
+                "and register it with the gateway again"
             )
         if known is None or known.card != card or known.limits != limits:
             self.model = Model(card, limits, await self.client.tokenizer())

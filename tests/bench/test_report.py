@@ -53,7 +53,7 @@ def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path) -> None:
     """By name, on one line."""
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(TargetError, match="is no report"):
+    with pytest.raises(TargetError, match="is not a report"):
         load(tmp_path / "x.json")
 
 

@@ -27,7 +27,8 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.worker.auth import ZapHandler
 from zmqengine.worker.board import Board
-from zmqengine.worker.control import ControlThread
+from zmqengine.worker.control import ControlHandler
+from zmqengine.worker.control_thread import ControlThread
 from zmqengine.worker.keys import write_key_pair
 from zmqengine.worker.sockets import Sockets
 from zmqengine.worker.unread import UnreadReplies
@@ -86,7 +87,7 @@ def test_once_a_drain_is_answered_nobody_is_told_that_the_worker_is_ready(served
         assert answer.state == "draining"
 
 
-@pytest.mark.parametrize("broken", ["_description", "_handle"])
+@pytest.mark.parametrize("broken", ["_description", "handle"])
 def test_a_request_that_fails_is_refused_and_the_thread_answers_on(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
@@ -94,7 +95,7 @@ def test_a_request_that_fails_is_refused_and_the_thread_answers_on(
     served.control.start()
     dealer = served.dealer()
     with monkeypatch.context() as patch:
-        patch.setattr(ControlThread, broken, lambda *_: 1 / 0)
+        patch.setattr(ControlHandler, broken, lambda *_: 1 / 0)
         reply = served.ask(dealer, Describe(7))
     assert isinstance(reply, Rejected)
     assert (reply.code, reply.call) == ("internal", 7)

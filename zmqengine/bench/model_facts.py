@@ -18,7 +18,9 @@ def model_directory(model: str) -> Path:
     if model in BUNDLED:
         return model_path(model)
     if not (Path(model) / "config.json").is_file():
-        raise TargetError(f"{model} is no model directory; `zmqengine bench model --out {model}` makes one")
+        raise TargetError(
+            f"{model} is not a model directory; `zmqengine bench model --out {model}` makes one"
+        )
     return Path(model)
 
 

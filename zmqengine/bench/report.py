@@ -157,7 +157,7 @@ def load(path: Path) -> Report:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (msgspec.DecodeError, OSError) as error:
-        raise TargetError(f"{path} is no report of zmqengine bench: {error}") from error
+        raise TargetError(f"{path} is not a report of zmqengine bench: {error}") from error
 
 
 def _short(value: float) -> float:

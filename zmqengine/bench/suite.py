@@ -79,7 +79,7 @@ def run_suite(
     chosen = [part for part in parts(quick=quick) if not only or part.name in only]
     if unknown := set(only) - {part.name for part in chosen}:
         names = ", ".join(part.name for part in parts(quick=quick))
-        raise TargetError(f"no part {', '.join(sorted(unknown))}: there is {names}")
+        raise TargetError(f"unknown parts: {', '.join(sorted(unknown))}; there are {names}")
     with TemporaryDirectory(prefix="zmqengine-bench-models-") as scratch:
         for part in chosen:
             model = _model(part.model, models or Path(scratch))

@@ -25,10 +25,10 @@ except ImportError as error:
 )
 @click.option("--print-config", is_flag=True, help="Print the options in force, as such a file, and exit.")
 def http(path: Path | None, print_config: bool, aliases: tuple[str, ...], **options: object) -> int:
-    """Serve the OpenAI API, in front of workers that run already or will.
+    """Serve the OpenAI and Anthropic APIs in front of workers, which may start later.
 
-    Every option can stand in the environment as ZMQENGINE_HTTP_<OPTION>, lists separated by commas, and in the file.
-    An option wins over the environment, and that over the file.
+    Every option can also be set in the environment, as ZMQENGINE_HTTP_<OPTION> with lists separated by commas, and in
+    the file. Options win over the environment, and the environment over the file.
     """
     options["aliases"] = config.alias_pairs(aliases) or None
     given = os.environ.get("ZMQENGINE_HTTP_CONFIG")

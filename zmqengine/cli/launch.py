@@ -44,9 +44,9 @@ _CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
 def launch(
     program: str, arguments: tuple[str, ...], url: str, model: str | None, api_key: str | None, run: bool
 ) -> int:
-    """Print, or with --run use, the environment and settings with which PROGRAM works against a front-end.
+    """Print the environment and settings that point PROGRAM at a front-end, or start it with them (--run).
 
-    That it answers is checked first, with a request of the kind the program makes. ARGUMENTS go to the program.
+    First a request of the kind that the program makes checks that the front-end answers. ARGUMENTS go to the program.
     """
     entry = PROGRAMS[program]
     http = _Http(url.rstrip("/"), api_key)

@@ -32,7 +32,7 @@ def metrics(
     once: bool,
     timeout_s: float,
 ) -> None:
-    """Serve /metrics of one or several workers, which may run already or come later."""
+    """Serve /metrics of one or several workers, which may start later."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
 

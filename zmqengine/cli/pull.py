@@ -31,7 +31,7 @@ FILES = (
 def pull(model: str, revision: str | None) -> None:
     """Fetch a model into the hub's cache, where `zmqengine worker --model OWNER/NAME` finds it.
 
-    What was fetched in part goes on where it stopped. $HF_ENDPOINT, $HF_HOME and $HF_TOKEN are respected.
+    An interrupted download continues where it stopped. $HF_ENDPOINT, $HF_HOME and $HF_TOKEN are respected.
     """
     if not HUB_ID.fullmatch(model):
         raise click.BadParameter(f"{model!r} is not a hub id: give OWNER/NAME", param_hint="OWNER/NAME")

@@ -53,10 +53,10 @@ def smg(
     drain: float,
     log_level: str,
 ) -> None:
-    """Be an engine of the SMG gateway, in front of one worker that runs already or will.
+    """Be an engine of the SMG gateway, in front of one worker, which may start later.
 
     Over gRPC (--listen), for `smg launch --worker-urls grpc://HOST:PORT`; or over ZeroMQ (--engine), on the gateway's
-    machine, for `smg launch --backend vllm --worker-urls ipc://PATH --model-path DIR`. One of these for each worker.
+    machine, for `smg launch --backend vllm --worker-urls ipc://PATH --model-path DIR`. Run one for each worker.
     """
     try:
         from zmqengine_smg import SmgConfig, run

@@ -24,8 +24,8 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
 def warm(file: TextIO, target: Target) -> int:
     """Read the prompt in FILE and keep it, however many others come and go.
 
-    FILE is JSON, {"messages": [...], "tools": [...]} as a front-end sends them, or else plain text. What later
-    prompts share with it they need not read. At most half of the memory for prompts is kept so.
+    FILE is JSON, {"messages": [...], "tools": [...]} as a front-end sends them, or else plain text. Later
+    prompts need not read what they share with it. At most half of the memory for prompts can be held this way.
     """
     text = file.read()
     with ready_client(target, name="warm") as client:

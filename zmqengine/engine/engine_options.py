@@ -32,7 +32,7 @@ class EngineOptions:
         200.0,
         within=(0, DAY_MS),
         help="Milliseconds that reading prompts may add to a pass while others decode: chunks shrink to it. "
-        "Up to 2.5 times as much the more wait than decode; 0 for no limit.",
+        "The more requests wait than decode, the more, up to 2.5 times as much; 0 for no limit.",
     )
     prompt_cache_bytes: int | None = option(
         None,
@@ -70,8 +70,7 @@ class EngineOptions:
     warm_up_s: float = option(
         60.0,
         within=(0, 3600),
-        help="What fitting the model to the device may take at the start, and on a GPU warming it up as well; "
-        "0 for neither.",
+        help="Time at the start to fit the model to the device, and on a GPU to warm it up as well; 0 for neither.",
     )
     widened_bytes: int = option(
         0,

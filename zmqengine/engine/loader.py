@@ -82,7 +82,7 @@ def find_directory(model: str) -> Path:
         return Path(fetch_model(model))
     except Exception as error:
         raise ModelLoadError(
-            f"there is no directory {model}, and the hub did not give it: {one_line(error)}"
+            f"there is no directory {model}, and it could not be fetched from the hub: {one_line(error)}"
         ) from error
 
 

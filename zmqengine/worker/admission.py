@@ -72,7 +72,7 @@ class Admission:
         if not self.order.may_enqueue(flow):
             raise Overloaded(
                 f"{len(self.order)} requests are waiting already, {self.order.waiting_of(flow)} of them from this "
-                "front-end; none may have more waiting than there is room left",
+                "front-end, which may have no more of them than places are left in the queue",
                 retry_after_ms=self.rates.retry_after_ms(),
             )
         urgency = int(self._priorities_min.of(session.client, session.user))

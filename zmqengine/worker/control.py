@@ -1,20 +1,14 @@
-"""The control thread: answers on ctl whatever the actor is doing. It never touches MLX."""
+"""What is asked on ctl, and the answers. The control thread calls it; what the actor must do goes by the board."""
 
 from __future__ import annotations
 
-import logging
 import os
-import select
-import threading
-from typing import Any, Protocol
 
 import msgspec
-import zmq
 
 from zmqengine import __version__
-from zmqengine.errors import InternalError, NotAuthorized, NotReady, Overloaded, ZmqEngineError
+from zmqengine.errors import NotAuthorized, NotReady, ZmqEngineError
 from zmqengine.protocol.addresses import Endpoints
-from zmqengine.protocol.codec import control_decoder, encode, read_addressee
 from zmqengine.protocol.messages import (
     PROTOCOL_VERSION,
     ControlReply,
@@ -33,162 +27,23 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.worker.auth import Guard
 from zmqengine.worker.board import Board
-from zmqengine.worker.inbox import user_of
 from zmqengine.worker.metrics import prometheus, status
-from zmqengine.worker.offenders import Offenders
-from zmqengine.worker.unread import UnreadReplies
-
-log = logging.getLogger("zmqengine.control")
 
 LONG_REPLIES = (GetStatus, GetMetrics, GetTokenizer)
-UNREAD_BYTES_MAX = 1 << 20
-"""Of long replies that one connection asked for and has not read; the first may be longer."""
-UNREAD_BYTES_ALL_MAX = 64 << 20
-WRONG_REQUESTS_MAX = 1000
-FAILURE_WAIT_S = 0.1
-LOOK_AGAIN_MS = 1000
+"""What is refused to a connection that has not read the long replies it asked for before."""
 
 
-class Watched(Protocol):
-    """Something beside ctl that the control thread serves: the supervisor's pipe, the key check."""
+class ControlHandler:
+    """Answers one request after the other. With a `guard` only an operator's key may drain the worker."""
 
-    def fileno(self) -> int:
-        """What to poll for reading."""
-        ...
-
-    def check(self) -> object:
-        """Called when it is readable."""
-        ...
-
-
-class ControlThread:
-    """Serves ctl until stopped. The socket is handed over for good: it is only used on this thread.
-
-    With a `guard` it also serves the key check, and only an operator's key may drain the worker.
-    """
-
-    def __init__(
-        self,
-        ctl: zmq.Socket[bytes],
-        board: Board,
-        *,
-        name: str,
-        endpoints: Endpoints,
-        guard: Guard | None = None,
-    ) -> None:
-        self._ctl = ctl
+    def __init__(self, board: Board, name: str, endpoints: Endpoints, guard: Guard | None) -> None:
         self._board = board
         self._name = name
         self._endpoints = endpoints
         self._guard = guard
-        self._decoder = control_decoder()
-        self._replies = UnreadReplies(ctl, bytes_max=UNREAD_BYTES_MAX, all_bytes_max=UNREAD_BYTES_ALL_MAX)
-        self._offenders = Offenders(WRONG_REQUESTS_MAX)
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._watched: list[Watched] = [] if guard is None else [guard]
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
-    def watch(self, watched: Watched) -> None:
-        """Serve something else as well; before `start`."""
-        self._watched.append(watched)
-
-    def start(self) -> None:
-        """From now on ctl answers."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop answering and wait for the thread. Idempotent."""
-        if self._stop_writer >= 0:
-            os.close(self._stop_writer)
-            self._stop_writer = -1
-            if self._thread.ident is not None:
-                self._thread.join()
-            os.close(self._stop_reader)
-
-    def _run(self) -> None:
-        """Serve, and begin again after a failure: without this thread nobody could connect, ask or drain."""
-        while True:
-            try:
-                self._serve()
-                return
-            except Exception as error:
-                self._board.control_failures += 1
-                log.error("the control thread failed and continues", exc_info=error)
-                # Not at once: what failed may be there still.
-                if select.select([self._stop_reader], [], [], FAILURE_WAIT_S)[0]:
-                    return
-
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._ctl, zmq.POLLIN)
-        poller.register(self._stop_reader, zmq.POLLIN)
-        for watched in list(self._watched):
-            poller.register(watched.fileno(), zmq.POLLIN)
-            # A ZeroMQ descriptor signals changes only: what was there before it was first looked at goes unsaid.
-            if watched.check():
-                poller.unregister(watched.fileno())
-                self._watched.remove(watched)
-        while True:
-            ready = dict(poller.poll(LOOK_AGAIN_MS))
-            if self._stop_reader in ready:
-                return
-            for watched in list(self._watched):
-                if (not ready or watched.fileno() in ready) and watched.check():
-                    poller.unregister(watched.fileno())
-                    self._watched.remove(watched)
-            if self._ctl in ready:
-                self._answer()
-
-    def _answer(self) -> None:
-        """Answer one request; whatever it does to us, the loop goes on."""
-        first: Any = self._ctl.recv(zmq.DONTWAIT, copy=False)
-        parts: list[bytes] = []
-        more = first.more
-        while more:
-            part = self._ctl.recv(zmq.DONTWAIT)
-            more = self._ctl.getsockopt(zmq.RCVMORE)
-            # Of too many parts, enough are kept to see that they are.
-            if len(parts) < 3:
-                parts.append(part)
-        route, user = first.bytes, user_of(first) if self._guard is not None else ""
-        call = read_addressee(parts[1]).call if len(parts) == 2 else 0
-        try:
-            header, body = encode(self._reply(first, parts, user))
-        except ZmqEngineError as error:
-            header, body = encode(self._rejected(call, error))
-        except Exception as error:
-            log.error("internal error in a control request", exc_info=error, extra={"call": call})
-            failed = InternalError("the worker failed at this request; see its log")
-            header, body = encode(self._rejected(call, failed))
-        if not self._replies.send(route, header, body):
-            log.debug("control reply dropped")
-
-    def _reply(self, first: zmq.Frame, parts: list[bytes], user: str) -> ControlReply:
-        try:
-            request: ControlRequest = self._decoder.decode(parts)
-        except ZmqEngineError:
-            self._offenders.strike(first)
-            raise
-        if isinstance(request, LONG_REPLIES) and not self._replies.has_room(
-            first.bytes, self._size_of(request)
-        ):
-            raise Overloaded("first read the replies you have asked for", retry_after_ms=100)
-        return self._handle(request, user)
-
-    def _size_of(self, request: ControlRequest) -> int:
-        tokenizer = self._board.tokenizer
-        return (
-            len(tokenizer.tokenizer_json)
-            if isinstance(request, GetTokenizer) and tokenizer is not None
-            else 0
-        )
-
-    def _rejected(self, call: int, error: ZmqEngineError) -> Rejected:
-        return Rejected(
-            call, self._board.epoch, error.code, error.message, retry_after_ms=error.retry_after_ms
-        )
-
-    def _handle(self, request: ControlRequest, user: str) -> ControlReply:
+    def handle(self, request: ControlRequest, user: str) -> ControlReply:
+        """The answer to one request of `user`. Raises what it is refused with."""
         board = self._board
         match request:
             case Describe():
@@ -216,6 +71,19 @@ class ControlThread:
             case _:
                 raise AssertionError(f"no handler for {type(request).__name__}")
         return Done(request.call, board.epoch)
+
+    def long_bytes(self, request: ControlRequest) -> int:
+        """How much longer than any other the answer will be: by the tokenizer."""
+        tokenizer = self._board.tokenizer
+        if not isinstance(request, GetTokenizer) or tokenizer is None:
+            return 0
+        return len(tokenizer.tokenizer_json)
+
+    def rejection(self, call: int, error: ZmqEngineError) -> Rejected:
+        """The refusal of a request."""
+        return Rejected(
+            call, self._board.epoch, error.code, error.message, retry_after_ms=error.retry_after_ms
+        )
 
     def _is_operator(self, user: str) -> bool:
         """On this machine's own addresses everybody who can connect is one."""

@@ -14,6 +14,7 @@ from zmqengine.worker.commands import REPLAY_BYTES_MAX, CommandHandler
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
 from zmqengine.worker.offenders import Offenders
+from zmqengine.worker.senders import process_of, user_of
 from zmqengine.worker.sessions import SessionTable
 from zmqengine.worker.sockets import Sockets
 from zmqengine.worker.unread import UnreadReplies
@@ -187,24 +188,6 @@ class Inbox:
         if not self._replies.send(route, header, body):
             # The front-end is gone or does not read; it repeats the command if it still wants the answer.
             log.debug("reply dropped")
-
-
-def user_of(frame: zmq.Frame) -> str:
-    """The key behind a frame, as the key check named it; empty where there are no keys."""
-    try:
-        return str(frame.get("User-Id"))
-    except zmq.ZMQError:
-        return ""
-
-
-def process_of(frame: zmq.Frame) -> str:
-    """The process behind a frame that came in on ipc, as the kernel knows it; empty where it does not tell."""
-    try:
-        # "localhost:uid:gid:pid"; macOS leaves the last out. Over tcp it is the host, which many may share.
-        _, user, group, process = str(frame.get("Peer-Address")).split(":")
-    except (zmq.ZMQError, ValueError):
-        return ""
-    return f"process {process}" if process.isdigit() and user.isdigit() and group.isdigit() else ""
 
 
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:

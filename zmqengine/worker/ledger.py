@@ -35,7 +35,7 @@ class Ledger:
         self.kv_bytes_max = limit_bytes - taken
         if self.kv_bytes_max < engine.project_bytes(2):
             raise ConfigError(
-                f"weights, padding and workspace take {taken} bytes, which leaves nothing of a memory limit of "
+                f"weights, padding and workspace take {taken} bytes, which leaves nothing of the memory limit of "
                 f"{limit_bytes}: raise --memory-limit or take a smaller model"
             )
         self.reserved_bytes = 0

@@ -18,7 +18,7 @@ from zmqengine.worker.actor import Actor, EngineBroken
 from zmqengine.worker.auth import open_guard
 from zmqengine.worker.board import Board
 from zmqengine.worker.context import WorkerContext
-from zmqengine.worker.control import ControlThread
+from zmqengine.worker.control_thread import ControlThread
 from zmqengine.worker.descriptors import bound_connections
 from zmqengine.worker.doorman import Doorman
 from zmqengine.worker.opening import Opened, measure_disk, open_engine, warm_up

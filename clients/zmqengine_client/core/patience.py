@@ -30,7 +30,7 @@ class Patience:
         """Why a question on ctl was not answered."""
         if self._presence.connected and self._presence.was_heard:
             return AnswerTimeout(
-                f"the worker at {self._config.address} has not answered for {waited_s:.1f} s; it may hang: "
+                f"the worker at {self._config.address} has not answered for {waited_s:.1f} s; it may be hanging: "
                 "see its log, or restart it"
             )
         return self.lost_error(waited_s)
@@ -72,7 +72,7 @@ class Patience:
         since = max(request.added_at, connection.opening_since or inf)
         if now - since >= config.answer_timeout_s:
             return AnswerTimeout(
-                f"the worker at {config.address} is ready and opens no session; it may hang: see its log"
+                f"the worker at {config.address} is ready but opens no session; it may be hanging: see its log"
             )
         error = self.opening_error(request.added_at, now)
         gone_s = now - max(connection.lost_at, presence.lost_at)

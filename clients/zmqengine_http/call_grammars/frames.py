@@ -158,7 +158,7 @@ def _pythonic(rules: Rules, calls: Calls) -> str:
         for name, _, _ in named:
             if not _IDENTIFIER.fullmatch(name):
                 raise bad_field(
-                    "tools", f"{function.name}: {name[:100]!r} is no name of an argument in Python"
+                    "tools", f"{function.name}: {name[:100]!r} cannot be the name of an argument in Python"
                 )
         inside = values.members(named, lambda name: rules.text(f"{name}="))
         return f"{rules.text(f'{function.name}(')} {inside} {rules.text(')')}"

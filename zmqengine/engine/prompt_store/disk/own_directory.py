@@ -18,7 +18,7 @@ def own_directory(path: Path) -> Path:
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = own.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise ConfigError(f"--cache-dir: {own} is no directory of this user: give another one")
+            raise ConfigError(f"--cache-dir: {own} is not a directory of your own: give another one")
         own.chmod(0o700)
         if not os.access(own, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigError(f"--cache-dir: {own} cannot be written to: give another one")
