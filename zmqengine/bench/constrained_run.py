@@ -37,7 +37,7 @@ class ConstrainedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> Report:
     """Make the models, measure one after the other, end everything. Raises TargetError."""
-    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
+    setting = machine.setting()
     cells: list[Cell] = []
     servers: list[TargetFacts] = []
     async with AsyncExitStack() as stack:
@@ -65,16 +65,12 @@ async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> Report:
                         cells += await json_mode(chat, prompts, plan.options, number)
         return Report(
             kind="constrained",
-            started_at=started_at,
-            command=machine.command_line(),
-            machine=facts,
-            versions=machine.versions(),
             model=model_facts(str(models[0])),
             options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
             base=FREE,
             targets=servers,
             cells=cells,
-            notes=notes,
+            **setting,
         )
 
 

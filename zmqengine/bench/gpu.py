@@ -68,7 +68,7 @@ def model_directory_of(name: str, models: Path) -> Path:
 
 async def measure_on_gpu(plan: GpuPlan, on_progress: Progress) -> Report:
     """Start everything, measure, end everything; then the steps of the engine alone. Raises TargetError."""
-    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
+    setting = machine.setting()
     directory = Path(plan.model)
     on_progress(f"{directory.name}: starting the generator and the servers")
     waiting = asyncio.create_task(BareProcess.start(directory, rows=plan.slots))
@@ -87,16 +87,12 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress) -> Report:
         cells.append(Cell(scenario="steps", case="all", target=ENGINE, round=0, error=str(error)))
     return Report(
         kind="gpu",
-        started_at=started_at,
-        command=machine.command_line(),
-        machine=facts,
-        versions=machine.versions(),
         model=model_facts(plan.model),
         options={**msgspec.to_builtins(plan), "model": directory.name},
         base=BARE,
         targets=described,
         cells=cells,
-        notes=notes,
+        **setting,
     )
 
 

@@ -10,11 +10,33 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 import psutil
 
 BUSY_SHARE = 0.5
 PACKAGES = ("zmqengine", "mlx", "mlx-lm", "pyzmq", "msgspec", "numpy", "httptools", "tokenizers")
+
+
+class Setting(TypedDict):
+    """When, where and by what command a run began: what every report says of that."""
+
+    started_at: str
+    command: list[str]
+    machine: dict[str, str]
+    versions: dict[str, str]
+    notes: list[str]
+
+
+def setting() -> Setting:
+    """The setting of a run that begins now. What is started before makes the machine look busy."""
+    return Setting(
+        started_at=now(),
+        command=command_line(),
+        machine=machine_facts(),
+        versions=versions(),
+        notes=busy_notes(),
+    )
 
 
 def machine_facts() -> dict[str, str]:

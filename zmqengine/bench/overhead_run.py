@@ -33,7 +33,7 @@ class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
     """Start everything, measure round by round, end everything. Raises TargetError."""
-    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
+    setting = machine.setting()
     directory = model_directory(plan.model)
     model = str(directory)
     on_progress("starting the generator and the servers")
@@ -53,16 +53,12 @@ async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
             generator = TargetFacts(label=BARE, kind="in process", server="mlx-lm", facts={"blas": bare.blas})
             return Report(
                 kind="overhead",
-                started_at=started_at,
-                command=machine.command_line(),
-                machine=facts,
-                versions=machine.versions(),
                 model=model_facts(plan.model),
                 options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
                 base=BARE,
                 targets=[generator, *labelled],
                 cells=cells,
-                notes=notes,
+                **setting,
             )
     finally:
         await bare.end()

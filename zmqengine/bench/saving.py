@@ -66,7 +66,7 @@ class _Stretch(msgspec.Struct, frozen=True):
 
 def saving(plan: SavingPlan, on_progress: Progress) -> Report:
     """Run the rounds. Nothing is left on disk."""
-    started_at, facts, notes = this_machine.now(), this_machine.machine_facts(), this_machine.busy_notes()
+    setting = this_machine.setting()
     model = str(model_directory(plan.model))
     options = plan.options
     cells: list[Cell] = []
@@ -93,16 +93,12 @@ def saving(plan: SavingPlan, on_progress: Progress) -> Report:
             run.close()
     return Report(
         kind="saving",
-        started_at=started_at,
-        command=this_machine.command_line(),
-        machine=facts,
-        versions=this_machine.versions(),
         model=model_facts(plan.model),
         options={**msgspec.to_builtins(options), "rounds": plan.rounds, "seed": plan.seed},
         base=ALONE,
         targets=[TargetFacts(label=label, kind="engine", facts=run.facts) for label in (ALONE, SAVING)],
         cells=cells,
-        notes=notes,
+        **setting,
     )
 
 

@@ -38,7 +38,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 async def serve(plan: ServePlan, on_progress: Progress) -> Report:
     """Start what is to be started, measure, and end it again. Raises TargetError."""
-    started_at, facts, notes = machine.now(), machine.machine_facts(), machine.busy_notes()
+    setting = machine.setting()
     async with AsyncExitStack() as stack:
         targets = [await with_worker_pid(target) for target in plan.targets]
         if plan.start is not None:
@@ -57,16 +57,12 @@ async def serve(plan: ServePlan, on_progress: Progress) -> Report:
             cells += await runner.run(SCENARIOS[name], plan.rounds)
         return Report(
             kind="serve",
-            started_at=started_at,
-            command=machine.command_line(),
-            machine=facts,
-            versions=machine.versions(),
             model=_model(plan, targets),
             options=_options(plan),
             base=plan.base or targets[0].label,
             targets=[await target_facts(target) for target in targets],
             cells=cells,
-            notes=notes,
+            **setting,
         )
 
 

@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
     """Run each work with as many streams as the options say, off and on in turns."""
-    started_at, facts, notes = this_machine.now(), this_machine.machine_facts(), this_machine.busy_notes()
+    setting = this_machine.setting()
     cells: list[Cell] = []
     differing = 0
     for name in plan.work:
@@ -72,19 +72,15 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
         differ = (
             f"in {differing} runs an output differed with drafts: kernels of other widths round differently"
         )
-        notes = [*notes, differ]
+        setting["notes"].append(differ)
     return Report(
         kind="speculation",
-        started_at=started_at,
-        command=this_machine.command_line(),
-        machine=facts,
-        versions=this_machine.versions(),
         model=ModelFacts(name=f"the echo model, and {plan.model} for other work"),
         options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
         base="off",
         targets=[TargetFacts(label=label, kind="engine") for label in ("off", "on")],
         cells=cells,
-        notes=notes,
+        **setting,
     )
 
 

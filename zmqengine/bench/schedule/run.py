@@ -48,7 +48,7 @@ class SchedulePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def schedule(plan: SchedulePlan, on_progress: Progress) -> Report:
     """Replay the same arrivals against each order of service. Raises TargetError for a file that is no trace."""
-    started_at, facts, notes = this_machine.now(), this_machine.machine_facts(), this_machine.busy_notes()
+    setting = this_machine.setting()
     options = plan.options
     model = Machine(options)
     cells: list[Cell] = []
@@ -68,16 +68,12 @@ def schedule(plan: SchedulePlan, on_progress: Progress) -> Report:
     source = {"trace": plan.trace.name} if plan.trace else {"seed": plan.seed}
     return Report(
         kind="schedule",
-        started_at=started_at,
-        command=this_machine.command_line(),
-        machine=facts,
-        versions=this_machine.versions(),
         model=ModelFacts(name="none: a step costs what the options say"),
         options={**msgspec.to_builtins(options), "rounds": plan.rounds, **source},
         base=next(iter(LINES)),
         targets=[TargetFacts(label=label, kind="order", server=what) for label, (what, _) in LINES.items()],
         cells=cells,
-        notes=notes,
+        **setting,
     )
 
 
