@@ -57,7 +57,7 @@ class RandomWidth:
 
     def __init__(self, widths: Sequence[int] = (1, 2, 3, 6)) -> None:
         self._random = random.Random(0)
-        self._widths = widths
+        self.widths = widths
 
     def prepare(self, model, rows_max: int) -> None:
         """Nothing is measured."""
@@ -66,7 +66,7 @@ class RandomWidth:
         return False
 
     def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> Choice:
-        return Choice(self._random.choice(self._widths), 1.0)
+        return Choice(self._random.choice(self.widths), 1.0)
 
 
 class FixedWidth(RandomWidth):

@@ -129,7 +129,8 @@ class DecodeBatch:
         if not self.rows:
             self._flight = None
         elif drafts:
-            window = Window.of(self.rows, drafts)
+            widths = () if self._speculation is None else self._speculation.widths
+            window = Window.of(self.rows, drafts, widths)
             self._flight = self._start(window.inputs, window)
             self._flight.timed_as = window.width
         else:

@@ -52,9 +52,11 @@ class Window:
     inputs: mx.array
 
     @classmethod
-    def of(cls, rows: Sequence[Row], drafts: list[Draft | None]) -> Window:
-        """The window of these rows, whose tokens are all known."""
+    def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> Window:
+        """The window of these rows, whose tokens are all known. Where there are `widths`, in rising order, it is as wide
+        as the least of them that holds all drafts: some devices prepare for each width."""
         width = 1 + max(len(draft.tokens) for draft in drafts if draft is not None)
+        width = next((known for known in widths if known >= width), width)
         inputs = np.zeros((len(rows), width), np.uint32)
         for place, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             inputs[place, 0] = row.tokens[-1]

@@ -9,8 +9,8 @@ from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.start_costs import measure_widths
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 
-WIDTHS = (1, 2, 3, 5, 9)
-"""Of a step, in tokens a row. Few, as some devices prepare for each shape."""
+WIDTHS = (1, 2, 3, 5, 8)
+"""Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
 # Less is not worth a change: figures of steps are not better known.
 _GAIN_MIN = 1.05
 
@@ -29,6 +29,11 @@ class WidthPolicy(Protocol):
     @property
     def width_max(self) -> int:
         """It is never more."""
+        ...
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Of the windows there are, in rising order: one is as wide as the least of these that holds its drafts."""
         ...
 
     @property
@@ -59,6 +64,7 @@ class BestWidth:
     """
 
     width_max = WIDTHS[-1]
+    widths = WIDTHS[1:]
 
     def __init__(self, costs: StepCosts, positions_max: int) -> None:
         self._costs = costs
@@ -66,7 +72,7 @@ class BestWidth:
 
     def prepare(self, model: Any, rows_max: int) -> None:
         """Measure what widths cost."""
-        measure_widths(model, self._costs, rows_max, self.positions_max, WIDTHS[1:])
+        measure_widths(model, self._costs, rows_max, self.positions_max, self.widths)
 
     def is_hopeless(self, rows: int) -> bool:
         """Whether even drafts that are always right lose."""
@@ -94,4 +100,4 @@ class BestWidth:
         return best if best.gain > _GAIN_MIN else Choice(1, best.gain)
 
     def _widths(self, rows: int) -> list[int]:
-        return [width for width in WIDTHS[1:] if rows * width <= self.positions_max]
+        return [width for width in self.widths if rows * width <= self.positions_max]

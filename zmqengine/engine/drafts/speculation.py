@@ -60,6 +60,11 @@ class Speculation:
         """The most tokens that a row gets in one step."""
         return self._policy.width_max
 
+    @property
+    def widths(self) -> Sequence[int]:
+        """Of windows, in rising order."""
+        return self._policy.widths
+
     def is_worthwhile(self, rows: Sequence[Row]) -> bool:
         """Whether it is worth waiting for the step on its way to draft after it."""
         if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):

@@ -60,10 +60,10 @@ class _Steps:
                 if number:
                     best_s[width] = min(best_s[width], time.perf_counter() - started_s)
                 kv.go_back(self._caches, [read] * self._rows, [len(_PROMPT)] * self._rows)
-        ahead_s = best_s.pop(1) / _AHEAD_STEPS
-        for width, seconds in best_s.items():
-            if seconds < math.inf:
-                costs.measured(self._rows, width, seconds / ahead_s)
+        best_s[1] /= _AHEAD_STEPS
+        timed = {width: seconds for width, seconds in best_s.items() if seconds < math.inf}
+        if 1 in timed:
+            costs.measured(self._rows, timed)
 
     def ahead(self) -> int:
         """Steps of width 1, each of which starts before the one before has ended."""

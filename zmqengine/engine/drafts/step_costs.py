@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 
 WAITED = 0
 """Instead of a width: a step of width 1 that was started when the tokens of the step before were known. One that was
 started ahead of them has the width 1."""
 # The third of the last so many steps counts, by time: a step that the system held up says nothing.
 _SAMPLES, _PLACE = 7, 2
-# A step of width 1 is known when it was timed so often, and was timed lately.
+# A step of width 1 is known when it was timed so often. If none was timed in so many steps, drafts pause until one is,
+# or for a while.
 _SAMPLES_MIN = 3
 _SINGLE_KNOWN_STEPS = 512
+_OVERDUE_STEPS_MAX = 24
 # A width that was too slow to be used is known for so many steps, then tried again, then known for twice as many.
 _KNOWN_STEPS, _KNOWN_STEPS_MAX = 256, 8192
 # What is taken where nothing is known, in steps of width 1: for each further token of a width, and for waiting.
@@ -25,7 +28,8 @@ Key = tuple[int, int]
 class StepCosts:
     """Seconds of a step by rows and width, from steps that were not disturbed.
 
-    More than eight rows are taken together by fours, more than 32 by sixteens.
+    More than eight rows are taken together by fours, more than 32 by sixteens. What nobody has timed for so many rows is
+    taken to be as for the number next to it, as rows come and go faster than steps are timed.
     """
 
     def __init__(self) -> None:
@@ -33,29 +37,50 @@ class StepCosts:
         self._seconds: dict[Key, float] = {}
         self._noted_at: dict[Key, int] = {}
         self._known_for: dict[Key, int] = {}
-        self._at_start: dict[Key, float] = {}
+        # For which numbers of rows a width was timed.
+        self._groups: dict[int, set[int]] = {}
+        # Of each width, by the number of rows: what it took at the start, in steps of width 1; and those.
+        self._at_start: dict[int, dict[int, float]] = {}
+        self._singles_at_start: dict[int, float] = {}
         self._steps = 0
+        # When a step of width 1 was last timed, or enough was waited for one; and the steps since that was due.
+        self._single_at = 0
+        self._overdue = 0
 
     def note(self, rows: int, width: int, seconds: float) -> None:
         """A step of `rows` rows that read `width` tokens of each, or was `WAITED` for, took so long."""
         key = (_group(rows), width)
         self._steps += 1
+        if width == 1:
+            self._single_at, self._overdue = self._steps, 0
         samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
         if samples and not self._is_known(key):
             samples.clear()
             self._known_for[key] = min(2 * self._known_for.get(key, _KNOWN_STEPS), _KNOWN_STEPS_MAX)
         samples.append(seconds)
+        self._groups.setdefault(width, set()).add(key[0])
         self._seconds[key] = sorted(samples)[min(_PLACE, len(samples) // 2)]
         self._noted_at[key] = self._steps
 
-    def measured(self, rows: int, width: int, ratio: float) -> None:
-        """At the start such a step took `ratio` times what one of width 1 took."""
-        self._at_start[_group(rows), width] = ratio
+    def passed(self) -> None:
+        """A step is there, whether its time says something or not."""
+        if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
+            self._overdue += 1
+            if self._overdue >= _OVERDUE_STEPS_MAX:
+                # Others disturb every step: what is known has to do.
+                self._single_at, self._overdue = self._steps, 0
+
+    def measured(self, rows: int, seconds: Mapping[int, float]) -> None:
+        """At the start, steps of so many rows took so long, by width; that of width 1 is among them."""
+        self._singles_at_start[_group(rows)] = seconds[1]
+        for width, its_s in seconds.items():
+            self._at_start.setdefault(width, {})[_group(rows)] = its_s / seconds[1]
 
     def is_current(self, rows: int) -> bool:
-        """Whether enough steps of so many rows and width 1 have been timed lately to compare others with them."""
-        key = (_group(rows), 1)
-        return len(self._samples.get(key, ())) >= _SAMPLES_MIN and self._is_known(key)
+        """Whether enough is known of steps of width 1 to compare others with them. Now and then they are to be timed."""
+        if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
+            return False
+        return len(self._samples.get((_group(rows), 1), ())) >= _SAMPLES_MIN or self._near(rows, 1) is not None
 
     def ratio(self, rows: int, width: int) -> float:
         """What such a step takes, in steps of width 1 of as many rows.
@@ -66,25 +91,46 @@ class StepCosts:
         return min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, width))
 
     def _measured_ratio(self, rows: int, width: int) -> float:
-        group = _group(rows)
-        single = self._seconds.get((group, 1))
-        if single is not None and self._is_known((group, width)):
-            return self._seconds[group, width] / single
-        near = [(abs(other - group), other) for other, measured in self._at_start if measured == width]
-        if near:
-            return self._at_start[min(near)[1], width]
+        near = self._near(rows, width)
+        if near is not None:
+            return near
         return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (width - 1))
 
+    def _near(self, rows: int, width: int) -> float | None:
+        """The ratio of this width for the number of rows that is nearest, of those it is known of."""
+        group = _group(rows)
+        if self._is_timed(group, width):
+            return self._seconds[group, width] / self._seconds[group, 1]
+        found = [(abs(other - group), ratio) for other, ratio in self._at_start.get(width, {}).items()]
+        found += [
+            (abs(other - group), self._seconds[other, width] / self._seconds[other, 1])
+            for other in self._groups.get(width, ())
+            if self._is_timed(other, width)
+        ]
+        return min(found)[1] if found else None
+
     def single_s(self, rows: int) -> float | None:
-        """Seconds of a step of width 1; None if none was timed yet."""
-        return self._seconds.get((_group(rows), 1))
+        """Seconds of a step of width 1, of the nearest number of rows; None if none was timed yet."""
+        group = _group(rows)
+        if (group, 1) in self._seconds:
+            return self._seconds[group, 1]
+        near = [(abs(other - group), self._seconds[other, 1]) for other in self._groups.get(1, ())]
+        near += [(abs(other - group), seconds) for other, seconds in self._singles_at_start.items()]
+        return min(near)[1] if near else None
+
+    def _is_timed(self, group: int, width: int) -> bool:
+        if len(self._samples.get((group, 1), ())) < _SAMPLES_MIN:
+            return False
+        is_fresh = self._steps <= self._noted_at[group, 1] + _KNOWN_STEPS_MAX
+        return is_fresh and self._is_known((group, width))
 
     def _is_known(self, key: Key) -> bool:
         if key not in self._seconds:
             return False
-        # Waiting is a part of every other bet: it is timed whenever one ends.
-        lasts = _SINGLE_KNOWN_STEPS if key[1] in (1, WAITED) else self._known_for.get(key, _KNOWN_STEPS)
-        return self._steps <= self._noted_at[key] + lasts
+        if key[1] in (1, WAITED):
+            # Waiting is a part of every other bet: it is timed whenever one ends.
+            return True
+        return self._steps <= self._noted_at[key] + self._known_for.get(key, _KNOWN_STEPS)
 
 
 class StepClock:
@@ -103,6 +149,7 @@ class StepClock:
         """
         now_s = time.perf_counter()
         drafting_s, self._drafting_s = self._drafting_s, 0.0
+        self.costs.passed()
         if self._ignored:
             self._ignored -= 1
         elif width is not None:
