@@ -53,8 +53,8 @@ class Window:
 
     @classmethod
     def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> Window:
-        """The window of these rows, whose tokens are all known. Where there are `widths`, in rising order, it is as wide
-        as the least of them that holds all drafts: some devices prepare for each width."""
+        """The window of these rows, whose tokens are all known. Where there are `widths`, in rising order, it is as
+        wide as the least of them that holds all drafts: some devices prepare for each width."""
         width = 1 + max(len(draft.tokens) for draft in drafts if draft is not None)
         width = next((known for known in widths if known >= width), width)
         inputs = np.zeros((len(rows), width), np.uint32)

@@ -19,8 +19,15 @@ DRAFT_TOKENS_MAX = 8
 _READ_TOKENS_MAX = 512
 _GAIN = 0.1
 _CHANCE_AT_FIRST = 0.6
+# What that counts for when drafts of the first row are judged, in tokens; and how many have to be.
+_EXPECTED_TOKENS = 2
+_PROVING_TOKENS = 6
+# Below this it does not draft for a row.
+_CHANCE_MIN = 0.25
 # A row whose drafts are not worth their time tries again after so many steps, and then after twice as many.
 _PATIENCE_STEPS, _PATIENCE_STEPS_MAX = 64, 4096
+# The same for the model, in steps of all rows together.
+_MODEL_PATIENCE, _MODEL_PATIENCE_MAX = 2048, 1 << 20
 
 
 class DraftState:
@@ -38,7 +45,8 @@ class DraftModel:
     """The source. A row draws its drafts with the same random numbers as its tokens, so that they agree more often.
 
     It has caches of its own: of a row that joins it reads the prompt first, and what it has read and drafted in vain it
-    takes back.
+    takes back. Until it `is_proven` it reads and drafts for one row only. One that fails is tried again, ever more
+    seldom.
     """
 
     name = "draft"
@@ -53,6 +61,10 @@ class DraftModel:
         self._words = words
         self._model = model
         self._chance = _CHANCE_AT_FIRST
+        # Tokens of drafts that were judged since it was last tried out: right ones, and all.
+        self._right = self._judged = 0
+        self._idle = 0
+        self._patience = _MODEL_PATIENCE
         self._token_s = 0.0
         self._rows: list[Row] = []
         self._held: list[int] = []
@@ -61,6 +73,11 @@ class DraftModel:
         self._ahead: list[list[int]] = []
         self._reading: tuple[Row, Caches, int] | None = None
         self._plan: DrawPlan | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether enough of its drafts were judged to tell what more of them will be worth."""
+        return self._judged >= _PROVING_TOKENS
 
     @property
     def held_bytes(self) -> int:
@@ -80,26 +97,51 @@ class DraftModel:
 
     def follow(self, row: Row) -> Outlook | None:
         """What its drafts have been worth lately."""
+        self._idle += 1
+        if self._idle > self._patience:
+            self._try_again()
         state = row.draft_state
         if state is None:
             state = row.draft_state = DraftState(self._chance)
         state.idle += 1
-        if state.idle > state.patience:
+        if not self.is_proven:
+            state.chance = self._chance
+        elif state.idle > state.patience:
             state.idle, state.patience = 0, min(2 * state.patience, _PATIENCE_STEPS_MAX)
-            state.chance = max(state.chance, _CHANCE_AT_FIRST)
+            state.chance = max(state.chance, self._chance)
+        if state.chance < _CHANCE_MIN:
+            return None
         return Outlook(state.chance, state.chance, DRAFT_TOKENS_MAX, self._token_s)
 
     def judged(self, row: Row, proposed: int, accepted: int) -> None:
         """Learn what a draft was worth."""
-        state = row.draft_state
-        if state is None:
-            return
-        state.idle = 0
+        self._idle = 0
         if accepted:
-            state.patience = _PATIENCE_STEPS
+            self._patience = _MODEL_PATIENCE
+        state = row.draft_state
         for is_right in [1] * accepted + [0] * (accepted < proposed):
-            state.chance += _GAIN * (is_right - state.chance)
-            self._chance += _GAIN / 10 * (is_right - self._chance)
+            if self.is_proven:
+                self._chance += _GAIN / 10 * (is_right - self._chance)
+            else:
+                self._right += is_right
+                self._judged += 1
+                expected = _EXPECTED_TOKENS * _CHANCE_AT_FIRST
+                self._chance = (self._right + expected) / (self._judged + _EXPECTED_TOKENS)
+            if state is not None:
+                state.chance += _GAIN * (is_right - state.chance)
+        if state is not None:
+            state.idle = 0
+            if accepted:
+                state.patience = _PATIENCE_STEPS
+
+    def _try_again(self) -> None:
+        """As good as new, for one row."""
+        self._idle, self._patience = 0, min(2 * self._patience, _MODEL_PATIENCE_MAX)
+        self._right = self._judged = 0
+        self._chance = _CHANCE_AT_FIRST
+        self._reading = None
+        self._take_back()
+        self._drop(self._rows[1:])
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """A draft for each of the rows whose text it has read; one more row's text is read, or a part of it."""
@@ -108,7 +150,10 @@ class DraftModel:
         while self._rows and 2 * self.padding_bytes > self.padding_bytes_max:
             # The longest has to do without, or all others are as long.
             self._drop([self._rows[self._held.index(max(self._held))]])
-        self._read([row for row in rows if row not in self._rows])
+        if not self.is_proven and not any(row in rows for row in self._rows):
+            self._drop(self._rows)
+        if self.is_proven or not self._rows:
+            self._read([row for row in rows if row not in self._rows])
         if not self._rows or not max(tokens_max, default=0):
             return [[] for _ in rows]
         started_s = time.perf_counter()
@@ -203,18 +248,26 @@ class DraftModel:
         self._follow_change()
 
     def _read(self, waiting: Sequence[Row]) -> None:
-        """A chunk of the text of one row; it joins when all but the last token was read."""
-        if self._reading is None:
-            row = next((row for row in waiting if self._has_room(row)), None)
-            if row is None:
-                return
-            self._reading = row, kv.new_caches(self._model), 0
-        row, caches, held = self._reading
-        chunk = row.tokens[held : min(held + _READ_TOKENS_MAX, len(row.tokens) - 1)]
+        """A chunk of the texts of rows; one joins when all but its last token was read. To prove itself, one does."""
+        left = _READ_TOKENS_MAX
+        while left > 0:
+            if self._reading is None:
+                found = [row for row in waiting if row not in self._rows and self._has_room(row)]
+                if not found:
+                    break
+                shortest = min(found, key=lambda row: len(row.tokens))
+                self._reading = shortest, kv.new_caches(self._model), 0
+            left -= self._read_on(*self._reading, left)
+            if not self.is_proven:
+                break
+
+    def _read_on(self, row: Row, caches: Caches, held: int, tokens_max: int) -> int:
+        """At most so many more tokens of a row; returns how many."""
+        chunk = row.tokens[held : min(held + tokens_max, len(row.tokens) - 1)]
         if chunk:
-            chunk = [min(token, self._words - 1) for token in chunk]
-            kv.read_alone(self._model, caches, chunk)
-            kv.start(kv.arrays(caches))
+            kv.read_alone(self._model, caches, [min(token, self._words - 1) for token in chunk])
+            # Waited for, so that what it takes is known to be the cost of drafting.
+            mx.eval(kv.arrays(caches))
             held += len(chunk)
         self._reading = row, caches, held
         if held and len(row.tokens) - 1 - held < _READ_TOKENS_MAX:
@@ -223,6 +276,7 @@ class DraftModel:
             self._held.append(held)
             self._reading = None
             self._follow_change()
+        return max(1, len(chunk))
 
     def _has_room(self, row: Row) -> bool:
         """Whether the batch, with this row, is not padded too much."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.draft_model import DraftModel
@@ -18,6 +18,14 @@ from zmqengine.engine.window import Draft
 # Rows that are nowhere near a gain are asked again after so many steps, or as many as there are rows.
 _GAIN_NEAR = 0.9
 _UNASKED_STEPS_MAX = 4
+
+
+class _Found(NamedTuple):
+    """What a source has to say of the row at `place`."""
+
+    place: int
+    source: DraftSource
+    outlook: Outlook
 
 
 class Speculation:
@@ -74,8 +82,7 @@ class Speculation:
         if self._gain < _GAIN_NEAR and self._unasked < min(len(rows), _UNASKED_STEPS_MAX):
             return False
         self._unasked = 0
-        outlooks = [outlook for _, _, outlook in self._outlooks(rows)]
-        choice = self._policy.choose(len(rows), outlooks, 1) if outlooks else Choice(1, 0.0)
+        _, choice = self._choose(len(rows), self._outlooks(rows), 1)
         self._gain = choice.gain
         return choice.width > 1
 
@@ -83,10 +90,8 @@ class Speculation:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
         if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
             return []
-        found = self._outlooks(rows)
-        if not found:
-            return []
-        width = self._policy.choose(len(rows), [outlook for _, _, outlook in found], 0).width
+        found, choice = self._choose(len(rows), self._outlooks(rows), 0)
+        width = choice.width
         drafts: list[Draft | None] = [None] * len(rows)
         started_s = time.perf_counter()
         for source in self.sources if width > 1 else ():
@@ -121,7 +126,17 @@ class Speculation:
             accepted_tokens = sum(accepted for _, _, accepted in judged)
             self._allowance.bet(1 + accepted_tokens / rows, costs.ratio(rows, width) + drafting)
 
-    def _outlooks(self, rows: Sequence[Row]) -> list[tuple[int, DraftSource, Outlook]]:
+    def _choose(self, rows: int, found: list[_Found], ahead: int) -> tuple[list[_Found], Choice]:
+        """Who drafts, and how much: all of those that have something, or just those whose drafts cost nothing."""
+        best: tuple[list[_Found], Choice] = [], Choice(1, 0.0)
+        free = [one for one in found if not one.outlook.token_s]
+        for drafting in [found] if len(free) == len(found) else [found, free]:
+            if drafting:
+                choice = self._policy.choose(rows, [one.outlook for one in drafting], ahead)
+                best = max(best, (drafting, choice), key=lambda pair: pair[1].gain)
+        return best
+
+    def _outlooks(self, rows: Sequence[Row]) -> list[_Found]:
         found = []
         for place, row in enumerate(rows):
             if not row.speculate or _room(row) <= 0:
@@ -129,7 +144,7 @@ class Speculation:
             for source in self.sources:
                 outlook = source.follow(row)
                 if outlook is not None:
-                    found.append((place, source, outlook))
+                    found.append(_Found(place, source, outlook))
                     break
         return found
 

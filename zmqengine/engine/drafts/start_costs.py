@@ -11,10 +11,14 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine import kv
+from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.row import Caches
 
 _SECONDS_MAX = 1.0
+# What trying every number of rows may take on a device that prepares for each.
+_PREPARE_SECONDS_MAX = 12.0
+_PREPARED_ROWS_MAX = 32
 _TRIES = 5
 _AHEAD_STEPS = 4
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
@@ -26,7 +30,8 @@ def measure_widths(
     """Time each of `widths` for one row, for the most rows, and in between, for about a second in all.
 
     A step without drafts is started before the step before has ended; one with drafts is started afterwards.
-    The model's caches must be able to go back. What is not measured is taken to be like what is.
+    The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU, which makes
+    graphs for each shape of a step, has then seen them: else the first window of each takes as long as several.
     """
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
@@ -35,19 +40,25 @@ def measure_widths(
         until_s = time.perf_counter() + _SECONDS_MAX / len(counts)
         wide = [width for width in widths if rows * width <= positions_max]
         _Steps(model, kv.merge([first] * rows), rows).time(costs, wide, until_s)
+    if on_gpu():
+        until_s = time.perf_counter() + _PREPARE_SECONDS_MAX
+        for rows in range(min(rows_max, _PREPARED_ROWS_MAX), 0, -1):
+            wide = [width for width in widths if rows * width <= positions_max]
+            _Steps(model, kv.merge([first] * rows), rows).prepare(wide, until_s)
 
 
 class _Steps:
-    """Steps of some rows, each of which goes back to where it was."""
+    """Steps of some rows, which go back to where they were."""
 
     def __init__(self, model: Any, caches: Caches, rows: int) -> None:
         self._model = model
         self._caches = caches
         self._rows = rows
+        self._held = [len(_PROMPT)] * rows
 
     def time(self, costs: StepCosts, widths: Sequence[int], until_s: float) -> None:
         """The least of a few times of each kind, which are taken in turns: what holds one up may hold up another."""
-        kinds: dict[int, Callable[[], int]] = {1: self.ahead, WAITED: partial(self.waited, 1)}
+        kinds: dict[int, Callable[[], None]] = {1: self.ahead, WAITED: partial(self.waited, 1)}
         kinds |= {width: partial(self.waited, width) for width in widths}
         best_s = dict.fromkeys(kinds, math.inf)
         # The first of a kind compiles.
@@ -56,29 +67,49 @@ class _Steps:
                 started_s = time.perf_counter()
                 if started_s > until_s:
                     break
-                read = steps()
+                steps()
                 if number:
                     best_s[width] = min(best_s[width], time.perf_counter() - started_s)
-                kv.go_back(self._caches, [read] * self._rows, [len(_PROMPT)] * self._rows)
+                self._go_back([len(_PROMPT)] * self._rows)
         best_s[1] /= _AHEAD_STEPS
         timed = {width: seconds for width, seconds in best_s.items() if seconds < math.inf}
         if 1 in timed:
             costs.measured(self._rows, timed)
 
-    def ahead(self) -> int:
+    def prepare(self, widths: Sequence[int], until_s: float) -> None:
+        """A step of each width, first without gaps and then, where there can be some, with."""
+        for with_gaps in (False, True) if self._rows > 1 else (False,):
+            held = [len(_PROMPT) + (with_gaps and row > 0) for row in range(self._rows)]
+            if with_gaps:
+                self.waited(1)
+                self._go_back(held)
+            for width in (1, *widths):
+                if time.perf_counter() > until_s:
+                    return
+                self.waited(width)
+                self._go_back(held)
+
+    def ahead(self) -> None:
         """Steps of width 1, each of which starts before the one before has ended."""
         tokens, waiting = mx.array([_PROMPT[0]] * self._rows, dtype=mx.uint32), None
         for _ in range(_AHEAD_STEPS):
-            tokens = mx.argmax(self._model(tokens[:, None], cache=self._caches)[:, -1], axis=-1)
+            tokens = self._step(tokens[:, None])[:, -1]
             kv.start(tokens)
             if waiting is not None:
                 waiting.tolist()
             waiting = tokens
         tokens.tolist()
-        return _AHEAD_STEPS
 
-    def waited(self, width: int) -> int:
+    def waited(self, width: int) -> None:
         """A step of that width from tokens that are known."""
-        inputs = mx.array([_PROMPT[:width]] * self._rows, dtype=mx.uint32)
-        mx.argmax(self._model(inputs, cache=self._caches), axis=-1).tolist()
-        return width
+        self._step(mx.array([_PROMPT[:width]] * self._rows, dtype=mx.uint32)).tolist()
+
+    def _step(self, inputs: mx.array) -> mx.array:
+        kv.make_room(self._caches, inputs.shape[1], self._held)
+        self._held = [held + inputs.shape[1] for held in self._held]
+        return mx.argmax(self._model(inputs, cache=self._caches), axis=-1)
+
+    def _go_back(self, held: list[int]) -> None:
+        counts = [before - after for before, after in zip(self._held, held, strict=True)]
+        self._held = held
+        kv.go_back(self._caches, counts, held)

@@ -28,8 +28,8 @@ Key = tuple[int, int]
 class StepCosts:
     """Seconds of a step by rows and width, from steps that were not disturbed.
 
-    More than eight rows are taken together by fours, more than 32 by sixteens. What nobody has timed for so many rows is
-    taken to be as for the number next to it, as rows come and go faster than steps are timed.
+    More than eight rows are taken together by fours, more than 32 by sixteens. What nobody has timed for so many rows
+    is taken to be as for the number next to it, as rows come and go faster than steps are timed.
     """
 
     def __init__(self) -> None:
@@ -77,10 +77,12 @@ class StepCosts:
             self._at_start.setdefault(width, {})[_group(rows)] = its_s / seconds[1]
 
     def is_current(self, rows: int) -> bool:
-        """Whether enough is known of steps of width 1 to compare others with them. Now and then they are to be timed."""
+        """Whether enough is known of steps of width 1 to compare others with them. Now and then they are timed."""
         if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
             return False
-        return len(self._samples.get((_group(rows), 1), ())) >= _SAMPLES_MIN or self._near(rows, 1) is not None
+        return (
+            len(self._samples.get((_group(rows), 1), ())) >= _SAMPLES_MIN or self._near(rows, 1) is not None
+        )
 
     def ratio(self, rows: int, width: int) -> float:
         """What such a step takes, in steps of width 1 of as many rows.

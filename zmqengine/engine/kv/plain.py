@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.kv.ragged import RaggedKVCache
+from zmqengine.engine.kv.ragged import RaggedKVCache, with_room
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.mlx_lm_border import KVCache
 from zmqengine.engine.row import Caches
@@ -38,7 +38,7 @@ def merge(layers: Sequence[Sequence[Any]]) -> Caches:
     offset, left_padding = resident(lengths), resident([longest - length for length in lengths])
     if layers[0][0].keys is None:
         return [RaggedKVCache.of(None, None, offset, left_padding, 0) for _ in layers]
-    size = _with_room(longest)
+    size = with_room(longest)
 
     def joined(same_layer: Sequence[Any], name: str) -> mx.array:
         parts = [
@@ -57,7 +57,7 @@ def extend(caches: Caches, others: Caches) -> None:
     """Add the rows of `others` at the end of `caches`."""
     first, other = caches[0], others[0]
     longest = max(first._idx, other._idx)
-    size = max(_with_room(longest), first.keys.shape[2], other.keys.shape[2])
+    size = max(with_room(longest), first.keys.shape[2], other.keys.shape[2])
     offset = resident(mx.concatenate([first.offset, other.offset]))
     left_padding = resident(
         mx.concatenate([each.left_padding + (longest - each._idx) for each in (first, other)])
@@ -79,7 +79,7 @@ def keep_rows(caches: Iterable[Any], places: Sequence[int], held: Sequence[int])
     offset, left_padding = resident(lengths), resident([longest - length for length in lengths])
     for cache in caches:
         start = cache._idx - longest
-        stop = start + _with_room(longest)
+        stop = start + with_room(longest)
         cache.keys = cache.keys[..., start:stop, :][index]
         cache.values = cache.values[..., start:stop, :][index]
         _set(cache, offset, left_padding, longest)
@@ -106,12 +106,6 @@ def _by_columns(caches: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
     for cache in caches:
         found[cache._idx].append(cache)
     yield from found.items()
-
-
-def _with_room(columns: int) -> int:
-    """The columns of a batch that holds so many, and the next token: it need not be copied again at once."""
-    step: int = RaggedKVCache.step
-    return (columns // step + 1) * step
 
 
 def _placed(array: mx.array, left: int, size: int) -> mx.array:

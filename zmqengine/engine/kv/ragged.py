@@ -188,10 +188,11 @@ def take_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> Non
     """Keep the rows at `places` of a batch with gaps, whose rows hold `held`, and close their gaps."""
     lengths = [held[place] for place in places]
     longest = max(lengths)
-    index = np.zeros((len(places), longest), np.uint32)
+    index = np.zeros((len(places), with_room(longest)), np.uint32)
     for row, (place, length) in enumerate(zip(places, lengths, strict=True)):
-        index[row, longest - length :] = columns_of(caches[0], place, length)
-    rows, columns = mx.array(list(places)), mx.array(index)[:, None, :, None]
+        index[row, longest - length : longest] = columns_of(caches[0], place, length)
+    columns = mx.array(index)[:, None, :, None]
+    rows = slice(None) if list(places) == list(range(len(held))) else mx.array(list(places))
     offset, left_padding = resident(lengths), resident([longest - length for length in lengths])
     for cache in caches:
         cache.keys = mx.take_along_axis(cache.keys[rows], columns, axis=2)
@@ -200,6 +201,12 @@ def take_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> Non
         cache.offset = offset
         cache.left_padding = left_padding
         cache.gaps = None
+
+
+def with_room(columns: int) -> int:
+    """The columns of a batch that holds so many, and the next token: it need not be copied again at once."""
+    step: int = RaggedKVCache.step
+    return (columns // step + 1) * step
 
 
 def columns_of(cache: Any, place: int, held: int) -> np.ndarray:
