@@ -27,7 +27,7 @@ class ErringSource:
 
     def follow(self, row: Row) -> Outlook | None:
         """Always the same."""
-        return Outlook(self._right, self._right, self._tokens_max)
+        return Outlook(self._right, self._right, self._tokens_max, lasts=True)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """What comes, but for the errors."""

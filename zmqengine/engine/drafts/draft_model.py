@@ -22,6 +22,7 @@ _CHANCE_AT_FIRST = 0.6
 # What that counts for when drafts of the first row are judged, in tokens; and how many have to be.
 _EXPECTED_TOKENS = 2
 _PROVING_TOKENS = 6
+_PROVING_DRAFT_TOKENS = 3
 # Below this it does not draft for a row.
 _CHANCE_MIN = 0.25
 # A row whose drafts are not worth their time tries again after so many steps, and then after twice as many.
@@ -111,7 +112,8 @@ class DraftModel:
             state.chance = max(state.chance, self._chance)
         if state.chance < _CHANCE_MIN:
             return None
-        return Outlook(state.chance, state.chance, DRAFT_TOKENS_MAX, self._token_s)
+        most = DRAFT_TOKENS_MAX if self.is_proven else _PROVING_DRAFT_TOKENS
+        return Outlook(state.chance, state.chance, most, self._token_s, lasts=True)
 
     def judged(self, row: Row, proposed: int, accepted: int) -> None:
         """Learn what a draft was worth."""

@@ -10,19 +10,21 @@ from zmqengine.engine.row import Row
 
 class Outlook(NamedTuple):
     """What may be expected of a draft: the chance that its `first` token is accepted and, once one is, that of each
-    `further` one; the most tokens it can have, and the seconds that it takes to draft one."""
+    `further` one; the most tokens it can have, and the seconds that it takes to draft one. One that `lasts` is as good
+    when other tokens came meanwhile than were expected."""
 
     first: float
     further: float
     tokens_max: int
     token_s: float = 0.0
+    lasts: bool = False
 
     def accepted(self, tokens: int, ahead: int = 0) -> float:
         """How many of so many drafted tokens are accepted, on average, when the draft is made `ahead` tokens later."""
         count = min(tokens, self.tokens_max)
         if self.further >= 1:
             return self.first * count
-        power: float = self.further**ahead
+        power: float = 1.0 if self.lasts else self.further**ahead
         return self.first * power * (1 - self.further**count) / (1 - self.further)
 
 

@@ -1,0 +1,100 @@
+"""Who drafts has shown that it is worth it, and rows that come all the time do not keep others from drafting."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.support.drafts import Erring, EvenCosts, by_worth
+from tests.support.engines import Run, finish, make_engine, step
+from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.probe import probe
+from zmqengine.engine.random_bits import seed_key
+
+
+class Counted:
+    """A model that counts its calls, and the tokens that it reads."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.calls = self.tokens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        self.calls += 1
+        self.tokens += inputs.size
+        return self._model(inputs, **options)
+
+
+def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
+    draw = random.Random(5)
+    return [
+        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(prompt)], tokens) for row in range(count)
+    ]
+
+
+def draft_model(model: Any) -> tuple[Counted, DraftModel]:
+    counted = Counted(model)
+    shape = probe(model).shape
+    return counted, DraftModel(counted, 0, shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
+
+
+def test_a_draft_model_that_is_always_wrong_is_given_up_after_a_few_tokens_of_one_row(model):
+    """It reads one prompt of 32, drafts for that row, and is not asked again before thousands of tokens."""
+    counted, source = draft_model(build_model(LLAMA, 1))
+    engine = make_engine(model, speculation=by_worth(source, costs=EvenCosts(0.03, 0.3)), rows_max=32)
+    rows, run = rows_of(32, 100), Run()
+    engine.insert(rows)
+    finish(engine, run)
+    judged = sum(draft.proposed for draft in run.drafts)
+    assert 0 < judged <= 12
+    assert len({draft.row for draft in run.drafts}) == 1
+    # The target has read 32 prompts and made 3,200 tokens in some 100 calls.
+    assert counted.tokens <= 0.02 * (32 * 20 + 32 * 100)
+    assert counted.calls <= 15
+    assert engine.stats().steps <= 105
+
+
+def test_a_draft_model_that_is_right_drafts_for_all_rows_once_it_has_shown_it(model):
+    """One row proves it; then it reads the other prompts too, several at a time."""
+    _, source = draft_model(model)
+    engine = make_engine(model, speculation=by_worth(source, costs=EvenCosts(0.03, 0.3)), rows_max=32)
+    engine.insert(rows_of(8, 60))
+    run = finish(engine)
+    assert {draft.row for draft in run.drafts} == set(range(8))
+    assert engine.stats().steps < 0.6 * 60
+
+
+def test_rows_that_join_all_the_time_do_not_keep_others_from_drafting(model):
+    """No step can be timed; what was measured at the start decides."""
+    costs = Untimed()
+    # Seconds that no real draft takes a share of.
+    costs.measured(8, {WAITED: 1300.0, 1: 1000.0, 2: 1320.0, 3: 1340.0, 5: 1380.0, 8: 1440.0})
+    rows = rows_of(20, 24, prompt=6)
+    reference = make_engine(model, rows_max=20)
+    reference.insert(rows)
+    plain = finish(reference)
+    outputs = {(tuple(one.prompt), seed_key(one.seed)): plain.ids(one.row) for one in rows}
+    known = Erring(outputs, right=1.0, drafting=1.0)
+    engine = make_engine(model, speculation=by_worth(known, costs=costs), rows_max=8)
+    run, waiting, steps, row_steps = Run(), list(rows), 0, 0
+    while waiting or engine.stats().rows_decoding or engine.stats().rows_prefilling:
+        if waiting and steps % 2 == 0 and engine.stats().rows_decoding < 7:
+            engine.insert([waiting.pop(0)])
+        row_steps += engine.stats().rows_decoding
+        step(engine, run)
+        steps += 1
+    assert all(run.ids(one.row) == plain.ids(one.row) for one in rows)
+    assert row_steps < 0.7 * 20 * 24
+
+
+class Untimed(StepCosts):
+    """Nothing is learnt while it runs."""
+
+    def note(self, rows: int, width: int, seconds: float) -> None:
+        """Not."""
