@@ -162,7 +162,8 @@ class DecodeBatch:
         if self._changed:
             self._choosing.set_rows(self.rows)
             self._changed = False
-        kv.make_room(self.caches, inputs.shape[1], self._columns())
+        is_idle = self._landing is None and not self._start_computes
+        kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle)
         logits = self._model(inputs, cache=self.caches)
         is_first = not all(row.launched for row in self.rows)
         for row in self.rows:

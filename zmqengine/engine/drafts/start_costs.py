@@ -93,7 +93,7 @@ class _Steps:
         """Steps of width 1, each of which starts before the one before has ended."""
         tokens, waiting = mx.array([_PROMPT[0]] * self._rows, dtype=mx.uint32), None
         for _ in range(_AHEAD_STEPS):
-            tokens = self._step(tokens[:, None])[:, -1]
+            tokens = self._step(tokens[:, None], is_idle=False)[:, -1]
             kv.start(tokens)
             if waiting is not None:
                 waiting.tolist()
@@ -102,10 +102,10 @@ class _Steps:
 
     def waited(self, width: int) -> None:
         """A step of that width from tokens that are known."""
-        self._step(mx.array([_PROMPT[:width]] * self._rows, dtype=mx.uint32)).tolist()
+        self._step(mx.array([_PROMPT[:width]] * self._rows, dtype=mx.uint32), is_idle=True).tolist()
 
-    def _step(self, inputs: mx.array) -> mx.array:
-        kv.make_room(self._caches, inputs.shape[1], self._held)
+    def _step(self, inputs: mx.array, *, is_idle: bool) -> mx.array:
+        kv.make_room(self._caches, inputs.shape[1], self._held, idle=on_gpu() and is_idle)
         self._held = [held + inputs.shape[1] for held in self._held]
         return mx.argmax(self._model(inputs, cache=self._caches), axis=-1)
 

@@ -17,6 +17,8 @@ from zmqengine.engine.row import Caches
 # Gaps are read by every step. They are closed when they are more than this, and a part of what rows hold.
 _GAP_COLUMNS_MAX = 64
 _GAP_SHARE_MAX = 0.25
+# An idle device is given so many layers at a time.
+_BEGIN_LAYERS = 4
 
 
 class Gaps:
@@ -71,6 +73,8 @@ class RaggedKVCache(BatchKVCache):
     # For the coming step, as `make_room` knows it: where rows stand after it, and that none has padding or a gap.
     offset_after: mx.array | None = None
     is_level = False
+    # Whether the device is to begin with the step as far as this layer, while the host goes on with the next ones.
+    begins = False
 
     @classmethod
     def of(
@@ -120,6 +124,7 @@ class RaggedKVCache(BatchKVCache):
     def write(self, keys: mx.array, values: mx.array) -> None:
         """Add columns."""
         after, self.offset_after, self.is_level = self.offset_after, None, False
+        begins, self.begins = self.begins, False
         start, stop = self._idx, self._idx + keys.shape[2]
         if after is None or self.keys is None or stop > self.keys.shape[2]:
             super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
@@ -130,6 +135,8 @@ class RaggedKVCache(BatchKVCache):
         self.values[..., start:stop, :] = values
         # One array for all layers: to add to one in each is a call a layer.
         self.offset = after
+        if begins:
+            mx.async_eval(self.keys)
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
@@ -159,10 +166,11 @@ def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
         cache.gaps = gaps
 
 
-def make_room(caches: Caches, columns: int, held: Sequence[int]) -> None:
+def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool = False) -> None:
     """Before `columns` are added to a batch whose rows hold `held`: close gaps where that is due.
 
-    A cache that is full is copied anyway, so that is the time to close them.
+    A cache that is full is copied anyway, so that is the time to close them. While the device is `idle`, it begins with
+    the first layers before the host has come to the last.
     """
     first = caches[0]
     if getattr(first, "gaps", None) is not None:
@@ -174,8 +182,9 @@ def make_room(caches: Caches, columns: int, held: Sequence[int]) -> None:
     if ragged:
         first = ragged[0]
         after, is_level = resident(first.offset + columns), first.gaps is None and min(held) == first._idx
-        for cache in ragged:
+        for place, cache in enumerate(ragged):
             cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
+            cache.begins = idle and place % _BEGIN_LAYERS == 1
 
 
 def close_gaps(caches: Caches, held: Sequence[int]) -> None:
