@@ -12,10 +12,12 @@ started ahead of them has the width 1."""
 # The third of the last so many steps counts, by time: a step that the system held up says nothing.
 _SAMPLES, _PLACE = 7, 2
 # A step of width 1 is known when it was timed so often. If none was timed in so many steps, drafts pause until one is,
-# or for a while.
+# or for so many steps as are waited for one that nothing disturbs.
 _SAMPLES_MIN = 3
 _SINGLE_KNOWN_STEPS = 512
-_OVERDUE_STEPS_MAX = 24
+_PATIENCE_STEPS = 24
+# What is known of so many times less rows will do.
+_LESS = 1.5
 # A width that was too slow to be used is known for so many steps, then tried again, then known for twice as many.
 _KNOWN_STEPS, _KNOWN_STEPS_MAX = 256, 8192
 # What is taken where nothing is known, in steps of width 1: for each further token of a width, and for waiting.
@@ -46,6 +48,8 @@ class StepCosts:
         # When a step of width 1 was last timed, or enough was waited for one; and the steps since that was due.
         self._single_at = 0
         self._overdue = 0
+        # By the number of rows, steps while none of width 1 was timed.
+        self._untimed: dict[int, int] = {}
 
     def note(self, rows: int, width: int, seconds: float) -> None:
         """A step of `rows` rows that read `width` tokens of each, or was `WAITED` for, took so long."""
@@ -62,12 +66,13 @@ class StepCosts:
         self._seconds[key] = sorted(samples)[min(_PLACE, len(samples) // 2)]
         self._noted_at[key] = self._steps
 
-    def passed(self) -> None:
-        """A step is there, whether its time says something or not."""
+    def passed(self, rows: int) -> None:
+        """A step of so many rows is there, whether its time says something or not."""
+        if not self._is_timed(_group(rows), 1):
+            self._untimed[_group(rows)] = self._untimed.get(_group(rows), 0) + 1
         if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
             self._overdue += 1
-            if self._overdue >= _OVERDUE_STEPS_MAX:
-                # Others disturb every step: what is known has to do.
+            if self._overdue >= _PATIENCE_STEPS:
                 self._single_at, self._overdue = self._steps, 0
 
     def measured(self, rows: int, seconds: Mapping[int, float]) -> None:
@@ -77,12 +82,19 @@ class StepCosts:
             self._at_start.setdefault(width, {})[_group(rows)] = its_s / seconds[1]
 
     def is_current(self, rows: int) -> bool:
-        """Whether enough is known of steps of width 1 to compare others with them. Now and then they are timed."""
+        """Whether enough is known of steps of width 1 to compare others with them. Now and then they are timed again.
+
+        What is known of more rows, or a few less, will do. So does what was measured at the start, where every step is
+        disturbed by others.
+        """
         if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
             return False
-        return (
-            len(self._samples.get((_group(rows), 1), ())) >= _SAMPLES_MIN or self._near(rows, 1) is not None
-        )
+        group = _group(rows)
+        if self._is_timed(group, 1) or any(
+            self._is_timed(other, 1) for other in self._groups.get(1, ()) if _LESS * other >= group
+        ):
+            return True
+        return self._untimed.get(group, 0) >= _PATIENCE_STEPS and self._near(rows, 1) is not None
 
     def ratio(self, rows: int, width: int) -> float:
         """What such a step takes, in steps of width 1 of as many rows.
@@ -103,13 +115,16 @@ class StepCosts:
         group = _group(rows)
         if self._is_timed(group, width):
             return self._seconds[group, width] / self._seconds[group, 1]
-        found = [(abs(other - group), ratio) for other, ratio in self._at_start.get(width, {}).items()]
+        # Of two that are as near, the one of more rows: there, a width costs more.
+        found = [
+            (abs(other - group), -other, ratio) for other, ratio in self._at_start.get(width, {}).items()
+        ]
         found += [
-            (abs(other - group), self._seconds[other, width] / self._seconds[other, 1])
+            (abs(other - group), -other, self._seconds[other, width] / self._seconds[other, 1])
             for other in self._groups.get(width, ())
             if self._is_timed(other, width)
         ]
-        return min(found)[1] if found else None
+        return min(found)[2] if found else None
 
     def single_s(self, rows: int) -> float | None:
         """Seconds of a step of width 1, of the nearest number of rows; None if none was timed yet."""
@@ -151,7 +166,7 @@ class StepClock:
         """
         now_s = time.perf_counter()
         drafting_s, self._drafting_s = self._drafting_s, 0.0
-        self.costs.passed()
+        self.costs.passed(rows)
         if self._ignored:
             self._ignored -= 1
         elif width is not None:
