@@ -48,13 +48,14 @@ class StepCosts:
         # When a step of width 1 was last timed, or enough was waited for one; and the steps since that was due.
         self._single_at = 0
         self._overdue = 0
-        # By the number of rows, steps while none of width 1 was timed.
-        self._untimed: dict[int, int] = {}
+        # So many steps in a row have said nothing.
+        self._untimed = 0
 
     def note(self, rows: int, width: int, seconds: float) -> None:
         """A step of `rows` rows that read `width` tokens of each, or was `WAITED` for, took so long."""
         key = (_group(rows), width)
         self._steps += 1
+        self._untimed = 0
         if width == 1:
             self._single_at, self._overdue = self._steps, 0
         samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
@@ -66,10 +67,9 @@ class StepCosts:
         self._seconds[key] = sorted(samples)[min(_PLACE, len(samples) // 2)]
         self._noted_at[key] = self._steps
 
-    def passed(self, rows: int) -> None:
-        """A step of so many rows is there, whether its time says something or not."""
-        if not self._is_timed(_group(rows), 1):
-            self._untimed[_group(rows)] = self._untimed.get(_group(rows), 0) + 1
+    def passed(self) -> None:
+        """A step is there, whether its time says something or not."""
+        self._untimed += 1
         if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
             self._overdue += 1
             if self._overdue >= _PATIENCE_STEPS:
@@ -94,7 +94,7 @@ class StepCosts:
             self._is_timed(other, 1) for other in self._groups.get(1, ()) if _LESS * other >= group
         ):
             return True
-        return self._untimed.get(group, 0) >= _PATIENCE_STEPS and self._near(rows, 1) is not None
+        return self._untimed >= _PATIENCE_STEPS and self._near(rows, 1) is not None
 
     def ratio(self, rows: int, width: int) -> float:
         """What such a step takes, in steps of width 1 of as many rows.
@@ -166,7 +166,7 @@ class StepClock:
         """
         now_s = time.perf_counter()
         drafting_s, self._drafting_s = self._drafting_s, 0.0
-        self.costs.passed(rows)
+        self.costs.passed()
         if self._ignored:
             self._ignored -= 1
         elif width is not None:
