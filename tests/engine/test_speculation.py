@@ -17,6 +17,7 @@ from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.drafts.predictions import Predictions
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
+from zmqengine.engine.drafts.trial import Trial
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.probe import probe
 from zmqengine.engine.random_bits import seed_key
@@ -285,10 +286,18 @@ class Counting(EvenCosts):
         self.steps[width] += 1
 
 
+class Believed(Trial):
+    """Is over, and was passed."""
+
+    is_over = True
+
+
 class Stubborn(DraftModel):
     """Drafts for every row whatever its drafts were worth."""
 
-    is_proven = True
+    def __init__(self, *given, **options) -> None:
+        super().__init__(*given, **options)
+        self.trial = Believed()
 
     def follow(self, row: Row) -> Outlook | None:
         return Outlook(0.9, 0.9, 8)

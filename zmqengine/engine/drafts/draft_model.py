@@ -11,6 +11,7 @@ import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.drafts.source import Outlook
+from zmqengine.engine.drafts.trial import Trial
 from zmqengine.engine.random_bits import uniform
 from zmqengine.engine.row import Caches, Row
 from zmqengine.engine.sampling import DrawPlan, draw, plan_draw
@@ -18,17 +19,12 @@ from zmqengine.engine.sampling import DrawPlan, draw, plan_draw
 DRAFT_TOKENS_MAX = 8
 _READ_TOKENS_MAX = 512
 _GAIN = 0.1
-_CHANCE_AT_FIRST = 0.6
-# What that counts for when drafts of the first row are judged, in tokens; and how many have to be.
-_EXPECTED_TOKENS = 2
-_PROVING_TOKENS = 6
-_PROVING_DRAFT_TOKENS = 3
+# While it is tried out.
+_TRIAL_TOKENS_MAX = 3
 # Below this it does not draft for a row.
 _CHANCE_MIN = 0.25
 # A row whose drafts are not worth their time tries again after so many steps, and then after twice as many.
 _PATIENCE_STEPS, _PATIENCE_STEPS_MAX = 64, 4096
-# The same for the model, in steps of all rows together.
-_MODEL_PATIENCE, _MODEL_PATIENCE_MAX = 2048, 1 << 20
 
 
 class DraftState:
@@ -46,8 +42,7 @@ class DraftModel:
     """The source. A row draws its drafts with the same random numbers as its tokens, so that they agree more often.
 
     It has caches of its own: of a row that joins it reads the prompt first, and what it has read and drafted in vain it
-    takes back. Until it `is_proven` it reads and drafts for one row only. One that fails is tried again, ever more
-    seldom.
+    takes back. While the `trial` is not over, it reads and drafts for one row only.
     """
 
     name = "draft"
@@ -61,11 +56,7 @@ class DraftModel:
         # Both models may have rows of weights for more words than there are, and not as many.
         self._words = words
         self._model = model
-        self._chance = _CHANCE_AT_FIRST
-        # Tokens of drafts that were judged since it was last tried out: right ones, and all.
-        self._right = self._judged = 0
-        self._idle = 0
-        self._patience = _MODEL_PATIENCE
+        self.trial = Trial()
         self._token_s = 0.0
         self._rows: list[Row] = []
         self._held: list[int] = []
@@ -74,11 +65,6 @@ class DraftModel:
         self._ahead: list[list[int]] = []
         self._reading: tuple[Row, Caches, int] | None = None
         self._plan: DrawPlan | None = None
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether enough of its drafts were judged to tell what more of them will be worth."""
-        return self._judged >= _PROVING_TOKENS
 
     @property
     def held_bytes(self) -> int:
@@ -98,52 +84,36 @@ class DraftModel:
 
     def follow(self, row: Row) -> Outlook | None:
         """What its drafts have been worth lately."""
-        self._idle += 1
-        if self._idle > self._patience:
-            self._try_again()
+        if self.trial.begins_again():
+            self._reading = None
+            self._take_back()
+            self._drop(self._rows[1:])
+        chance = self.trial.chance
         state = row.draft_state
         if state is None:
-            state = row.draft_state = DraftState(self._chance)
+            state = row.draft_state = DraftState(chance)
         state.idle += 1
-        if not self.is_proven:
-            state.chance = self._chance
+        if not self.trial.is_over:
+            state.chance = chance
         elif state.idle > state.patience:
             state.idle, state.patience = 0, min(2 * state.patience, _PATIENCE_STEPS_MAX)
-            state.chance = max(state.chance, self._chance)
+            state.chance = max(state.chance, chance)
         if state.chance < _CHANCE_MIN:
             return None
-        most = DRAFT_TOKENS_MAX if self.is_proven else _PROVING_DRAFT_TOKENS
+        most = DRAFT_TOKENS_MAX if self.trial.is_over else _TRIAL_TOKENS_MAX
         return Outlook(state.chance, state.chance, most, self._token_s, lasts=True)
 
     def judged(self, row: Row, proposed: int, accepted: int) -> None:
         """Learn what a draft was worth."""
-        self._idle = 0
-        if accepted:
-            self._patience = _MODEL_PATIENCE
         state = row.draft_state
-        for is_right in [1] * accepted + [0] * (accepted < proposed):
-            if self.is_proven:
-                self._chance += _GAIN / 10 * (is_right - self._chance)
-            else:
-                self._right += is_right
-                self._judged += 1
-                expected = _EXPECTED_TOKENS * _CHANCE_AT_FIRST
-                self._chance = (self._right + expected) / (self._judged + _EXPECTED_TOKENS)
+        for is_right in [True] * accepted + [False] * (accepted < proposed):
+            self.trial.judged(is_right)
             if state is not None:
                 state.chance += _GAIN * (is_right - state.chance)
         if state is not None:
             state.idle = 0
             if accepted:
                 state.patience = _PATIENCE_STEPS
-
-    def _try_again(self) -> None:
-        """As good as new, for one row."""
-        self._idle, self._patience = 0, min(2 * self._patience, _MODEL_PATIENCE_MAX)
-        self._right = self._judged = 0
-        self._chance = _CHANCE_AT_FIRST
-        self._reading = None
-        self._take_back()
-        self._drop(self._rows[1:])
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """A draft for each of the rows whose text it has read; one more row's text is read, or a part of it."""
@@ -152,9 +122,9 @@ class DraftModel:
         while self._rows and 2 * self.padding_bytes > self.padding_bytes_max:
             # The longest has to do without, or all others are as long.
             self._drop([self._rows[self._held.index(max(self._held))]])
-        if not self.is_proven and not any(row in rows for row in self._rows):
+        if not self.trial.is_over and not any(row in rows for row in self._rows):
             self._drop(self._rows)
-        if self.is_proven or not self._rows:
+        if self.trial.is_over or not self._rows:
             self._read([row for row in rows if row not in self._rows])
         if not self._rows or not max(tokens_max, default=0):
             return [[] for _ in rows]
@@ -260,7 +230,7 @@ class DraftModel:
                 shortest = min(found, key=lambda row: len(row.tokens))
                 self._reading = shortest, kv.new_caches(self._model), 0
             left -= self._read_on(*self._reading, left)
-            if not self.is_proven:
+            if not self.trial.is_over:
                 break
 
     def _read_on(self, row: Row, caches: Caches, held: int, tokens_max: int) -> int:
