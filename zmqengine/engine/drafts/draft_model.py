@@ -37,6 +37,46 @@ class DraftState:
         self.idle = 0
         self.patience = _PATIENCE_STEPS
 
+    def ask(self, trial: Trial) -> None:
+        """One more step in which it may draft."""
+        self.idle += 1
+        if not trial.is_over:
+            self.chance = trial.chance
+        elif self.idle > self.patience:
+            self.idle, self.patience = 0, min(2 * self.patience, _PATIENCE_STEPS_MAX)
+            self.chance = max(self.chance, trial.chance)
+
+    def judged(self, right: Sequence[bool]) -> None:
+        """Which tokens of a draft were accepted, up to the first that was not."""
+        self.idle = 0
+        for is_right in right:
+            self.chance += _GAIN * (is_right - self.chance)
+        if any(right):
+            self.patience = _PATIENCE_STEPS
+
+
+class _Reading:
+    """The text of a row, read into caches of its own. It `is_done` when just its last tokens are left."""
+
+    def __init__(self, row: Row, model: Any) -> None:
+        self.row = row
+        self.caches = kv.new_caches(model)
+        self.held = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.held > 0 and len(self.row.tokens) - 1 - self.held < _READ_TOKENS_MAX
+
+    def read_on(self, model: Any, words: int, tokens_max: int) -> int:
+        """At most so many more tokens; returns how many."""
+        chunk = self.row.tokens[self.held : min(self.held + tokens_max, len(self.row.tokens) - 1)]
+        if chunk:
+            kv.read_alone(model, self.caches, [min(token, words - 1) for token in chunk])
+            # Waited for, so that what it takes is known to be the cost of drafting.
+            mx.eval(kv.arrays(self.caches))
+        self.held += len(chunk)
+        return max(1, len(chunk))
+
 
 class DraftModel:
     """The source. A row draws its drafts with the same random numbers as its tokens, so that they agree more often.
@@ -63,13 +103,13 @@ class DraftModel:
         self._caches: Caches = []
         # Tokens that were drafted and read since, [rows][tokens]; not known yet whether they were right.
         self._ahead: list[list[int]] = []
-        self._reading: tuple[Row, Caches, int] | None = None
+        self._reading: _Reading | None = None
         self._plan: DrawPlan | None = None
 
     @property
     def held_bytes(self) -> int:
         """What its caches take."""
-        reading = [] if self._reading is None else self._reading[1]
+        reading = [] if self._reading is None else self._reading.caches
         return kv.byte_count(self._caches) + kv.byte_count(reading)
 
     @property
@@ -88,16 +128,10 @@ class DraftModel:
             self._reading = None
             self._take_back()
             self._drop(self._rows[1:])
-        chance = self.trial.chance
         state = row.draft_state
         if state is None:
-            state = row.draft_state = DraftState(chance)
-        state.idle += 1
-        if not self.trial.is_over:
-            state.chance = chance
-        elif state.idle > state.patience:
-            state.idle, state.patience = 0, min(2 * state.patience, _PATIENCE_STEPS_MAX)
-            state.chance = max(state.chance, chance)
+            state = row.draft_state = DraftState(self.trial.chance)
+        state.ask(self.trial)
         if state.chance < _CHANCE_MIN:
             return None
         most = DRAFT_TOKENS_MAX if self.trial.is_over else _TRIAL_TOKENS_MAX
@@ -105,15 +139,11 @@ class DraftModel:
 
     def judged(self, row: Row, proposed: int, accepted: int) -> None:
         """Learn what a draft was worth."""
-        state = row.draft_state
-        for is_right in [True] * accepted + [False] * (accepted < proposed):
+        right = [True] * accepted + [False] * (accepted < proposed)
+        for is_right in right:
             self.trial.judged(is_right)
-            if state is not None:
-                state.chance += _GAIN * (is_right - state.chance)
-        if state is not None:
-            state.idle = 0
-            if accepted:
-                state.patience = _PATIENCE_STEPS
+        if row.draft_state is not None:
+            row.draft_state.judged(right)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
         """A draft for each of the rows whose text it has read; one more row's text is read, or a part of it."""
@@ -142,7 +172,7 @@ class DraftModel:
 
     def release(self) -> None:
         """Give back the caches of rows that are gone."""
-        if self._reading is not None and self._reading[0].gone:
+        if self._reading is not None and self._reading.row.gone:
             self._reading = None
         gone = [row for row in self._rows if row.gone]
         if gone:
@@ -227,28 +257,17 @@ class DraftModel:
                 found = [row for row in waiting if row not in self._rows and self._has_room(row)]
                 if not found:
                     break
-                shortest = min(found, key=lambda row: len(row.tokens))
-                self._reading = shortest, kv.new_caches(self._model), 0
-            left -= self._read_on(*self._reading, left)
+                self._reading = _Reading(min(found, key=lambda row: len(row.tokens)), self._model)
+            reading = self._reading
+            left -= reading.read_on(self._model, self._words, left)
+            if reading.is_done:
+                self._reading = None
+                self._caches = kv.extend(self._caches, kv.merge([reading.caches]), self._held)
+                self._rows.append(reading.row)
+                self._held.append(reading.held)
+                self._follow_change()
             if not self.trial.is_over:
                 break
-
-    def _read_on(self, row: Row, caches: Caches, held: int, tokens_max: int) -> int:
-        """At most so many more tokens of a row; returns how many."""
-        chunk = row.tokens[held : min(held + tokens_max, len(row.tokens) - 1)]
-        if chunk:
-            kv.read_alone(self._model, caches, [min(token, self._words - 1) for token in chunk])
-            # Waited for, so that what it takes is known to be the cost of drafting.
-            mx.eval(kv.arrays(caches))
-            held += len(chunk)
-        self._reading = row, caches, held
-        if held and len(row.tokens) - 1 - held < _READ_TOKENS_MAX:
-            self._caches = kv.extend(self._caches, kv.merge([caches]), self._held)
-            self._rows.append(row)
-            self._held.append(held)
-            self._reading = None
-            self._follow_change()
-        return max(1, len(chunk))
 
     def _has_room(self, row: Row) -> bool:
         """Whether the batch, with this row, is not padded too much."""
