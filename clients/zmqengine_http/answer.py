@@ -74,8 +74,13 @@ class Answer:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer as it comes. Raises an error of `zmqengine_client.errors` if it fails."""
-        take = self._take_one_by_one if self._splitter is not None or self._text.has_stops else self._take_all
+        may_end_early = self._splitter is not None or self._text.has_stops
+        take = self._take_one_by_one if may_end_early else self._take_all
         async for chunk in self._stream:
+            if not may_end_early and len(chunk.tokens) <= PORTION_TOKENS:
+                # The usual chunk, on its short way.
+                yield take(chunk)
+                continue
             for portion in _portions(chunk):
                 yield take(portion)
                 if self._complete:

@@ -17,6 +17,12 @@ from zmqengine.bench.records import RequestRecord, RequestSpec
 from zmqengine.bench.sessions import open_session
 from zmqengine.bench.targets import Outcome, TargetSpec
 
+try:
+    # Reading a stream over HTTP takes a third less with it, which is then not taken for the server's.
+    from uvloop import run
+except ImportError:
+    from asyncio import run  # type: ignore[assignment]
+
 READY = b"ready\n"
 
 
@@ -52,7 +58,7 @@ async def run_job(job: LoadJob) -> tuple[list[Outcome], float]:
 def main() -> None:
     """Run one job."""
     job = msgspec.json.decode(sys.stdin.readline(), type=LoadJob)
-    outcomes, cpu_s = asyncio.run(run_job(job))
+    outcomes, cpu_s = run(run_job(job))
     result = LoadResult(records=[outcome.record() for outcome in outcomes], cpu_s=cpu_s)
     _say(msgspec.json.encode(result) + b"\n")
 
