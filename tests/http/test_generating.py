@@ -50,6 +50,27 @@ def test_a_stream_begins_with_the_role(front: Front) -> None:
     assert "usage" not in events[0]
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 64, 65, 1000])
+def test_an_answer_does_not_depend_on_how_its_tokens_came(chunk_tokens: int) -> None:
+    """One at a time or many that had piled up, with and without a stop string to look for: the same text, end and
+    usage, and characters whole in every event.
+    """
+    said = "naïve 日本語 👩‍👧 " * 20
+    scripted = ScriptedClient(lambda prompt: said, chunk_tokens=chunk_tokens)
+    body: dict[str, Any] = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+    tokens = len(said.encode()) + 1
+    with serving(HttpConfig(), lambda address, on_event: scripted) as front:
+        for more in ({}, {"stop": "never"}, {"logprobs": 0}):
+            reply = post(front, TEXT, {**body, **more, "max_tokens": 2000})
+            assert (text_of(reply), finish_of(reply)) == (said, "stop")
+            assert reply.events[-1]["usage"]["completion_tokens"] == tokens
+            assert not any(
+                "\ufffd" in choice["text"] for event in reply.events for choice in event["choices"]
+            )
+        cut = post(front, TEXT, {**body, "max_tokens": tokens - 4})
+        assert (text_of(cut), finish_of(cut)) == (said[:-2] + "\ufffd", "length")
+
+
 def test_usage_counts_every_token(front: Front) -> None:
     """The end token counts, as it was made; its text is not in the answer."""
     usage = post(front, TEXT, {"prompt": [5, 6, 7], "max_tokens": 100}).json["usage"]
