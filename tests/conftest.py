@@ -15,6 +15,10 @@ import pytest
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# With TF32 a GPU of NVIDIA rounds products of one row otherwise than those of many, and greedy tokens differ. Workers
+# that are started here inherit it.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
