@@ -19,6 +19,8 @@ CLIENTS = ROOT / "clients"
 MLX_FILES = {
     "zmqengine/bench/bare.py",
     "zmqengine/bench/echo_model.py",
+    "zmqengine/bench/edit/models.py",
+    "zmqengine/bench/edit/train.py",
     "zmqengine/bench/foreseeable.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",
@@ -76,6 +78,7 @@ MLX_FILES = {
 MLX_LM_FILES = {
     "zmqengine/bench/bare.py",
     "zmqengine/bench/echo_model.py",
+    "zmqengine/bench/edit/train.py",
     "zmqengine/bench/foreseeable.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",

@@ -75,7 +75,7 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
         setting["notes"].append(differ)
     return Report(
         kind="speculation",
-        model=ModelFacts(name=f"the echo model, and {plan.model} for other work"),
+        model=ModelFacts(name=f"the echo and edit models, and {plan.model} for other work"),
         options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
         base="off",
         targets=[TargetFacts(label=label, kind="engine") for label in ("off", "on")],

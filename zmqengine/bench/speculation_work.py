@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 
 from zmqengine.engine.opening import device_name  # first: it chooses what MLX binds to
 
@@ -13,6 +14,8 @@ from zmqengine.engine.opening import device_name  # first: it chooses what MLX b
 import msgspec
 
 from zmqengine.bench import echo_model
+from zmqengine.bench.edit.documents import edits
+from zmqengine.bench.edit.models import ask, load_bundled
 from zmqengine.bench.erring_source import ErringSource
 from zmqengine.bench.foreseeable import make_foreseeable
 from zmqengine.engine.device.remembered import Remembered
@@ -36,6 +39,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: tuple[int, ...] = (1, 8, 32)
     echo_words: int = 150
+    edit_fields: int = 16
     new_tokens: int = 150
     set_tokens: int = 100
     acceptance: float = 0.7
@@ -59,6 +63,8 @@ def open_work(name: str, model: str, draft: str | None, options: SpeculationOpti
     """One of the works of the command line. Raises `ConfigError` for a model that does not suit it."""
     if name == "echo":
         return _echo(options)
+    if name in ("edit", "edit draft"):
+        return _edit(name, options)
     loaded = _load(model)
     if name == "set drafts":
         return _set_drafts(loaded, options)
@@ -81,6 +87,23 @@ def _echo(options: SpeculationOptions) -> Work:
         return [RowRequest(row, echo_model.prompt(text), words) for row, text in enumerate(texts)]
 
     return Work("echo", model, info, requests, _auto(info))
+
+
+def _edit(name: str, options: SpeculationOptions) -> Work:
+    """Documents that the trained model has not seen, to be said with a field changed."""
+    loaded = load_bundled("model")
+    draft = load_bundled("draft") if name == "edit draft" else None
+
+    def speculation() -> Speculation | None:
+        if draft is None:
+            return open_speculation("auto", loaded.info.vocab_size)
+        return open_speculation("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+
+    def requests(streams: int, seed: int) -> list[RowRequest]:
+        documents = list(islice(edits("held_out", seed, options.edit_fields), streams))
+        return [asked.request for asked in ask(loaded, documents)]
+
+    return Work(name, loaded.model, loaded.info, requests, speculation)
 
 
 def _set_drafts(loaded: LoadedModel, options: SpeculationOptions) -> Work:

@@ -32,7 +32,7 @@ SCENARIO_NAMES = (
     "trace",
 )
 CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
-SPECULATION_WORK = ("echo", "new text", "set drafts", "draft model")
+SPECULATION_WORK = ("echo", "edit", "edit draft", "new text", "set drafts", "draft model")
 SHAPE_NAMES = ("0.2m", "deep", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160
@@ -263,7 +263,9 @@ def schedule(
 
 @bench.command()
 @click.option("--work", multiple=True, type=click.Choice(SPECULATION_WORK), default=("echo", "new text"))
-@click.option("--model", default="pico", show_default=True, help="Of all work but echo: pico or a directory.")
+@click.option(
+    "--model", default="pico", show_default=True, help="Pico or a directory; not for echo and edit."
+)
 @click.option("--draft", help="The directory of the smaller model of --work 'draft model'.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
