@@ -31,3 +31,35 @@ def test_memory_of_a_burst_is_given_back() -> None:
     before, grown, after = map(int, output.split())
     assert grown - before > 150 << 20
     assert after - before < 32 << 20
+
+
+SET_APART = """
+import gc
+import zmqengine.worker.main
+from zmqengine.worker.heap import set_apart
+class Knot:
+    alive = 0
+    def __init__(self):
+        Knot.alive += 1
+        self.self = self
+    def __del__(self):
+        Knot.alive -= 1
+gc.disable()
+Knot()
+set_apart()
+before = Knot.alive
+Knot()
+gc.collect()
+print(gc.get_freeze_count(), len(gc.get_objects()), before, Knot.alive)
+"""
+
+
+def test_what_was_imported_is_not_looked_at_again() -> None:
+    """Only what is made afterwards is, and collected as ever; what was garbage before is gone first."""
+    output = subprocess.run(
+        [sys.executable, "-c", SET_APART], capture_output=True, text=True, check=True
+    ).stdout
+    frozen, watched, before, after = map(int, output.split())
+    assert frozen > 10_000
+    assert watched < frozen / 10
+    assert before == after == 0

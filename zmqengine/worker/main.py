@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -21,6 +22,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.control_thread import ControlThread
 from zmqengine.worker.descriptors import bound_connections
 from zmqengine.worker.doorman import Doorman
+from zmqengine.worker.heap import set_apart
 from zmqengine.worker.opening import Opened, measure_disk, open_engine, warm_up
 from zmqengine.worker.parent import (
     EXIT_FAILED,
@@ -160,6 +162,9 @@ class Worker:
         return Actor(context, opened.engine, sockets, self._watchdog)
 
     def _serve(self, actor: Actor) -> int:
+        if threading.current_thread() is threading.main_thread():
+            # In a thread, for tests, most of the process is another's.
+            set_apart()
         self._watchdog.expect_within(0)
         self._board.progress = Progress("ready", 1.0)
         self._board.state = "ready"
