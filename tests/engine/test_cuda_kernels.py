@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from zmqengine.engine import kv, sampling
 from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.device import attention, quantised
+from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kernels import drawing
+from zmqengine.engine.random_bits import seed_key, uniform
+from zmqengine.engine.row import Row
 
 pytestmark = pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
 
@@ -92,28 +97,42 @@ def test_quantised_weights_are_multiplied_for_few_rows(dtype, bits, group, rows)
     assert error(quantised.few_rows(inputs, layer), wanted) < 0.01
 
 
+def chosen(logits, rows, drawn=0, width=1):
+    """What the kernel chooses, as the device and the host see it."""
+    tokens, told = drawing.choose(logits, drawing.columns(rows), drawn, width)
+    read, marks = drawing.read(told, logits.shape[0])
+    assert tokens.tolist() == read
+    return read, marks
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
-def test_a_draw_is_that_of_plain_arithmetic(dtype):
+@pytest.mark.parametrize("words", [5000, 5003])
+def test_a_draw_is_that_of_plain_arithmetic(dtype, words):
     """Each row keeps what its own top_k, top_p and min_p leave, and takes the token that the number falls on."""
     rng = np.random.default_rng(3)
-    rows, words = 64, 5000
+    rows = 64
     logits = mx.array(rng.normal(0, 2, (rows, words)).astype(np.float32)).astype(dtype)
     temperature = rng.uniform(0.3, 1.5, rows)
     top_k = rng.choice([5, 40, words], rows)
     top_p = rng.choice([0.5, 0.9, 1.0], rows)
     min_p = rng.choice([0.0, 0.05], rows)
-    uniforms = rng.uniform(0, 1, rows)
-    got = drawing.draw(
-        logits,
-        mx.array(uniforms.astype(np.float32))[:, None],
-        mx.array((1 / temperature).astype(np.float32))[:, None],
-        mx.array(top_k.astype(np.int32))[:, None],
-        mx.array(top_p.astype(np.float32))[:, None],
-        mx.array(np.log(np.maximum(min_p, 1e-30)).astype(np.float32))[:, None],
-    )
+    keys = [seed_key(seed) for seed in range(rows)]
+    plan = [
+        drawing.Drawn(
+            keys[row],
+            row,
+            1 / temperature[row],
+            int(top_k[row]),
+            top_p[row],
+            float(np.log(max(min_p[row], 1e-30))),
+        )
+        for row in range(rows)
+    ]
+    got, marks = chosen(logits, plan, drawn=3)
+    assert marks == [0.0] * rows
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)
     right = 0
-    for row, token in enumerate(np.array(got)):
+    for row, token in enumerate(got):
         weights = np.exp((exact[row] - exact[row].max()) / temperature[row])
         order = np.argsort(-weights, kind="stable")
         weights[weights < weights[order[top_k[row] - 1]]] = 0
@@ -126,19 +145,60 @@ def test_a_draw_is_that_of_plain_arithmetic(dtype):
         weights[weights < weights[order[enough]]] = 0
         weights[weights < min_p[row] * weights.max()] = 0
         up_to = np.cumsum(weights)
-        right += int(token == int(np.argmax(up_to > uniforms[row] * up_to[-1])))
+        right += int(token == int(np.argmax(up_to > uniform(keys[row], row + 3) * up_to[-1])))
     # A number next to the border between two tokens may fall on either.
     assert right >= rows - 2
+
+
+@pytest.mark.parametrize(("drawn", "width"), [(0, 1), (7, 1), (1000, 4)])
+def test_the_numbers_that_are_drawn_with_are_those_of_every_device(drawn, width):
+    """Of equally likely tokens, as many as there can be numbers to tell apart, each number takes the one it names."""
+    words, rows = 1 << 16, 33
+    seeds = [0, 1, 2**63, 2**64 - 1, *range(100, 100 + rows - 4)]
+    plan = [drawing.Drawn(seed_key(seed), seed % 5, 1.0, words, 1.0, -math.inf) for seed in seeds]
+    got, _ = chosen(mx.zeros((rows * width, words), mx.bfloat16), plan, drawn, width)
+    wanted = [
+        int(uniform(row.key, row.place + drawn + ahead) * words) for row in plan for ahead in range(width)
+    ]
+    assert got == wanted
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 64, 256])
+def test_the_likeliest_token_is_the_first_of_those(rows):
+    """Beside rows that sample or alone; what is not a number is told."""
+    rng = np.random.default_rng(rows)
+    logits = rng.integers(-50, 50, (rows, 1001)).astype(np.float32)
+    plan = [
+        drawing.Drawn(1, 0, 0.0 if row % 3 else 1.0, 1001 if row % 3 else 1, 1.0, -math.inf)
+        for row in range(rows)
+    ]
+    got, marks = chosen(mx.array(logits).astype(mx.bfloat16), plan)
+    likeliest = logits.argmax(axis=-1)
+    for row in range(rows):
+        assert logits[row, got[row]] == logits[row, likeliest[row]]
+        assert not row % 3 or got[row] == likeliest[row]
+    assert marks == [0.0] * rows
+    logits[0] = np.nan
+    logits[-1, 7] = np.inf
+    _, marks = chosen(mx.array(logits).astype(mx.bfloat16), plan)
+    assert math.isnan(marks[0])
+    assert math.isnan(marks[-1])
+    assert marks[1:-1] == [0.0] * max(0, rows - 2)
 
 
 def test_all_methods_draw_alike():
     """The kernel and MLX's own calls, on a vocabulary of the usual size."""
     logits = (mx.random.normal((32, 128_256)) * 2).astype(mx.bfloat16)
-    uniforms = mx.random.uniform(shape=(32, 1))
+    rows = [
+        Row(
+            RowRequest(row=row, prompt=[0], max_tokens=9, sampling=sampling.SAMPLED[0], seed=row), 128_256, 99
+        )
+        for row in range(32)
+    ]
     drawn = {}
     for method in ("search", "sort", "kernel"):
         sampling.use_method(method)
-        drawn[method] = np.array(sampling.draw(logits, sampling.trial_plan(32), uniforms))
+        drawn[method] = np.array(sampling.choose(logits, sampling.plan_draw(rows, 128_256)).tokens)
     sampling.use_method("search")
     assert (drawn["search"] == drawn["sort"]).sum() >= 30
     assert (drawn["search"] == drawn["kernel"]).sum() >= 30

@@ -49,7 +49,7 @@ def histogram(logits: np.ndarray, sampling: Sampling, draws: int) -> np.ndarray:
     batch = mx.array(np.tile(logits, (64, 1)).astype(np.float32))
     counts = np.zeros(len(logits))
     for _ in range(draws // 64):
-        counts += np.bincount(np.array(choose(batch, how)), minlength=len(logits))
+        counts += np.bincount(np.array(choose(batch, how).tokens), minlength=len(logits))
         for row in rows:
             row.sampled += 1
     return counts / counts.sum()
@@ -97,7 +97,7 @@ def test_a_mixed_batch_draws_from_each_rows_own_support(seed, vocab_size, spread
     """Greedy rows take the likeliest; the others a token that top_k, top_p and min_p leave, whoever is beside."""
     logits = np.random.default_rng(seed).normal(0, spread, (len(settings_), vocab_size)).astype(np.float32)
     _, how = plan(settings_, vocab_size)
-    tokens = np.array(choose(mx.array(logits), how))
+    tokens = np.array(choose(mx.array(logits), how).tokens)
     for row, sampling, token in zip(logits, settings_, tokens, strict=True):
         if not sampling.temperature:
             assert token == row.argmax()
@@ -223,4 +223,4 @@ def test_a_temperature_next_to_nothing_is_greedy(temperature):
     """The protocol allows every float above 0; one whose inverse is no float32 must not draw token 0 for ever."""
     logits = np.array([[0.5, 3.0, 2.9, -1.0]], np.float32)
     _, how = plan([Sampling(temperature=temperature)], 4)
-    assert choose(mx.array(logits), how).tolist() == [1]
+    assert choose(mx.array(logits), how).tokens.tolist() == [1]

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from zmqengine.engine.penalties import Penalties
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling import DrawPlan, choose, measure, plan_draw
+from zmqengine.engine.sampling import Plan, choose, measure, plan_draw
 from zmqengine.engine.window import Choices, Measured, Window
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Choosing:
         self._vocab_size = vocab_size
         self._masks = masks
         self._rows: list[Row] = []
-        self._plan: DrawPlan | None = None
+        self._plan: Plan = None
         self._penalties = Penalties(vocab_size)
         self._places: list[int] = []
         self._index: mx.array | None = None
@@ -49,10 +49,9 @@ class Choosing:
         if self._penalties.index is not None:
             logits = self._penalties.apply(logits)
         allowed = self._masked(logits) if self.constrained else logits
-        tokens = choose(allowed, self._plan)
+        tokens, chosen_logits, told = choose(allowed, self._plan)
         if self._penalties.index is not None:
             self._penalties.count(tokens)
-        chosen_logits = mx.take_along_axis(allowed, tokens[:, None], axis=-1)[:, 0]
         logprobs = None
         if self.measured:
             some = self._index
@@ -61,7 +60,7 @@ class Choosing:
                 tokens if some is None else tokens[some],
                 self._top,
             )
-        return Choices(tokens, chosen_logits, logprobs)
+        return Choices(tokens, chosen_logits, logprobs, told)
 
     def several(self, logits: mx.array, window: Window) -> Choices:
         """A token for each place of a window, from `logits` [rows, width, vocab]."""

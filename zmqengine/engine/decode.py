@@ -189,8 +189,7 @@ class DecodeBatch:
         else:
             flight.choices = self._choosing.several(logits, flight.window)
         flight.logits = None
-        tokens, chosen_logits, logprobs = flight.choices
-        kv.start(tokens, chosen_logits, [array for array in logprobs or () if array is not None])
+        kv.start(flight.choices.arrays())
 
     def _columns(self) -> list[int]:
         """How many tokens the caches hold of each row, those of a window on its way included."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from zmqengine.engine import kv
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
@@ -54,15 +55,17 @@ class Flight:
 
     def made(self, row: Row) -> MadeToken | None:
         """The one token of a row, waited for; None if it was made of something that is not a number."""
-        place, chosen = self.rows.index(row), self._chosen
-        if not math.isfinite(cast(float, chosen.logits[place].item())):
-            return None
-        return MadeToken(cast(int, chosen.tokens[place].item()), self._logprobs().get((row.id, 0)))
+        place = self.rows.index(row)
+        tokens, logits = self._chosen.read()
+        return (
+            MadeToken(tokens[place], self._logprobs().get((row.id, 0)))
+            if math.isfinite(logits[place])
+            else None
+        )
 
     def land(self, result: StepResult) -> Landed:
         """Wait for the tokens, and let the rows that are not gone take theirs."""
-        tokens: Any = self._chosen.tokens.tolist()
-        logits: Any = self._chosen.logits.tolist()
+        tokens, logits = self._chosen.read()
         return (
             self._take(tokens, logits, result)
             if self.window is None
@@ -75,7 +78,7 @@ class Flight:
         places = [place for place, row in enumerate(self.rows) if id(row) in ids]
         if len(places) == len(self.rows):
             return self._chosen.tokens
-        return self._chosen.tokens[mx.array(places)] if places else None
+        return self._chosen.tokens[kv.resident(places)] if places else None
 
     @property
     def _chosen(self) -> Choices:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine.kernels import drawing
+from zmqengine.engine.kernels.drawing import Drawn
 from zmqengine.engine.random_bits import uniform
 from zmqengine.engine.row import Row
 from zmqengine.sampling_params import Sampling
@@ -27,14 +28,14 @@ SAMPLED = (
 """What requests usually ask for, to be tried before they do."""
 
 DrawMethod = Literal["search", "sort", "kernel"]
-"""How top_p is found: by halving an interval, by sorting, or all of a draw by a kernel for CUDA."""
+"""How top_p is found: by halving an interval, by sorting, or all of the choice by a kernel for CUDA."""
 
 _method: DrawMethod = "search"
 
 
 def use_method(method: DrawMethod) -> None:
-    """Draw so from now on. Which one is fast depends on the device and the vocabulary; all draw from the same
-    distribution, but for tokens whose weight is within 1 part in 10,000 of the threshold's."""
+    """Make plans for this method from now on. Which one is fast depends on the device and the vocabulary; all draw from
+    the same distribution, but for tokens whose weight is within 1 part in 10,000 of the threshold's."""
     global _method  # noqa: PLW0603 - one device and one model a process
     _method = method
 
@@ -51,10 +52,15 @@ class DrawPlan:
     top_p: mx.array | None
     every_top_p_has_top_k: bool
     min_p_floor: mx.array | None
+    method: DrawMethod
 
-    def uniforms(self) -> mx.array:
-        """One number in [0, 1) for each row, from its seed and the index of the output token to come."""
-        return mx.array([uniform(row.key, row.sampled) for row in self.rows])[:, None]
+    def uniforms(self, width: int = 1, ahead: int = 0) -> mx.array:
+        """`width` numbers in [0, 1) for each row, from its seed and the index of the output token to come, or of the
+        one so many `ahead`."""
+        places = range(ahead, ahead + width)
+        return mx.array([uniform(row.key, row.sampled + place) for row in self.rows for place in places])[
+            :, None
+        ]
 
     def widened(self, width: int) -> DrawPlan:
         """The plan for `width` tokens of each row, one after the other: every column, each entry that many times."""
@@ -67,6 +73,49 @@ class DrawPlan:
         return replace(self, **columns)
 
 
+class KernelPlan:
+    """The parameters of all rows of a batch, where a kernel for CUDA finds them."""
+
+    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
+        self._rows = list(rows)
+        self._vocab_size = vocab_size
+        self._first: list[int] = []
+        self._columns: mx.array | None = None
+
+    def choose(self, logits: mx.array, width: int, ahead: int) -> Chosen:
+        """As `choose`."""
+        drawn = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
+        if self._columns is None or len(drawn) != 1:
+            # Rows that draft get on by unlike numbers of tokens.
+            self._first = [row.sampled for row in self._rows]
+            self._columns = drawing.columns([self._drawn(row) for row in self._rows])
+            drawn = {0}
+        tokens, told = drawing.choose(logits, self._columns, drawn.pop() + ahead, width)
+        return Chosen(tokens, None, told)
+
+    def _drawn(self, row: Row) -> Drawn:
+        setting = row.sampling
+        return Drawn(
+            row.key,
+            row.sampled,
+            min(1 / setting.temperature, _INVERSE_MAX) if setting.temperature > 0 else 0.0,
+            _top_k(setting, self._vocab_size),
+            setting.top_p,
+            math.log(setting.min_p) if setting.min_p > 0 else -math.inf,
+        )
+
+
+Plan = DrawPlan | KernelPlan | None
+
+
+class Chosen(NamedTuple):
+    """Tokens for the device to go on with; and for the host either their logits, or what tells it of both."""
+
+    tokens: mx.array
+    logits: mx.array | None
+    told: tuple[mx.array, ...]
+
+
 class LogprobArrays(NamedTuple):
     """Log-probabilities of some rows of a batch, still on the device."""
 
@@ -75,8 +124,10 @@ class LogprobArrays(NamedTuple):
     top_logprobs: mx.array | None
 
 
-def plan_draw(rows: Sequence[Row], vocab_size: int) -> DrawPlan | None:
-    """The plan for the rows that sample; None when all of `rows` are greedy."""
+def plan_draw(rows: Sequence[Row], vocab_size: int) -> Plan:
+    """The plan for the rows that sample, None when all of `rows` are greedy; for the kernel that of all rows."""
+    if _method == "kernel":
+        return KernelPlan(rows, vocab_size)
     places = [place for place, row in enumerate(rows) if row.sampling.temperature > 0]
     if not places:
         return None
@@ -96,32 +147,35 @@ def plan_draw(rows: Sequence[Row], vocab_size: int) -> DrawPlan | None:
         min_p_floor=_column([math.log(s.min_p) if s.min_p > 0 else -math.inf for s in settings])
         if any(s.min_p > 0 for s in settings)
         else None,
+        method=_method,
     )
 
 
-def trial_plan(rows: int) -> DrawPlan:
-    """A plan for so many rows with a temperature and top_p, to find out what drawing takes."""
-    return DrawPlan(
-        rows=[],
-        index=None,
-        inverse_temperature=_column([1 / 0.8] * rows),
-        top_k=None,
-        top_k_max=0,
-        top_p=_column([0.95] * rows),
-        every_top_p_has_top_k=False,
-        min_p_floor=None,
-    )
+def choose(logits: mx.array, plan: Plan, width: int = 1, ahead: int = 0) -> Chosen:
+    """The next token for each of `logits` [rows * width, vocab], `width` one after the other for each row: the
+    likeliest, or drawn as the plan says. Rows that will have got on by some tokens are so many `ahead`."""
+    if isinstance(plan, KernelPlan):
+        return plan.choose(logits, width, ahead)
+    tokens = _choose(logits, plan, width, ahead)
+    return Chosen(tokens, mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0], ())
 
 
-def choose(logits: mx.array, plan: DrawPlan | None) -> mx.array:
-    """The next token of each row of `logits` [rows, vocab]: the likeliest, or drawn as the plan says."""
+def _choose(logits: mx.array, plan: DrawPlan | None, width: int, ahead: int) -> mx.array:
     if plan is None:
         return mx.argmax(logits, axis=-1)
+    uniforms = plan.uniforms(width, ahead)
+    wide = plan if width == 1 else plan.widened(width)
     if plan.index is None:
-        return draw(logits, plan, plan.uniforms())
+        return draw(logits, wide, uniforms)
+    index = widened_places(plan.index, width)
     tokens = mx.argmax(logits, axis=-1)
-    tokens[plan.index] = draw(logits[plan.index], plan, plan.uniforms())
+    tokens[index] = draw(logits[index], wide, uniforms)
     return tokens
+
+
+def widened_places(places: mx.array, width: int) -> mx.array:
+    """Where the windows of the rows at `places` stand among those of all rows, one after the other."""
+    return places if width == 1 else (places[:, None] * width + mx.arange(width)).reshape(-1)
 
 
 def draw(logits: mx.array, plan: DrawPlan, uniforms: mx.array) -> mx.array:
@@ -129,10 +183,6 @@ def draw(logits: mx.array, plan: DrawPlan, uniforms: mx.array) -> mx.array:
 
     One random number a row is enough, and it does not depend on the shape of the batch.
     """
-    if _method == "kernel":
-        return drawing.draw(
-            logits, uniforms, plan.inverse_temperature, plan.top_k, plan.top_p, plan.min_p_floor
-        )
     logits = logits.astype(mx.float32)
     scaled = (logits - logits.max(axis=-1, keepdims=True)) * plan.inverse_temperature
     weights = mx.exp(scaled)
@@ -142,7 +192,7 @@ def draw(logits: mx.array, plan: DrawPlan, uniforms: mx.array) -> mx.array:
     if plan.top_p is not None:
         if plan.top_k is not None and plan.every_top_p_has_top_k:
             floor = _nucleus_floor_of_best(best, plan)
-        elif _method == "sort":
+        elif plan.method == "sort":
             floor = _nucleus_floor_sorted(scaled, weights, plan.top_p)
         else:
             floor = _nucleus_floor(scaled, weights, plan.top_p)

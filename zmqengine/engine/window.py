@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kernels import drawing
 from zmqengine.engine.penalties import Penalties
-from zmqengine.engine.random_bits import uniform
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling import DrawPlan, LogprobArrays, draw, measure
+from zmqengine.engine.sampling import LogprobArrays, Plan, choose, measure, widened_places
 
 
 class Draft(NamedTuple):
@@ -35,12 +35,33 @@ class Measured(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What the model chose at each place of a window: token and logit [rows, width], and log-probabilities of the
-    rows that want them, [their number * width]."""
+    """What the model chose at each place of a window: tokens, [rows, width] or [rows], and log-probabilities of the
+    rows that want them, [their number * width]. The host learns of it from `told`, or else from the tokens and their
+    `logits`."""
 
     tokens: mx.array
-    logits: mx.array
+    logits: mx.array | None
     logprobs: LogprobArrays | None
+    told: tuple[mx.array, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        """All that is to be computed."""
+        return [
+            array
+            for array in (self.tokens, self.logits, *self.told, *(self.logprobs or ()))
+            if array is not None
+        ]
+
+    def read(self) -> tuple[Any, Any]:
+        """Tokens and logits as lists, waited for. Logits may be 0 for what is a number."""
+        if self.logits is not None:
+            return self.tokens.tolist(), self.logits.tolist()
+        tokens, logits = drawing.read(self.told, self.tokens.size)
+        if self.tokens.ndim == 1:
+            return tokens, logits
+        width = self.tokens.shape[1]
+        starts = range(0, len(tokens), width)
+        return [tokens[at : at + width] for at in starts], [logits[at : at + width] for at in starts]
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,7 @@ class Window:
     def choose(
         self,
         logits: mx.array,
-        plan: DrawPlan | None,
+        plan: Plan,
         penalties: Penalties,
         measured: Measured,
         mask: Callable[[mx.array], mx.array],
@@ -90,19 +111,15 @@ class Window:
             logits = penalties.apply_window(logits, self.inputs[:, 1:])
         raw = logits.reshape(-1, vocab)
         flat = mask(raw)
-        tokens = mx.argmax(flat, axis=-1) if plan is None or plan.index is not None else None
-        if plan is not None:
-            tokens = _draw(flat, plan, width, tokens)
-        assert tokens is not None
-        chosen = mx.take_along_axis(flat, tokens[:, None], axis=-1).reshape(rows, width)
+        tokens, chosen, told = choose(flat, plan, width)
         logprobs = None
         if measured.places:
-            index = _widened(mx.array(list(measured.places)), width)
+            index = widened_places(mx.array(list(measured.places)), width)
             logprobs = measure(raw[index], tokens[index], measured.top)
         tokens = tokens.reshape(rows, width)
         if penalties.index is not None:
             penalties.count_window(tokens, self._kept(tokens))
-        return Choices(tokens, chosen, logprobs)
+        return Choices(tokens, None if chosen is None else chosen.reshape(rows, width), logprobs, told)
 
     def _kept(self, tokens: mx.array) -> mx.array:
         """Which of the chosen `tokens` [rows, width] stand: those after an accepted draft, and the first of all."""
@@ -110,21 +127,3 @@ class Window:
         right = (self.inputs[:, 1:] == tokens[:, :-1]) & (mx.arange(self.width - 1) < lengths[:, None])
         run = mx.cumprod(right.astype(mx.int32), axis=-1)
         return mx.concatenate([mx.ones((len(self.drafts), 1), mx.int32), run], axis=-1)
-
-
-def _draw(flat: mx.array, plan: DrawPlan, width: int, greedy: mx.array | None) -> mx.array:
-    """Tokens [rows * width]: drawn as the plan says, and those of `greedy` in rows that it leaves out."""
-
-    wide = plan.widened(width)
-    places = [uniform(row.key, row.sampled + ahead) for row in plan.rows for ahead in range(width)]
-    uniforms = mx.array(places)[:, None]
-    if plan.index is None or greedy is None:
-        return draw(flat, wide, uniforms)
-    index = _widened(plan.index, width)
-    greedy[index] = draw(flat[index], wide, uniforms)
-    return greedy
-
-
-def _widened(places: mx.array, width: int) -> mx.array:
-    """Where the windows of the rows at `places` stand among those of all rows, one after the other."""
-    return (places[:, None] * width + mx.arange(width)).reshape(-1)

@@ -16,7 +16,9 @@ from zmqengine.engine.device import attention, layers, projections, quantised
 from zmqengine.engine.device.choices import Choices
 from zmqengine.engine.device.remembered import Remembered
 from zmqengine.engine.device.ways import fastest
+from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.rounding import differ_by_rounding
+from zmqengine.engine.row import Row
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -166,16 +168,20 @@ def _fit_layers(model: Any, rows_traced: int, until_s: float) -> str:
 
 def _time_drawing(vocab_size: int, methods: tuple[str, ...], dtype: mx.Dtype) -> str:
     logits = (mx.random.normal((_DRAWN_ROWS, vocab_size)) * 2).astype(dtype)
-    plan = sampling.trial_plan(_DRAWN_ROWS)
-    uniforms = mx.random.uniform(shape=(_DRAWN_ROWS, 1))
-    mx.eval(logits, uniforms)
+    rows = [
+        Row(
+            RowRequest(row=place, prompt=[0], max_tokens=2, sampling=sampling.SAMPLED[0], seed=place),
+            vocab_size,
+            4,
+        )
+        for place in range(_DRAWN_ROWS)
+    ]
+    mx.eval(logits)
 
     def way(method: str) -> Callable[[], mx.array]:
-        def call() -> mx.array:
-            sampling.use_method(cast(sampling.DrawMethod, method))
-            return sampling.draw(logits, plan, uniforms)
-
-        return call
+        sampling.use_method(cast(sampling.DrawMethod, method))
+        plan = sampling.plan_draw(rows, vocab_size)
+        return lambda: sampling.choose(logits, plan).tokens
 
     return fastest({method: way(method) for method in methods}, agree=_mostly_alike).best
 

@@ -12,9 +12,8 @@ import numpy as np
 from zmqengine.engine import kv
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.trial import Trial
-from zmqengine.engine.random_bits import uniform
 from zmqengine.engine.row import Caches, Row
-from zmqengine.engine.sampling import DrawPlan, draw, plan_draw
+from zmqengine.engine.sampling import Plan, choose, plan_draw
 
 DRAFT_TOKENS_MAX = 8
 _READ_TOKENS_MAX = 512
@@ -104,7 +103,7 @@ class DraftModel:
         # Tokens that were drafted and read since, [rows][tokens]; not known yet whether they were right.
         self._ahead: list[list[int]] = []
         self._reading: _Reading | None = None
-        self._plan: DrawPlan | None = None
+        self._plan: Plan = None
 
     @property
     def held_bytes(self) -> int:
@@ -213,15 +212,7 @@ class DraftModel:
 
     def _choose(self, logits: mx.array, ahead: int) -> mx.array:
         logits = logits[:, : self._words]
-        tokens = mx.argmax(logits, axis=-1).astype(mx.uint32)
-        plan = self._plan
-        if plan is None:
-            return tokens
-        uniforms = mx.array([uniform(row.key, row.sampled + ahead) for row in plan.rows])[:, None]
-        if plan.index is None:
-            return draw(logits, plan, uniforms).astype(mx.uint32)
-        tokens[plan.index] = draw(logits[plan.index], plan, uniforms).astype(mx.uint32)
-        return tokens
+        return choose(logits, self._plan, ahead=ahead).tokens.astype(mx.uint32)
 
     def _take_back(self) -> None:
         """Of what was drafted and read, keep what came true."""

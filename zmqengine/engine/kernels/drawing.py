@@ -1,65 +1,103 @@
-"""Drawing tokens on CUDA with one kernel, where the host would start some twenty."""
+"""Choosing tokens on CUDA with one kernel, where the host would start some twenty and make an array in every step."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from zmqengine.engine.kernels.kernel_text import kernel_text
+from zmqengine.engine.kv.resident import resident
 
 _THREADS = 1024
+# Tokens stay in a buffer of a size that nothing else of the host's has, as `kv.resident` explains.
+_WORDS = 12_288
+_TOLD_EACH = 2
+_TOLD_MIN = 16
+_NOT_FINITE = 1 << 31
 
 
-def draw(
-    logits: mx.array,
-    uniforms: mx.array,
-    inverse_temperature: mx.array,
-    counts: mx.array | None,
-    shares: mx.array | None,
-    floors: mx.array | None,
-) -> mx.array:
-    """Tokens [rows] of `logits` [rows, vocab]; all else are columns [rows, 1], None where no row uses it.
+class Drawn(NamedTuple):
+    """How one row chooses: `key` and `place` say which random number comes next, `inverse` is 1 / temperature, 0 for
+    the likeliest token. Of the likeliest `top_k` are left, of those the fewest with `top_p` of the weight, and of those
+    the ones whose scaled logit is not further below the best than `floor`."""
 
-    Of the likeliest tokens `counts` are left, of those the fewest with `shares` of the weight, and of those the ones
-    whose scaled logit is not further below the best than `floors`. All three are exact.
-    """
-    rows = logits.shape[0]
-    every, all_of_it, no_floor = _neutral()
-    result: mx.array = _kernel()(
-        inputs=[
-            logits,
-            uniforms,
-            inverse_temperature,
-            every if counts is None else counts,
-            all_of_it if shares is None else shares,
-            no_floor if floors is None else floors,
-        ],
-        template=[("T", logits.dtype)],
-        grid=(rows * _THREADS, 1, 1),
+    key: int
+    place: int
+    inverse: float
+    top_k: int
+    top_p: float
+    floor: float
+
+
+class Chosen(NamedTuple):
+    """Tokens [rows] on the device, and what tells the host of them: see `read`."""
+
+    tokens: mx.array
+    told: tuple[mx.array, ...]
+
+
+def columns(rows: Sequence[Drawn]) -> mx.array:
+    """What the kernel is to know of these rows, where it need not be fetched from the host's memory."""
+    found = np.zeros((len(rows), _COLUMNS), np.uint32)
+    for place, row in enumerate(rows):
+        found[place, :3] = row.key & 0xFFFFFFFF, row.key >> 32, row.place
+        found[place, 4] = row.top_k
+    floats = found.view(np.float32)
+    floats[:, 3] = [row.inverse for row in rows]
+    floats[:, 5] = [row.top_p for row in rows]
+    floats[:, 6] = [row.floor for row in rows]
+    return resident(mx.array(found.view(np.int32).reshape(-1)))
+
+
+_COLUMNS = 7
+
+
+def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Chosen:
+    """A token for each of `logits` [rows * width, vocab], `width` one after the other for each row of a plan made by
+    `columns`, since when each has drawn so many."""
+    count = logits.shape[0]
+    pairs = max(_TOLD_MIN, 1 << (-(-count // _TOLD_EACH) - 1).bit_length())
+    tokens, *told = _kernel(pairs)(
+        inputs=[logits, plan, mx.array([drawn, width])],
+        template=[("T", logits.dtype), ("COLUMNS", _COLUMNS)],
+        grid=(count * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(rows,)],
-        output_dtypes=[mx.uint32],
-    )[0]
-    return result
+        output_shapes=[(max(_WORDS, count),)] + [(_TOLD_EACH,)] * pairs,
+        output_dtypes=[mx.uint32] * (1 + pairs),
+    )
+    return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]))
 
 
-@cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="draw_tokens",
-        input_names=["logits", "uniforms", "inverse_temperature", "counts", "shares", "floors"],
-        output_names=["out"],
-        source=kernel_text("draw.cu"),
+def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
+    """The tokens, and for each 0, or what is not a number if its logit is not one. Waits for them."""
+    numbers: list[Any] = []
+    for pair in told:
+        numbers += pair.tolist()  # type: ignore[arg-type]
+    return (
+        [number & ~_NOT_FINITE for number in numbers[:count]],
+        [math.nan if number & _NOT_FINITE else 0.0 for number in numbers[:count]],
     )
 
 
 @cache
-def _neutral() -> tuple[mx.array, mx.array, mx.array]:
-    """One number for all rows, which leaves out nothing."""
-    return (
-        mx.array([[2**31 - 1]], dtype=mx.int32),
-        mx.array([[2.0]], dtype=mx.float32),
-        mx.array([[-mx.inf]], dtype=mx.float32),
+def _kernel(pairs: int) -> Any:
+    # Arrays of 8 bytes are in memory that the device sees where it is, so that no page moves when the host looks at
+    # them (mlx/backend/cuda/allocator.cpp, SmallSizePool).
+    names = [f"told_{place}" for place in range(pairs)]
+    tell = (
+        "  auto tell = [&](int at, unsigned int number) {\n"
+        f"    unsigned int* const pairs[] = {{{', '.join(names)}}};\n"
+        f"    pairs[at / {_TOLD_EACH}][at % {_TOLD_EACH}] = number;\n"
+        "  };\n"
+    )
+    return mx.fast.cuda_kernel(
+        name=f"draw_tokens_{pairs}",
+        input_names=["logits", "columns", "place"],
+        output_names=["tokens", *names],
+        source=tell + kernel_text("draw.cu"),
     )
