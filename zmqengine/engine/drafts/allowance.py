@@ -8,6 +8,8 @@ _SHARE = 0.005
 _AT_FIRST = 8.0
 # What is kept of gains, and of shares that nobody used: a text that has repeated itself may stop doing so.
 _KEPT_MAX = 32.0
+# What one bet may lose: a source or a shape that is new to the device takes long once.
+_BET_MAX = 8.0
 
 
 class Allowance:
@@ -30,4 +32,4 @@ class Allowance:
 
     def bet(self, tokens: float, steps: float) -> None:
         """A step that drafts had a part in made so many tokens of a row, and took so long."""
-        self._left = min(self._left + tokens - steps, _KEPT_MAX)
+        self._left = min(self._left + max(tokens - steps, -_BET_MAX), _KEPT_MAX)

@@ -95,11 +95,12 @@ class Speculation:
         drafts: list[Draft | None] = [None] * len(rows)
         started_s = time.perf_counter()
         for source in self.sources if width > 1 else ():
-            places = [place for place, its_source, _ in found if its_source is source]
-            if not places:
+            asked = [one for one in found if one.source is source]
+            if not asked:
                 continue
+            places = [one.place for one in asked]
             drafting = [rows[place] for place in places]
-            counts = [min(width - 1, _room(row)) for row in drafting]
+            counts = [min(width - 1, one.outlook.tokens_max, _room(rows[one.place])) for one in asked]
             for place, tokens in zip(places, source.propose(drafting, counts), strict=True):
                 matcher = rows[place].matcher
                 allowed = tokens if matcher is None else tokens[: matcher.allowed(tokens)]

@@ -16,9 +16,6 @@ from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.row import Caches
 
 _SECONDS_MAX = 1.0
-# What trying every number of rows may take on a device that prepares for each.
-_PREPARE_SECONDS_MAX = 12.0
-_PREPARED_ROWS_MAX = 32
 _TRIES = 5
 _AHEAD_STEPS = 4
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
@@ -30,8 +27,8 @@ def measure_widths(
     """Time each of `widths` for one row, for the most rows, and in between, for about a second in all.
 
     A step without drafts is started before the step before has ended; one with drafts is started afterwards.
-    The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU, which makes
-    graphs for each shape of a step, has then seen them: else the first window of each takes as long as several.
+    The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
+    such steps with gaps as well: kernels that are compiled when they are first used take seconds.
     """
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
@@ -39,12 +36,10 @@ def measure_widths(
     for rows in counts:
         until_s = time.perf_counter() + _SECONDS_MAX / len(counts)
         wide = [width for width in widths if rows * width <= positions_max]
-        _Steps(model, kv.merge([first] * rows), rows).time(costs, wide, until_s)
-    if on_gpu():
-        until_s = time.perf_counter() + _PREPARE_SECONDS_MAX
-        for rows in range(min(rows_max, _PREPARED_ROWS_MAX), 0, -1):
-            wide = [width for width in widths if rows * width <= positions_max]
-            _Steps(model, kv.merge([first] * rows), rows).prepare(wide, until_s)
+        steps = _Steps(model, kv.merge([first] * rows), rows)
+        steps.time(costs, wide, until_s)
+        if on_gpu():
+            steps.prepare(wide)
 
 
 class _Steps:
@@ -76,16 +71,11 @@ class _Steps:
         if 1 in timed:
             costs.measured(self._rows, timed)
 
-    def prepare(self, widths: Sequence[int], until_s: float) -> None:
-        """A step of each width, first without gaps and then, where there can be some, with."""
-        for with_gaps in (False, True) if self._rows > 1 else (False,):
-            held = [len(_PROMPT) + (with_gaps and row > 0) for row in range(self._rows)]
-            if with_gaps:
-                self.waited(1)
-                self._go_back(held)
+    def prepare(self, widths: Sequence[int]) -> None:
+        """A step of each width with gaps, where there can be some."""
+        if self._rows > 1:
+            held = [len(_PROMPT) + (row > 0) for row in range(self._rows)]
             for width in (1, *widths):
-                if time.perf_counter() > until_s:
-                    return
                 self.waited(width)
                 self._go_back(held)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.kv import plain
-from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of, take_rows
+from zmqengine.engine.kv import plain, ragged
+from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of
 from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
 
@@ -53,7 +53,7 @@ def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
     if not places:
         return []
     if getattr(caches[0], "gaps", None) is not None:
-        take_rows(caches, places, held)
+        ragged.keep_rows(caches, places, held)
         return caches
     plain.keep_rows(filter(plain.is_plain, caches), places, held)
     for cache in caches:

@@ -28,8 +28,8 @@ class Gaps:
     positions before they were written, so a gap moves nothing: it has only to be left out of every mask.
     """
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self.hidden = np.zeros((rows, columns), np.bool_)
+    def __init__(self, hidden: np.ndarray) -> None:
+        self.hidden = hidden
         self._visible: mx.array | None = None
         self._marks: mx.array | None = None
 
@@ -156,7 +156,7 @@ def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
     first, common = caches[0], min(counts)
     stop, gaps = first._idx - common, first.gaps
     if gaps is None and max(counts) > common:
-        gaps = Gaps(len(counts), first.keys.shape[2])
+        gaps = Gaps(np.zeros((len(counts), first.keys.shape[2]), np.bool_))
     if gaps is not None:
         gaps.hide(stop, [count - common for count in counts])
     offset = resident(held)
@@ -187,25 +187,30 @@ def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool =
             cache.begins = idle and place % _BEGIN_LAYERS == 1
 
 
+def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
+    """Keep the rows at `places` of a batch with gaps, whose rows hold `held`, and their gaps: to close them would take
+    longer than the step."""
+    first, rows = caches[0], mx.array(list(places))
+    offset, left_padding = resident([held[place] for place in places]), resident(first.left_padding[rows])
+    gaps = Gaps(first.gaps.hidden[list(places)])
+    for cache in caches:
+        cache.keys, cache.values = cache.keys[rows], cache.values[rows]
+        cache.offset, cache.left_padding, cache.gaps = offset, left_padding, gaps
+
+
 def close_gaps(caches: Caches, held: Sequence[int]) -> None:
     """Copy a batch with gaps, whose rows hold `held`, to one without."""
-    if caches and getattr(caches[0], "gaps", None) is not None:
-        take_rows(caches, list(range(len(held))), held)
-
-
-def take_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
-    """Keep the rows at `places` of a batch with gaps, whose rows hold `held`, and close their gaps."""
-    lengths = [held[place] for place in places]
-    longest = max(lengths)
-    index = np.zeros((len(places), with_room(longest)), np.uint32)
-    for row, (place, length) in enumerate(zip(places, lengths, strict=True)):
-        index[row, longest - length : longest] = columns_of(caches[0], place, length)
+    if not caches or getattr(caches[0], "gaps", None) is None:
+        return
+    longest = max(held)
+    index = np.zeros((len(held), with_room(longest)), np.uint32)
+    for row, length in enumerate(held):
+        index[row, longest - length : longest] = columns_of(caches[0], row, length)
     columns = mx.array(index)[:, None, :, None]
-    rows = slice(None) if list(places) == list(range(len(held))) else mx.array(list(places))
-    offset, left_padding = resident(lengths), resident([longest - length for length in lengths])
+    offset, left_padding = resident(held), resident([longest - length for length in held])
     for cache in caches:
-        cache.keys = mx.take_along_axis(cache.keys[rows], columns, axis=2)
-        cache.values = mx.take_along_axis(cache.values[rows], columns, axis=2)
+        cache.keys = mx.take_along_axis(cache.keys, columns, axis=2)
+        cache.values = mx.take_along_axis(cache.values, columns, axis=2)
         cache._idx = longest
         cache.offset = offset
         cache.left_padding = left_padding
