@@ -49,6 +49,7 @@ def test_a_draft_model_that_is_always_wrong_is_given_up_after_a_few_tokens_of_on
     """It reads one prompt of 32, drafts for that row, and is not asked again before thousands of tokens."""
     counted, source = draft_model(build_model(LLAMA, 1))
     engine = make_engine(model, speculation=by_worth(source, costs=EvenCosts(0.03, 0.3)), rows_max=32)
+    counted.calls = counted.tokens = 0
     rows, run = rows_of(32, 60), Run()
     engine.insert(rows)
     finish(engine, run)

@@ -11,6 +11,8 @@ import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.drafts.source import Outlook
+from zmqengine.engine.drafts.start_costs import measure_widths
+from zmqengine.engine.drafts.step_costs import StepCosts
 from zmqengine.engine.drafts.trial import Trial
 from zmqengine.engine.row import Caches, Row
 from zmqengine.engine.sampling import Plan, choose, plan_draw
@@ -121,6 +123,10 @@ class DraftModel:
         """The most that its caches of a row take that holds so many tokens."""
         return self.shape.project(tokens + DRAFT_TOKENS_MAX)
 
+    def prepare(self, rows_max: int) -> None:
+        """Take some steps: what a device compiles is not what a draft costs."""
+        measure_widths(self._model, StepCosts(), rows_max, DRAFT_TOKENS_MAX * rows_max, (2, DRAFT_TOKENS_MAX))
+
     def follow(self, row: Row) -> Outlook | None:
         """What its drafts have been worth lately."""
         if self.trial.begins_again():
@@ -219,13 +225,10 @@ class DraftModel:
         if not self._ahead or not self._ahead[0]:
             self._ahead = []
             return
-        right = []
-        for row, held, drafted in zip(self._rows, self._held, self._ahead, strict=True):
-            coming = row.tokens[held : held + len(drafted)]
-            pairs = zip(drafted, coming, strict=False)
-            right.append(
-                next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(coming)))
-            )
+        right = [
+            _alike(drafted, row.tokens[held : held + len(drafted)])
+            for row, held, drafted in zip(self._rows, self._held, self._ahead, strict=True)
+        ]
         self._held = [held + count for held, count in zip(self._held, right, strict=True)]
         kv.go_back(self._caches, [len(self._ahead[0]) - count for count in right], self._held)
         self._ahead = []
@@ -268,3 +271,9 @@ class DraftModel:
 
     def _follow_change(self) -> None:
         self._plan = plan_draw(self._rows, self._words) if self._rows else None
+
+
+def _alike(drafted: Sequence[int], coming: Sequence[int]) -> int:
+    """How many tokens of a draft came, up to the first that did not."""
+    pairs = zip(drafted, coming, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(coming)))

@@ -62,6 +62,8 @@ class Speculation:
     def prepare(self, model: Any, rows_max: int) -> None:
         """Before the first step, with a model whose caches can go back."""
         self._policy.prepare(model, rows_max)
+        if self.model is not None:
+            self.model.prepare(rows_max)
 
     @property
     def width_max(self) -> int:
