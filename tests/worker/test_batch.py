@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -11,13 +12,15 @@ import pytest
 
 from tests.support.workers import wait_until
 from tests.worker.harness import FrontEnd, Harness, row_of
-from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.interface import EngineMemory
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Accepted, Ack
 from zmqengine.worker import lifecycle as lifecycle_module
 from zmqengine.worker.preparing import LONG_PROMPT_TOKENS
 from zmqengine.worker.request import LiveRequest
 from zmqengine.worker.service_rates import ServiceRates
+from zmqengine.worker.session import Session
 
 Make = Callable[..., Harness]
 GIB = 1 << 30
@@ -129,6 +132,93 @@ def test_nobody_joins_where_others_need_the_room_to_grow(make_harness: Make) -> 
     for insert in inserts:
         assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
     assert harness.actor.counters.parked == 0
+
+
+class FarAhead(FakeEngine):
+    """Its caches are as far ahead of what it has told as those of an engine that drafts."""
+
+    def __init__(self, config: FakeEngineConfig) -> None:
+        super().__init__(config)
+        self.step_tokens_max = 9
+
+    def memory(self) -> EngineMemory:
+        memory = super().memory()
+        tokens = 0
+        for row in self._rows.values():
+            end = row.total + (row.request.max_tokens or 0) - len(row.request.emitted)
+            # Of two steps of tokens one is told.
+            tokens += min(2 * self.step_tokens_max - 1, end - row.held) if row.decoding else 0
+        return dataclasses.replace(memory, kv=memory.kv + self.project_bytes(tokens))
+
+
+def test_no_cache_outgrows_what_was_promised_for_it(make_harness: Make) -> None:
+    """Also where one step makes more tokens of a row than it is promised at a time; `check` looks in every pass."""
+    harness = make_harness(FarAhead(FakeEngineConfig()), growth_tokens=8)
+    front_end = harness.front_end()
+    insert = front_end.insert_message("r", max_tokens=100)
+    front_end.call(insert)
+    front_end.wait_for_end("r")
+    assert front_end.tokens["r"] == expected_tokens(row_of(insert))
+
+
+def test_a_row_that_is_parked_while_it_reads_counts_what_it_had_read(make_harness: Make) -> None:
+    """Not all of its prompt: what is read again is told of, and not charged twice."""
+    harness = make_harness(FakeEngineConfig(rows_max=1, prefill_chunk=100))
+    batch, person = harness.front_end(), harness.front_end()
+    batch.accepted("long", [1] * 1000, priority=50)
+    harness.run_until(lambda: harness.engine.stats().prompt_tokens == 300)
+    person.accepted("now", [2] * 10, priority=-10)
+    person.wait_for_end("now")
+    batch.wait_for_end("long")
+    assert harness.actor.counters.parked == 1
+    read_before = harness.actor.counters.tokens_read_again
+    assert read_before in range(300, 500, 100)
+    assert harness.engine.stats().prompt_tokens == 1000 + read_before + 10
+
+
+def test_an_abort_of_a_parked_row_gives_back_what_was_kept_for_its_return(make_harness: Make) -> None:
+    """In the next pass: parked rows go last where memory is short."""
+    harness = make_harness(FakeEngineConfig(rows_max=1, prompt_cache_bytes=GIB))
+    batch, person = harness.front_end(), harness.front_end()
+    batch.accepted("b", [1] * 40, max_tokens=300, priority=50)
+    harness.run_until(lambda: harness.engine.stats().rows_decoding)
+    person.accepted("now", [2] * 10, max_tokens=100, priority=-10)
+    harness.run_until(lambda: harness.engine.memory().parked)
+    batch.abort("b")
+    harness.pass_()
+    assert harness.engine.memory().parked == 0
+    person.wait_for_end("now")
+
+
+def test_a_suspect_that_has_to_give_way_is_tried_again(make_harness: Make) -> None:
+    """After a failed step one row grows while the other, on probation, still reads: both come to their ends."""
+    fault = FakeFault(place="next", action="raise", index=2)
+    engine = FakeEngineConfig(kv_bytes_token=1000, prefill_chunk=10, faults=(fault,))
+    harness = make_harness(engine, memory_limit_bytes=1_112_000, growth_tokens=16)
+    front_end = harness.front_end()
+    inserts = [
+        front_end.insert_message("a", [1] * 10, max_tokens=600),
+        front_end.insert_message("b", [2] * 900, max_tokens=50),
+    ]
+    send_all(front_end, inserts)
+    front_end.wait_for_end("a", "b")
+    assert harness.actor.counters.engine_failures == 1
+    assert harness.actor.counters.parked >= 1
+    for insert in inserts:
+        assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
+
+
+def test_all_sessions_of_a_key_are_served_and_bounded_as_one(harness: Harness) -> None:
+    """Who opens more of them gets no more; without keys each session is its own."""
+    front_end = harness.front_end()
+    admission = harness.actor.batch.rows.admission
+
+    def flow(user: str, secret: bytes) -> str:
+        session = Session(secret, user, "test", b"route")
+        return admission.ticket(front_end.insert_message("r"), session, 0, 0.0)[0].flow
+
+    assert flow("a key", b"1" * 32) == flow("a key", b"2" * 32) != flow("another", b"3" * 32)
+    assert flow("", b"1" * 32) != flow("", b"2" * 32)
 
 
 def test_an_urgent_request_takes_the_place_of_batch_work_that_goes_on_later(make_harness: Make) -> None:

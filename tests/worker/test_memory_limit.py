@@ -81,3 +81,19 @@ def test_a_lower_limit_does_not_wait_for_requests_that_named_none(make_harness) 
     assert end.finish == "length"
     assert 285 <= len(made) + 10 <= 302
     assert made == expected_tokens(RowRequest(0, [1] * 10, len(made), seed=1), ENGINE)
+
+
+def test_an_abort_that_meets_a_row_at_its_new_end_is_the_one_answer(make_harness) -> None:
+    """The row may not grow, and would be ended in the pass that reads the abort. What it was promised it gets."""
+    harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(1000), growth_tokens=16)
+    front_end = harness.front_end()
+    front_end.accepted("open", [1] * 10, max_tokens=None)
+    harness.passes(20)
+    (request,) = harness.actor.batch.lifecycle.live()
+    harness.actor.batch.resize(limit(20))
+    assert request.tokens_max == request.reserved_tokens > request.tokens_held
+    harness.run_until(lambda: request.tokens_held >= request.tokens_max)
+    front_end.abort("open")
+    (end,) = front_end.wait_for_end("open")
+    assert end.finish == "abort"
+    assert harness.actor.counters.engine_failures == 0

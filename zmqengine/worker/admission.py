@@ -36,9 +36,9 @@ class Admission:
             prompt_cache_bytes=config.prompt_cache_bytes,
         )
         self._engine = engine
-        self._growth_tokens = config.growth_tokens
         # A row's cache is this much ahead of its output: the tokens being looked at, and those being computed.
         self._ahead_tokens = 2 * engine.step_tokens_max
+        self._growth_tokens = max(config.growth_tokens, self._ahead_tokens)
         self._shares, self._priorities_min = config.shares, config.priorities_min
         self._context_tokens = context.limits.context_tokens_max
         self._tokens_max = self.ledger.largest_tokens(self._context_tokens)
@@ -50,10 +50,11 @@ class Admission:
         Those that named no limit of their own may come to hold less from now on, but what they hold or were promised.
         """
         live = list(live)
-        least = {request: max(request.reserved_tokens, request.tokens_held + 1) for request in live}
+        least = {request: request.tokens_held + 1 for request in live}
         largest = max(
             (least[request] if request.is_open else request.tokens_max for request in live), default=0
         )
+        # The ledger does not fall below what was promised.
         self.ledger.resize(limit_bytes, self._engine.project_bytes(largest))
         self._tokens_max = self.ledger.largest_tokens(self._context_tokens)
         for request in live:
