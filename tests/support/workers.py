@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -97,6 +98,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End every process of it and remove its files."""
+        if "COVERAGE_PROCESS_CONFIG" in os.environ:
+            self._end_measured()
         alive = [self.process.pid, *(child.pid for child in self._children())]
         for pid in alive:
             if psutil.pid_exists(pid):
@@ -107,6 +110,13 @@ class WorkerProcess:
         self.process.wait(START_S)
         self._log.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end_measured(self) -> None:
+        # What is killed takes with it what it has noted of its lines. The second signal ends what would still drain.
+        for _ in range(2):
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(3.0)
 
     def _children(self) -> list[psutil.Process]:
         try:
