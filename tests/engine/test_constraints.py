@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tests.support.drafts import by_worth
 from tests.support.engines import Run, finish, step
 from zmqengine.engine.constraints.grammar import Kind, compile_grammar, vocabulary
 from zmqengine.engine.constraints.mask import MaskFiller
-from zmqengine.engine.constraints.matcher import ConstraintBroken
+from zmqengine.engine.constraints.matcher import ConstraintBroken, RowMatcher
 from zmqengine.engine.drafts.forced_runs import ForcedRuns
 from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.interface import Sampling
@@ -117,6 +119,22 @@ def test_parked_rows_that_differ_in_their_grammar_alone_are_not_mixed_up(pico: P
     engine.insert([replace(row, row=10 + row.row, emitted=run.ids(row.row)) for row in reversed(rows)])
     finish(engine, run)
     assert [run.ids(row) + run.ids(10 + row) for row in range(3)] == wanted
+
+
+def test_no_mask_is_filled_for_a_row_that_has_ended(pico: Pico, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next step may be on its way, and nobody takes what is chosen in it; the other row goes on."""
+    filled: list[bool] = []
+    fill = MaskFiller.fill_windows
+
+    def watched(self: MaskFiller, matchers: Sequence[RowMatcher | None], *args: Any) -> np.ndarray:
+        filled.extend(matcher.is_complete for matcher in matchers if matcher is not None)
+        return fill(self, matchers, *args)
+
+    monkeypatch.setattr(MaskFiller, "fill_windows", watched)
+    rows = [pico.row(0, pico.grammar("regex", "[0-9]{2}")), pico.row(1, pico.grammar("regex", "[0-9]{9}"))]
+    run_all(pico.engine(), rows)
+    assert filled
+    assert not any(filled)
 
 
 def test_a_constraint_may_begin_after_a_marker(pico: Pico) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
 
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA
@@ -40,6 +41,18 @@ def test_a_window_caps_the_projection(models):
     assert far - near == full.project_bytes(1024) - full.project_bytes(512)
     mamba = make_engine(models["mamba"])
     assert mamba.project_bytes(11) == mamba.project_bytes(2048) > 0
+
+
+def test_a_cache_that_was_cut_grows_no_larger_than_one_that_was_not(model):
+    """Cut back to a multiple of mlx-lm's step, it would keep what it has to spare and grow beside it."""
+    step = KVCache.step
+    cut, whole = make_prompt_cache(model), make_prompt_cache(model)
+    kv.read_alone(model, cut, [5] * (step + 9))
+    trim_prompt_cache(cut, 9)
+    kv.read_alone(model, whole, [5] * step)
+    for caches in (cut, whole):
+        kv.read_alone(model, caches, [6] * (step + 1))
+    assert kv.byte_count(cut) == kv.byte_count(whole)
 
 
 def test_held_bytes_come_back_to_zero(models):

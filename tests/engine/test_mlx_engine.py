@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -309,6 +310,24 @@ def test_a_model_whose_caches_do_not_merge_runs_one_row_at_a_time(model):
         made = run.ids(0)
         engine.insert([RowRequest(1, prompts[0], COUNT, emitted=made)])
         assert made + finish(engine, run).ids(1) == greedy(model, prompts[0], COUNT)
+
+
+def test_parked_rows_that_differ_in_their_log_probabilities_alone_are_not_mixed_up(model):
+    """The token on its way when a row was parked comes with as many as its own row asked for."""
+    (prompt,) = some_prompts(1)
+    engine, run = make_engine(model), Run()
+    rows = [RowRequest(row, prompt, COUNT, logprobs=top) for row, top in enumerate((None, 2))]
+    engine.insert(rows)
+    step(engine, run)
+    step(engine, run)
+    for row in rows:
+        assert engine.park(row.row) > 0
+    engine.insert([replace(row, row=10 + row.row, emitted=run.ids(row.row)) for row in reversed(rows)])
+    finish(engine, run)
+    told = [[*run.tokens.get(row, []), *run.tokens[10 + row]] for row in range(2)]
+    assert [token.token for token in told[0]] == greedy(model, prompt, COUNT)
+    assert all(token.logprobs is None for token in told[0])
+    assert all(token.logprobs is not None for token in told[1])
 
 
 def test_the_engine_runs_on_the_thread_that_built_it_while_another_waits(model):

@@ -128,6 +128,23 @@ def test_a_parked_row_with_a_bad_step_on_its_way_keeps_nothing(model):
     assert [failure.row for failure in run.failures] == [1]
 
 
+def test_a_row_that_is_parked_before_its_logit_and_removed_leaves_nothing(model):
+    """Nobody knows whether its caches hold numbers: they do not."""
+    poisoned = Poisoned(model, into_caches=True)
+    engine = make_engine(poisoned, prefill_chunk=32, prefill_chunk_idle=32)
+    prompt = [*LONG[:20], BAD, *LONG[20:]]
+    engine.insert([RowRequest(0, prompt, COUNT)])
+    run = Run()
+    step(engine, run)
+    assert engine.park(0) == 32
+    engine.remove([0])
+    poisoned.ill = False
+    engine.insert([RowRequest(1, prompt, COUNT)])
+    finish(engine, run)
+    assert run.cached(1) == 0
+    assert run.ids(1) == greedy(model, prompt, COUNT)
+
+
 def test_the_vocabulary_holds_the_bad_token():
     """Or these tests would show nothing."""
     assert 0 < BAD < VOCAB_SIZE

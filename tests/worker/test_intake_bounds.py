@@ -150,6 +150,31 @@ def test_nobody_is_granted_the_topic_of_another_by_a_message_that_is_no_subscrip
         assert topic.decode() != victim.welcome.topic, "somebody else's stream"
 
 
+def test_who_unsubscribes_after_such_a_message_takes_nobody_elses_subscription(
+    harness: Harness, stranger: Any
+) -> None:
+    """The same shift, the other way: the topic would be withdrawn from the front-end that spoke next."""
+    front_end = harness.front_end()
+    assert front_end.welcome is not None
+    topic = front_end.welcome.topic.encode()
+    front_end.out.subscribe("nobody's")
+    harness.run_until(lambda: harness.actor.counters.refused_subscriptions == 1)
+    second = upstream(harness, stranger)
+    second.send(b"\x01" + topic)
+    (session,) = harness.actor.sessions
+    harness.run_until(lambda: session.subscribers == 2)
+    xsub = upstream(harness, stranger)
+    xsub.send(b"\x02no subscription")
+    _arrived(harness)
+    second.send(b"\x00" + topic)
+    _arrived(harness)
+    front_end.out.unsubscribe("nobody's")
+    _arrived(harness)
+    harness.run_until(lambda: session.subscribers == 1)
+    front_end.accepted("r", max_tokens=5)
+    assert front_end.wait_for_end("r")[0].finish == "length"
+
+
 def _arrived(harness: Harness) -> None:
     """Let libzmq take in what was sent to out, while nobody reads it. If it takes longer, the test shows less."""
     until_s = time.monotonic() + 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import zmq
@@ -327,14 +328,31 @@ def test_a_replay_with_logprobs_is_bounded_in_bytes(make_harness: Make) -> None:
     assert have == 4_000
 
 
-def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(make_harness: Make) -> None:
-    """Slow reader: EAGAIN marks it lagging, the others go on, and it gets everything in the end."""
+def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
+    make_harness: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow reader: EAGAIN marks it lagging, the others go on, and it gets everything in the end. A frame for it is made
+    again after a while only, not in each pass: it holds all since."""
     harness = make_harness(FakeEngineConfig(context_tokens=100_000), lease_ms=10_000_000)
     slow, other = harness.front_end(receive_frames_max=10), harness.front_end()
     insert = slow.insert_message("r", max_tokens=5_000, logprobs=20)
     slow.call(insert)
     (session,) = [s for s in harness.actor.sessions if "r" in s.requests]
     harness.run_until(lambda: harness.actor.outgoing.backlog_tokens(session), passes_max=60_000)
+    tried: list[bytes] = []
+    send = zmq.Socket.send_multipart
+
+    def counted(socket: zmq.Socket[bytes], parts: list[bytes], *args: Any) -> Any:
+        tried.append(parts[0])
+        return send(socket, parts, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Socket, "send_multipart", counted)
+        harness.passes(20)
+        assert tried.count(session.topic) <= 1
+        harness.clock.advance(0.03)
+        harness.passes(20)
+        assert 1 <= tried.count(session.topic) <= 2
     other.accepted("o", max_tokens=300)
     assert harness.run_until(lambda: harness.actor.counters.ended.get("length")) <= 302
     other.wait_for_end("o")

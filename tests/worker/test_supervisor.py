@@ -226,6 +226,27 @@ def test_a_second_signal_reaches_the_worker_too(supervise: Start) -> None:
     assert run.lives() == 1
 
 
+def test_a_third_signal_kills_the_worker(supervise: Start) -> None:
+    """Whoever presses Ctrl-C once more does not wait for the limit, which is a minute away."""
+    run = supervise("""
+        def stop(*_):
+            (here / f"signal-{len(list(here.glob('signal-*')))}").touch()
+        signal.signal(signal.SIGTERM, stop)
+        begin()
+        while True:
+            signal.pause()
+    """)
+    pid = run.worker_pid()
+    for number in range(2):
+        run.process.terminate()
+        wait_for(run.directory / f"signal-{number}")
+    run.process.terminate()
+    code, stderr = run.end()
+    assert code == 1
+    assert "the worker was killed by SIGKILL while it was told to stop" in stderr
+    wait_until_dead(pid)
+
+
 def test_a_worker_that_does_not_drain_is_killed_at_the_limit(supervise: Start) -> None:
     """A stopped worker cannot keep its supervisor from ending."""
     run = supervise(

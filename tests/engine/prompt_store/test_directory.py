@@ -138,6 +138,9 @@ def test_what_was_written_today_is_counted_by_all(tmp_path: Path) -> None:
         path.unlink()
     yesterday = first.path / "written-2000-01-01"
     yesterday.write_bytes(bytes(8))
+    # A writer was cut off in the middle of its record.
+    (count,) = (path for path in first.path.glob("written-*") if path != yesterday)
+    count.write_bytes(count.read_bytes() + b"\xff" * 3)
     second = opened(tmp_path, ROOMY._replace(written_bytes_max=written + 1))
     assert second.totals.written_today == written
     assert not yesterday.exists()

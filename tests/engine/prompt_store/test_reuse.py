@@ -13,6 +13,8 @@ from mlx_lm.models.cache import KVCache
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.prompt_store import lookup as lookup_module
+from zmqengine.engine.prompt_store.kept_blocks import KeptBlocks
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
 from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN
 
@@ -272,6 +274,46 @@ def test_rows_of_different_scopes_share_nothing(model):
     engine.insert([RowRequest(row, tokens(600, 5), COUNT, cache_scope=str(row)) for row in range(3)])
     run = finish(engine)
     assert engine.stats().prompt_tokens == read + 3 * 599
+
+
+def test_a_prompt_of_another_scope_is_read_at_the_same_time(model):
+    """Nobody can tell from how long a prompt takes that somebody else has just sent the same."""
+
+    def reads(prompts: list[list[int]]) -> list[list[tuple[int, int]]]:
+        engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=64)
+        engine.insert(
+            [RowRequest(row, prompt, 1, cache_scope=f"s {row}") for row, prompt in enumerate(prompts)]
+        )
+        steps = (engine.next().prefills for _ in range(20))
+        return [[(prefill.row, prefill.done) for prefill in prefills] for prefills in steps]
+
+    assert reads([tokens(200), tokens(200)]) == reads([tokens(200), tokens(200, 1)])
+
+
+def test_the_prompt_pinned_longest_ago_makes_room_for_the_next(model):
+    """Pinned prompts take half of the store together, not each."""
+    token_bytes = engine_bytes(model, 200) // 200
+    engine = make_engine(model, prompt_cache_bytes=600 * token_bytes)
+    for row, seed in enumerate((1, 2)):
+        engine.insert([RowRequest(row, tokens(200, seed), 1, pin=True)])
+        finish(engine)
+        assert 190 * token_bytes < engine.stats().prompt_cache["pinned_bytes"] <= 300 * token_bytes
+    for seed in range(10, 20):
+        generate(engine, tokens(150, seed))
+    assert generate(engine, tokens(200, 2))[1] == 199
+    assert generate(engine, tokens(200, 1))[1] == 0
+
+
+def test_the_names_of_very_many_scopes_are_not_all_remembered(monkeypatch):
+    """Every key and session may bring its own. What is forgotten is made again, as it was."""
+    monkeypatch.setattr(lookup_module, "_SCOPES_MAX", 4)
+    lookup = lookup_module.Lookup(KeptBlocks(cut_anywhere=True), {"model": "m"})
+    first = lookup.salt("0")
+    assert lookup.salt("0") is first
+    salts = {lookup.salt(str(scope)) for scope in range(6)}
+    assert len(salts) == 6
+    assert lookup.salt("0") is not first
+    assert lookup.salt("0") == first
 
 
 def test_a_pinned_prompt_stays_while_others_come_and_go(model):
