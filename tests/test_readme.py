@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from zmqengine.cli.main import zmqengine
+from zmqengine_client import Client
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -38,9 +39,15 @@ def default_worker() -> Iterator[dict[str, str]]:
         environment.pop("ZMQENGINE_ADDRESS", None)
         command = [sys.executable, "-m", "zmqengine.cli.main", "worker", "--log-level", "error"]
         worker = subprocess.Popen(command, env=environment)
-        yield environment
-        worker.terminate()
-        assert worker.wait(60) == 0
+        try:
+            # A program waits ten seconds for a sign of life. A loaded machine may take longer to start a worker.
+            with Client(f"ipc://{directory}/default/ctl", connect_timeout_s=60) as client:
+                client.wait_ready()
+            yield environment
+        finally:
+            worker.terminate()
+            code = worker.wait(60)
+        assert code == 0
 
 
 def test_the_first_program_writes_a_text(default_worker: dict[str, str]) -> None:

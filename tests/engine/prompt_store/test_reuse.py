@@ -276,18 +276,20 @@ def test_rows_of_different_scopes_share_nothing(model):
     assert engine.stats().prompt_tokens == read + 3 * 599
 
 
-def test_a_prompt_of_another_scope_is_read_at_the_same_time(model):
+@pytest.mark.parametrize("steps", range(3))
+def test_a_prompt_of_another_scope_is_read_at_the_same_time(model, steps):
     """Nobody can tell from how long a prompt takes that somebody else has just sent the same."""
 
-    def reads(prompts: list[list[int]]) -> list[list[tuple[int, int]]]:
-        engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=64)
-        engine.insert(
-            [RowRequest(row, prompt, 1, cache_scope=f"s {row}") for row, prompt in enumerate(prompts)]
-        )
-        steps = (engine.next().prefills for _ in range(20))
-        return [[(prefill.row, prefill.done) for prefill in prefills] for prefills in steps]
+    def reads(first: list[int], second: list[int]) -> list[list[tuple[int, int]]]:
+        engine = make_engine(model)
+        engine.insert([RowRequest(0, first, COUNT, cache_scope="a")])
+        for _ in range(steps):
+            engine.next()
+        engine.insert([RowRequest(1, second, COUNT, cache_scope="b")])
+        each = [engine.next().prefills for _ in range(9)]
+        return [[(prefill.row, prefill.done) for prefill in prefills] for prefills in each]
 
-    assert reads([tokens(200), tokens(200)]) == reads([tokens(200), tokens(200, 1)])
+    assert reads(tokens(400), tokens(400)) == reads(tokens(400), tokens(400, 1))
 
 
 def test_the_prompt_pinned_longest_ago_makes_room_for_the_next(model):
