@@ -40,6 +40,9 @@ def test_an_insert_that_was_put_off_is_not_sent_again_when_an_earlier_one_is_acc
     full = Rejected(second.call, epoch, "overloaded", "the queue is full", retry_after_ms=500)
     session.receive("cmd", encode(full), network.now)
     assert one.phase is RequestPhase.PUT_OFF  # type: ignore[comparison-overlap]
+    # The worker is not asked for what comes before this, as for all it knows there is no such request.
+    publish(5)
+    assert commands() == []
     session.receive("cmd", encode(Accepted(first.call, epoch, one.id, 1, 7, "running")), network.now)
     assert one.phase is RequestPhase.ACCEPTED
     network.wait(0.9)

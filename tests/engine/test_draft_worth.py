@@ -9,6 +9,7 @@ from typing import Any
 from tests.support.drafts import Erring, EvenCosts, by_worth
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.interface import RowRequest
@@ -60,6 +61,18 @@ def test_a_draft_model_that_is_always_wrong_is_given_up_after_a_few_tokens_of_on
     assert counted.tokens <= 0.02 * (32 * 20 + 32 * 60)
     assert counted.calls <= 15
     assert engine.stats().steps <= 65
+
+
+def test_what_was_gained_once_is_not_lost_for_ever_after():
+    """A text that has repeated itself a thousand times may stop doing so: drafts end after a few that fail."""
+    allowance = Allowance()
+    for _ in range(1000):
+        allowance.bet(5, 1)
+    lost = 0
+    while not allowance.is_spent:
+        allowance.bet(0, 1)
+        lost += 1
+    assert lost <= 40
 
 
 def test_a_draft_model_that_is_right_drafts_for_all_rows_once_it_has_shown_it(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from tests.worker.harness import Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.engine.interface import RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.protocol.messages import Accepted, Done, Fatal, Rejected, Watermark
+from zmqengine.worker.actor import PassReport
 from zmqengine.worker.clockwork import REST_S
 
 Make = Callable[..., Harness]
@@ -233,6 +235,32 @@ def test_run_returns_once_drained_and_acknowledged(harness: Harness) -> None:
     harness.board.ask_to_drain()
     harness.actor.run()
     assert harness.actor.counters.passes <= 3
+
+
+def test_a_second_request_to_drain_does_not_wait_for_readers(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first does: an answer that nobody has acknowledged may still be read."""
+
+    class StillWaits(Exception):
+        pass
+
+    front_end = harness.front_end()
+    front_end.accepted("r", max_tokens=3)
+    harness.run_until(lambda: harness.actor.counters.ended.get("length"))
+    run_pass, passes = harness.actor.run_pass, itertools.count(1)
+
+    def no_wait(wait_ms: int = 0) -> PassReport:
+        if next(passes) % 5 == 0:
+            raise StillWaits
+        return run_pass(0)
+
+    monkeypatch.setattr(harness.actor, "run_pass", no_wait)
+    harness.board.ask_to_drain()
+    with pytest.raises(StillWaits):
+        harness.actor.run()
+    harness.board.ask_to_drain()
+    harness.actor.run()
 
 
 @pytest.mark.parametrize("place", ["insert", "prefill", "token"])

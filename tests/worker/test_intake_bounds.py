@@ -13,6 +13,7 @@ import zmq
 
 from tests.worker.harness import ARRIVAL_MS_MAX, FrontEnd, Harness
 from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.protocol.codec import encode
 from zmqengine.protocol.messages import (
     Abort,
     Ack,
@@ -195,6 +196,18 @@ def test_a_message_of_very_many_parts_is_refused_at_once_and_dropped_bit_by_bit(
     assert isinstance(reply, Rejected)
     assert reply.code == "bad_request"
     assert isinstance(front_end.call(Ping(front_end.next_call())), Done)
+
+
+def test_what_follows_in_such_a_message_is_no_command_of_another_connection(harness: Harness) -> None:
+    """The parts that are dropped may look like a command with somebody else's routing id before it."""
+    victim, hostile = harness.front_end(), harness.front_end(live=False)
+    (session,) = harness.actor.sessions
+    victim.accepted("r", max_tokens=50)
+    hostile.send_raw(b"ZE1P", b"", b"", session.route, *encode(Abort(1, "r")))
+    reply = hostile.next_reply()
+    assert isinstance(reply, Rejected)
+    assert reply.code == "bad_request"
+    assert victim.wait_for_end("r")[0].finish == "length"
 
 
 HANDLERS = {

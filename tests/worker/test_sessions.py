@@ -13,7 +13,7 @@ from tests.worker.harness import FrontEnd, Harness, row_of
 from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.protocol import codec
 from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Hello, Ping, Rejected, Replay, Resume, Welcome
-from zmqengine.worker import commands
+from zmqengine.worker import commands, outgoing
 from zmqengine.worker import session as session_module
 from zmqengine.worker.sessions import SUBSCRIBE_S
 
@@ -332,7 +332,8 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
     make_harness: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow reader: EAGAIN marks it lagging, the others go on, and it gets everything in the end. A frame for it is made
-    again after a while only, not in each pass: it holds all since."""
+    again after a while only, not in each pass: it holds all since, up to a bound, and the next goes on there."""
+    monkeypatch.setattr(outgoing, "FRAME_TOKENS_MAX", 500)
     harness = make_harness(FakeEngineConfig(context_tokens=100_000), lease_ms=10_000_000)
     slow, other = harness.front_end(receive_frames_max=10), harness.front_end()
     insert = slow.insert_message("r", max_tokens=5_000, logprobs=20)
@@ -365,6 +366,23 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
 
     harness.run_until(all_read, passes_max=100_000)
     assert slow.tokens["r"] == expected_tokens(row_of(insert))
+
+
+def test_who_takes_over_a_session_that_lags_has_not_fallen_behind(make_harness: Make) -> None:
+    """It has not even subscribed: what its predecessor did not read is no reason to end its requests."""
+    harness = make_harness(
+        FakeEngineConfig(context_tokens=100_000), session_backlog_tokens_max=500, lease_ms=10_000_000
+    )
+    slow = harness.front_end(receive_frames_max=1)
+    slow.call(slow.insert_message("r", max_tokens=20_000, logprobs=20))
+    (session,) = harness.actor.sessions
+    harness.run_until(lambda: harness.actor.outgoing.backlog_tokens(session), passes_max=60_000)
+    heir = harness.front_end(live=False, secret=slow.secret)
+    heir.say_hello()
+    harness.passes(600)
+    harness.clock.advance(0.1)
+    harness.passes(2)
+    assert not harness.actor.counters.ended
 
 
 def test_a_reader_past_its_budget_gets_slow_consumer(make_harness: Make) -> None:

@@ -119,7 +119,7 @@ def test_what_does_not_fit_waits_for_memory_and_the_next_for_its_turn(make_harne
 
 
 def test_an_operator_ends_a_request_of_any_session(harness: Harness) -> None:
-    """It gets the terminal answer of an abort; a request that is not there is no error."""
+    """It gets the terminal answer of an abort, once; a request that is not there is no error."""
     front_end, other = harness.front_end(), harness.front_end()
     front_end.accepted("r", max_tokens=2000)
     other.accepted("r", max_tokens=2000)
@@ -129,6 +129,9 @@ def test_an_operator_ends_a_request_of_any_session(harness: Harness) -> None:
     harness.board.ask_to_end("nobody", "r")
     (end,) = front_end.wait_for_end("r")
     assert (end.finish, end.message) == ("abort", "an operator ended this request")
+    harness.board.ask_to_end(front_end.welcome.session, "r")
+    harness.passes(3)
+    assert harness.actor.counters.ended["abort"] == 1
     assert "r" not in other.ends
     assert harness.actor.batch.has_work
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ import pytest
 from tests.support.processes import wait_until_dead
 from tests.support.workers import wait_until
 from zmqengine.config import WorkerConfig
-from zmqengine.worker.parent import EXIT_HOPELESS
+from zmqengine.worker.parent import EXIT_HOPELESS, SupervisorLink
 
 START_S = 60.0
 """What a loaded machine may take to start a few interpreters."""
@@ -297,6 +298,18 @@ def test_what_a_worker_starts_does_not_hide_the_supervisors_death(supervise: Sta
     run.process.kill()
     run.process.wait()
     wait_until_dead(pid)
+
+
+def test_what_a_worker_starts_with_all_it_inherits_does_not_get_the_link() -> None:
+    """Not every library closes what it need not pass on."""
+    ours, theirs = socket.socketpair()
+    theirs.set_inheritable(True)
+    link = SupervisorLink(theirs.detach(), lambda: None)
+    with ours, subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as child:
+        link.close()
+        ours.settimeout(START_S)
+        assert ours.recv(1) == b""
+        child.communicate()
 
 
 def test_with_die_with_parent_the_whole_tree_follows_its_top(supervise: Start) -> None:
