@@ -62,6 +62,7 @@ MLX_FILES = {
     "zmqengine/engine/prompt_store/disk/host_arrays.py",
     "zmqengine/engine/prompt_store/store.py",
     "zmqengine/engine/sampling.py",
+    "zmqengine/engine/shapes_warm_up.py",
     "zmqengine/engine/window.py",
     "zmqengine/pico/directory.py",
     "zmqengine/pico/evaluate.py",

@@ -13,6 +13,7 @@ gauges.py              what it tells of itself: rows, tokens, memory
 row.py                 a request in the engine and how far it has come
 prefill.py             reads prompts in bounded chunks
 reading_order.py       who of those that read the same goes first
+prompt_sizes.py        the few sizes of such chunks where each new one costs
 pacing.py              how long such a chunk may be on this machine
 step_clock.py          how long a step took, as far as that was its own doing
 lanes.py               sorts rows that decode into batches of about the same length
@@ -33,6 +34,7 @@ prompts_on_disk.py     what the worker knows of those on disk
 
 device/                what is set, changed and chosen for the device that computes
 kernels/               what we have of our own for CUDA
+shapes_warm_up.py      prompts of every usual size, read once
 warm_up.py             what traffic will need, done before anybody waits for it
 probe.py               what a model can do, found out at the start
 rounding.py            tells another rounding from another result

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from zmqengine.engine.backend import on_gpu
+from zmqengine.engine.backend import on_cuda, on_gpu
 from zmqengine.engine.choosing import Choosing
 from zmqengine.engine.constraints.mask import MaskFiller
 from zmqengine.engine.decode import DecodeBatch
@@ -34,6 +35,7 @@ from zmqengine.engine.prompt_store.keys import salt_of
 from zmqengine.engine.prompt_store.parked_rows import ParkedRow
 from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Row
+from zmqengine.engine.shapes_warm_up import read_shapes
 from zmqengine.engine.step_clock import StepClock
 from zmqengine.engine.warm_up import warm_up
 
@@ -56,6 +58,8 @@ class MlxEngine:
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
     device. Without `prompt_cache_bytes` prompts are kept within what `limit_prompt_cache` says.
 
+    Prompts are read in few sizes on CUDA, or as `few_sizes` says, where the model's caches can go back.
+
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot go
     back by some tokens makes one token a step, whatever `speculation` proposes.
     """
@@ -69,6 +73,7 @@ class MlxEngine:
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         padding_bytes_max: int | None = None,
         speculation: Speculation | None = None,
+        few_sizes: bool | None = None,
     ) -> None:
         self._model = model
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
@@ -80,6 +85,9 @@ class MlxEngine:
         except BaseException:
             self._wired.restore()
             raise
+        has_few = on_cuda() if few_sizes is None else few_sizes
+        can_pad = self._abilities.widens and self._abilities.paddable
+        self._sizes_to = info.context_tokens if has_few and can_pad else 0
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
         self._speculation = speculation if self._abilities.widens else None
@@ -120,7 +128,7 @@ class MlxEngine:
     def next(self) -> StepResult:
         """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
         self._clock.start()
-        read_before = self._prefill.prompt_tokens
+        read_before = self._prefill.computed_tokens
         result = StepResult()
         self._decode.next(result)
         tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(self._prefill.rows))
@@ -136,7 +144,7 @@ class MlxEngine:
         self._gauges.count(result)
         if self._gauges.steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
             mx.clear_cache()
-        self._pace.record(self._prefill.prompt_tokens - read_before, self._clock.seconds())
+        self._pace.record(self._prefill.computed_tokens - read_before, self._clock.seconds())
         return result
 
     def remove(self, rows: Iterable[int]) -> None:
@@ -179,18 +187,26 @@ class MlxEngine:
 
     def reset(self) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
+        self._forget()
+        mx.clear_cache()
+
+    def _forget(self) -> None:
         self._store.clear()
         self._gauges.leave(self._prefill)
         self._start_batch()
-        mx.clear_cache()
 
     def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
         """Do once what traffic will need, for at most about `seconds_max`; afterwards the engine is as good as new.
 
         Prompts are then read at a pace that suits what was seen.
         """
-        measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin)
-        self.reset()
+        started_s = time.perf_counter()
+        if self._sizes_to:
+            read_shapes(self._model, self._sizes_to, started_s + seconds_max / 2)
+        left_s = seconds_max - (time.perf_counter() - started_s)
+        measured = warm_up(self, self._pace.tokens_max, left_s, report, self._pace.begin)
+        # The buffers stay: on CUDA the first request would have to map them again.
+        self._forget()
         self._gauges.forget()
         self._pace.begin(measured)
 
@@ -243,7 +259,7 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
         self._decode = Lanes(self._new_lane, project, self._lanes_padding_bytes, self.step_tokens_max)
-        self._prefill = Prefill(self._model, self._store, self._abilities)
+        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes_to)
 
     def _new_lane(self) -> DecodeBatch:
         choosing = Choosing(self.info.vocab_size, self._masks)

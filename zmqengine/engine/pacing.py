@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from zmqengine.engine import prompt_sizes
+
 TOKENS_MIN = 32
 """A smaller chunk costs more than it saves."""
 TOKENS_START = 256
@@ -23,8 +25,8 @@ _HELD_UP = 3.0
 # Of the speed that was measured at the start. Where most of a short chunk's time is the model itself, shorter ones gain
 # nothing.
 _SLOWEST_SHARE = 0.25
-# A GPU plans what it computes for each length that it has not seen, so there are few of them.
-_SIZES = tuple(size for power in range(5, 17) for size in (2**power, 2**power * 3 // 2))
+# There are few sizes on a GPU, and one that is so much longer than it should be is taken rather than the one below.
+_LONGER = 1.15
 
 
 class StepPace:
@@ -65,13 +67,17 @@ class StepPace:
     @property
     def largest_tokens(self) -> int:
         """The most that the next step may read, whoever waits."""
-        return max(self._tokens(1, 1), self._tokens(0, 1))
+        most = max(self._tokens(1, 1), self._tokens(0, 1))
+        return int(most * _LONGER) if self._even else most
 
     def choose(self, *, decoding: int, waiting: int) -> int:
         """How many tokens this step may read, while so many rows decode and so many have a prompt to be read."""
         self._decoding = decoding
         tokens = self._tokens(decoding, waiting)
-        return _even(tokens) if self._even else tokens
+        if not self._even:
+            return tokens
+        most = self.tokens_max if decoding else self._idle_tokens_max
+        return min(_even(tokens), most)
 
     def record(self, tokens_read: int, seconds: float) -> None:
         """The step took so long in all, and launched the reading of `tokens_read` tokens of prompt."""
@@ -130,5 +136,5 @@ class StepPace:
 
 
 def _even(tokens: int) -> int:
-    """Not more than `tokens`, and one of few sizes."""
-    return max((size for size in _SIZES if size <= tokens), default=tokens)
+    """About as many as `tokens`, and one of few sizes."""
+    return prompt_sizes.at_most(int(tokens * _LONGER))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine import kv
+from zmqengine.engine import kv, prompt_sizes
 from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.engine.padding import padding_bytes, split_by_padding
 from zmqengine.engine.probe import Abilities
@@ -49,12 +49,17 @@ class Prefill:
     """Rows whose prompt is being read.
 
     A row waits for an older one that reads the same beginning, if that can be kept as far as it is shared.
+    With `sizes_to` they are read in the few sizes of `prompt_sizes`, as far as no row comes to hold more than so many
+    tokens: that is for models whose caches are all plain.
     """
 
-    def __init__(self, model: Any, store: PromptStore, abilities: Abilities) -> None:
+    def __init__(self, model: Any, store: PromptStore, abilities: Abilities, sizes_to: int = 0) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
+        # With those that have no meaning.
+        self.computed_tokens = 0
         self.cached_tokens = 0
+        self._sizes_to = sizes_to
         self._model = model
         self._store = store
         self._abilities = abilities
@@ -91,7 +96,7 @@ class Prefill:
         rows = pick(self.rows, self._store)
         if not rows:
             return []
-        chunk = plan_chunk([row.remaining for row in rows], tokens_max)
+        chunk = plan_chunk([self._size(row, row.remaining) for row in rows], tokens_max)
         touched = [rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
         for row in touched:
             if row.caches is None:
@@ -99,7 +104,7 @@ class Prefill:
         ready = []
         for place, tokens in chunk.slices:
             row = rows[place]
-            self._read_slice(row, tokens)
+            self._read_slice(row, self._even(row, tokens))
             if not row.remaining:
                 ready.append(self._finish([row]))
         for group in self._groups([rows[place] for place in chunk.together], padding_bytes_max):
@@ -110,6 +115,18 @@ class Prefill:
         through = {id(row) for group in ready for row in group.rows}
         self.rows = [row for row in self.rows if id(row) not in through]
         return ready
+
+    def _size(self, row: Row, tokens: int) -> int:
+        """How many are read of a row that has so many more to read, those without a meaning included."""
+        return max(tokens, min(prompt_sizes.at_least(tokens), self._sizes_to - row.held)) if tokens else 0
+
+    def _even(self, row: Row, tokens: int) -> int:
+        """Of a slice of so many the tokens of `row`, whose next slice then has usual sizes and begins as others do."""
+        if tokens >= row.remaining or not self._sizes_to:
+            return min(tokens, row.remaining)
+        tokens = prompt_sizes.at_most(tokens)
+        uneven = row.held % prompt_sizes.WHOLE
+        return tokens - uneven if uneven < tokens >= prompt_sizes.WHOLE else tokens
 
     def _groups(self, rows: list[Row], padding_bytes_max: int) -> list[list[Row]]:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
@@ -136,6 +153,9 @@ class Prefill:
         hit = self._store.fetch(row)
         row.held = row.cached = hit.tokens
         row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
+        if self._sizes_to and hit.caches is not None:
+            # Or the first call that reads on would be a new graph for each number of blocks.
+            kv.start(kv.arrays(hit.caches))
         self.cached_tokens += row.held
         if self._store.keeps_states:
             found = branches(row.held, row.read_tokens - 1, hit.known)
@@ -177,8 +197,9 @@ class Prefill:
         end = row.held + count
         while row.held < end:
             stop = min([end, *row.branches])
-            kv.read_alone(self._model, row.caches, row.tokens[row.held : stop])
-            self._launch(row.caches, stop - row.held)
+            size = self._size(row, stop - row.held)
+            kv.read_alone(self._model, row.caches, row.tokens[row.held : stop], size)
+            self._launch(row.caches, stop - row.held, size)
             row.held = stop
             if stop in row.branches:
                 row.branches.remove(stop)
@@ -193,11 +214,12 @@ class Prefill:
 
     def _read_together(self, rows: list[Row]) -> Ready:
         unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
+        size = self._size(max(rows, key=lambda row: row.held), max(map(len, unread)))
         ready = self._finish(rows)
-        kv.read_together(self._model, ready.caches, unread)
+        kv.read_together(self._model, ready.caches, unread, size)
         for row, tokens in zip(rows, unread, strict=True):
             row.held += len(tokens)
-        self._launch(ready.caches, sum(map(len, unread)))
+        self._launch(ready.caches, sum(map(len, unread)), size * len(rows))
         for place, row in enumerate(rows):
             if row.held >= _COPIED_TOKENS_MIN:
                 self._offer(row, ready.caches, kv.Place(place, row.held))
@@ -213,8 +235,9 @@ class Prefill:
             return Ready(rows, kv.as_batch(caches[0]) if self._abilities.mergeable else caches[0])
         return Ready(rows, kv.merge(caches))
 
-    def _launch(self, caches: Caches, count: int) -> None:
+    def _launch(self, caches: Caches, count: int, computed: int) -> None:
         self.prompt_tokens += count
+        self.computed_tokens += computed
         arrays = kv.arrays(caches)
         # One number of the last array: to wait for it is to wait for the chunk, and it pins no memory.
         marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0

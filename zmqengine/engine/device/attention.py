@@ -8,7 +8,8 @@ length is one that it has not seen; a short prompt is computed meanwhile without
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,9 @@ _PARTS_MAX = 16
 # Registers of a lane that queries may take.
 _QUERY_NUMBERS_MAX = 64
 
+# Shapes for which cuDNN has a plan or will make one.
 _planned: set[tuple[int, ...]] = set()
+_plans_all = False
 
 
 def install(model: Any) -> bool:
@@ -122,10 +125,14 @@ def attend(
         mask = mask.as_mask()
     elif sinks is None and queries.shape[2] > WIDTH_MAX and not hasattr(cache, "bits"):
         columns = keys.shape[2]
-        key = (*queries.shape, columns, 0 if mask is None or isinstance(mask, str) else 1)
+        has_mask = not (mask is None or isinstance(mask, str))
+        # A plan is for strides too: those of keys are given by the columns that a cache has room for.
+        own = getattr(cache, "keys", None)
+        room = own.shape[2] if isinstance(own, mx.array) else columns
+        key = (*queries.shape, columns, room, has_mask)
         size = queries.shape[0] * queries.shape[1] * queries.shape[2] * columns * queries.itemsize
         if key not in _planned:
-            if size <= _UNFUSED_BYTES_MAX:
+            if size <= _UNFUSED_BYTES_MAX and (has_mask or not _plans_all):
                 return _unfused(queries, keys, values, scale, mask)
             _planned.add(key)
     result: mx.array = scaled_dot_product_attention(
@@ -134,10 +141,15 @@ def attend(
     return result
 
 
-def plan_prompts(heads: int, head_dim: int, lengths: list[tuple[int, int]]) -> None:
-    """Let prompts of one row with these (tokens, columns) go through cuDNN. The next of each takes longer."""
-    for tokens, columns in lengths:
-        _planned.add((1, heads, tokens, head_dim, columns, 0))
+@contextmanager
+def planning() -> Iterator[None]:
+    """Let cuDNN plan for every prompt that is read meanwhile; later ones of the same shape go through it too."""
+    global _plans_all
+    _plans_all = True
+    try:
+        yield
+    finally:
+        _plans_all = False
 
 
 def ragged_attention(

@@ -14,7 +14,7 @@ shape.py    what caches of a model take in bytes, from real ones
 from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.ragged import RaggedKVCache, can_go_back, close_gaps, go_back, make_room
-from zmqengine.engine.kv.reading import read_alone, read_together
+from zmqengine.engine.kv.reading import beginning, read_alone, read_together
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.rows import (
     all_finite,
@@ -37,6 +37,7 @@ __all__ = [
     "all_finite",
     "arrays",
     "as_batch",
+    "beginning",
     "byte_count",
     "can_go_back",
     "can_merge",

@@ -86,13 +86,21 @@ def keep_rows(caches: Iterable[Any], places: Sequence[int], held: Sequence[int])
 
 
 def move_right(caches: Iterable[Any], padding: Sequence[int]) -> None:
-    """The last `padding[i]` columns of row i hold nothing: bring them to the front."""
-    for columns, group in _by_columns(caches):
-        first = group[0]
+    """The last `padding[i]` columns of row i hold nothing: bring them to the front; those of all rows are cut off."""
+    common = min(padding)
+    padding = [count - common for count in padding]
+    for whole_columns, group in _by_columns(caches):
+        first, columns = group[0], whole_columns - common
+        if not any(padding):
+            offset = resident(first.offset - common)
+            for cache in group:
+                _set(cache, offset, first.left_padding, columns)
+            continue
         order = (np.arange(columns)[None] - np.array(padding)[:, None]) % columns
         taken = mx.array(order.astype(np.uint32))[:, None, :, None]
-        moved = mx.array(list(padding))
-        offset, left_padding = resident(first.offset - moved), resident(first.left_padding + moved)
+        moved = mx.array(padding)
+        offset = resident(first.offset - moved - common)
+        left_padding = resident(first.left_padding + moved)
         for cache in group:
             for name in ("keys", "values"):
                 array = getattr(cache, name)

@@ -14,20 +14,33 @@ from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache, Rotati
 from zmqengine.engine.row import Caches
 
 
-def read_alone(model: Any, caches: Caches, tokens: Sequence[int]) -> mx.array:
-    """Read `tokens` into the caches of one row; the logits, not computed yet."""
+def read_alone(model: Any, caches: Caches, tokens: Sequence[int], size: int = 0) -> mx.array:
+    """Read `tokens` into the caches of one row; the logits, not computed yet.
+
+    With a larger `size` so many are read, the last ones without a meaning, and caches go back to where `tokens` end:
+    only for caches that can, which are plain ones. Then there are `size` logits.
+    """
+    extra = max(0, size - len(tokens))
     for cache in single_caches(caches):
         if type(cache) is KVCache:
-            _drop_slack(cache, len(tokens))
-    logits: mx.array = model(mx.array([list(tokens)], dtype=mx.uint32), cache=caches)
+            _drop_slack(cache, len(tokens) + extra)
+    logits: mx.array = model(mx.array([[*tokens, *[0] * extra]], dtype=mx.uint32), cache=caches)
+    if extra:
+        for cache in single_caches(caches):
+            cache.trim(extra)
     _keep_to_windows(caches)
     return logits
 
 
-def read_together(model: Any, caches: Caches, texts: Sequence[Sequence[int]]) -> mx.array:
-    """Read a text for each row of a batch, shorter ones padded; the logits, not computed yet."""
+def read_together(
+    model: Any, caches: Caches, texts: Sequence[Sequence[int]], size: int = 0
+) -> mx.array:
+    """Read a text for each row of a batch, shorter ones padded; the logits, not computed yet.
+
+    With a larger `size` all are padded to it, as in `read_alone`.
+    """
     lengths = [len(text) for text in texts]
-    padding = [max(lengths) - length for length in lengths]
+    padding = [max(size, *lengths) - length for length in lengths]
     others = [cache for cache in caches if type(cache) is not RaggedKVCache]
     if any(padding):
         for cache in others:
@@ -40,6 +53,18 @@ def read_together(model: Any, caches: Caches, texts: Sequence[Sequence[int]]) ->
             cache.finalize()
     _keep_to_windows(caches)
     return logits
+
+
+def beginning(caches: Caches, tokens: int) -> Caches:
+    """The first `tokens` that plain caches of one row hold, without room for more."""
+    found = []
+    for cache in caches:
+        other: Any = KVCache()  # type: ignore[no-untyped-call]
+        if tokens:
+            other.keys, other.values = cache.keys[..., :tokens, :], cache.values[..., :tokens, :]
+            other.offset = tokens
+        found.append(other)
+    return found
 
 
 def _drop_slack(cache: Any, count: int) -> None:
