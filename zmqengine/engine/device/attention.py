@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
@@ -45,7 +46,7 @@ _QUERY_NUMBERS_MAX = 64
 
 # Shapes for which cuDNN has a plan or will make one.
 _planned: set[tuple[int, ...]] = set()
-_plans_all = False
+_plans_all = ContextVar("plans_all", default=False)
 
 
 def install(model: Any) -> bool:
@@ -132,7 +133,7 @@ def attend(
         key = (*queries.shape, columns, room, has_mask)
         size = queries.shape[0] * queries.shape[1] * queries.shape[2] * columns * queries.itemsize
         if key not in _planned:
-            if size <= _UNFUSED_BYTES_MAX and (has_mask or not _plans_all):
+            if size <= _UNFUSED_BYTES_MAX and (has_mask or not _plans_all.get()):
                 return _unfused(queries, keys, values, scale, mask)
             _planned.add(key)
     result: mx.array = scaled_dot_product_attention(
@@ -144,12 +145,11 @@ def attend(
 @contextmanager
 def planning() -> Iterator[None]:
     """Let cuDNN plan for every prompt that is read meanwhile; later ones of the same shape go through it too."""
-    global _plans_all
-    _plans_all = True
+    before = _plans_all.set(True)
     try:
         yield
     finally:
-        _plans_all = False
+        _plans_all.reset(before)
 
 
 def ragged_attention(
@@ -242,7 +242,7 @@ def _unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, 
         return _products(queries, keys, values, scale, mask)
     # Few sizes: for each that is new, CUDA graphs are made anew, which takes several times as long as the chunk.
     before = keys.shape[2] - tokens
-    columns = _even(keys.shape[2])
+    columns = even_columns(keys.shape[2])
     spare = [(0, 0), (0, 0), (0, columns - keys.shape[2]), (0, 0)]
     keys, values = mx.pad(keys, spare), mx.pad(values, spare)
     size = max(_PART_TOKENS_MIN, _PART_BYTES // (rows * heads * columns * queries.itemsize))
@@ -259,7 +259,7 @@ def _unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, 
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
-def _even(columns: int) -> int:
+def even_columns(columns: int) -> int:
     """A power of two, or a multiple of a large one, that is not less."""
     if columns > _EVEN_COLUMNS:
         return -(-columns // _EVEN_COLUMNS) * _EVEN_COLUMNS

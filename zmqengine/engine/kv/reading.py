@@ -32,9 +32,7 @@ def read_alone(model: Any, caches: Caches, tokens: Sequence[int], size: int = 0)
     return logits
 
 
-def read_together(
-    model: Any, caches: Caches, texts: Sequence[Sequence[int]], size: int = 0
-) -> mx.array:
+def read_together(model: Any, caches: Caches, texts: Sequence[Sequence[int]], size: int = 0) -> mx.array:
     """Read a text for each row of a batch, shorter ones padded; the logits, not computed yet.
 
     With a larger `size` all are padded to it, as in `read_alone`.
