@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -200,15 +199,17 @@ class MlxEngine:
 
         Prompts are then read at a pace that suits what was seen.
         """
-        started_s = time.perf_counter()
-        if self._sizes_to:
-            read_shapes(self._model, self._sizes_to, started_s + seconds_max / 2)
-        left_s = seconds_max - (time.perf_counter() - started_s)
-        measured = warm_up(self, self._pace.tokens_max, left_s, report, self._pace.begin)
+        measured = warm_up(
+            self, self._pace.tokens_max, seconds_max, report, self._pace.begin, self._read_shapes
+        )
         # The buffers stay: on CUDA the first request would have to map them again.
         self._forget()
         self._gauges.forget()
         self._pace.begin(measured)
+
+    def _read_shapes(self, until_s: float) -> None:
+        if self._sizes_to:
+            read_shapes(self._model, self._sizes_to, until_s)
 
     def project_bytes(self, tokens: int) -> int:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""

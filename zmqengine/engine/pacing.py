@@ -26,7 +26,7 @@ _HELD_UP = 3.0
 # nothing.
 _SLOWEST_SHARE = 0.25
 # There are few sizes on a GPU, and one that is so much longer than it should be is taken rather than the one below.
-_LONGER = 1.15
+_LONGER = 1.2
 
 
 class StepPace:

@@ -23,6 +23,9 @@ KINDS = (*SAMPLED, PENALISED)
 _STEPS = 4
 _ROWS_FOR_KINDS = 4
 _LONG_TOKENS = 8192
+# Of the time, so much is for the most usual prompts, and so much is left for measuring and for long prompts after that.
+_USUAL_SHARE = 0.1
+_MEASURING_SHARE = 0.1
 
 
 class Round(NamedTuple):
@@ -50,13 +53,18 @@ def warm_up(
     seconds_max: float,
     report: Callable[[float], None] = lambda fraction: None,
     begin: Callable[[Measured], None] = lambda measured: None,
+    read_shapes: Callable[[float], None] = lambda until_s: None,
 ) -> Measured | None:
     """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
 
-    `begin` is told what was measured, before long prompts are read as they will be.
+    `begin` is told what was measured, before long prompts are read as they will be. `read_shapes` reads prompts of
+    every size, the most usual ones first, until a time on the clock of `time.perf_counter`; it is called twice.
     None if time was up before the speed of reading could be seen. Raises what the engine raises.
     """
-    until_s = time.perf_counter() + seconds_max
+    began_s = time.perf_counter()
+    until_s = began_s + seconds_max
+    # The most usual ones first, whatever there is time for later.
+    read_shapes(began_s + seconds_max * _USUAL_SHARE)
     context = engine.info.context_tokens - _STEPS - 2
     rounds = list(plan(engine.rows_max, chunk, context))
     ids = count(-2, -1)
@@ -72,6 +80,7 @@ def warm_up(
             len(one.prompts), max(one.prompts), time.perf_counter() - started_s,
         )  # fmt: skip
     else:
+        read_shapes(until_s - seconds_max * _MEASURING_SHARE)
         measured = _measure(engine, chunk, context, ids)
         begin(measured)
         _read_at_pace(engine, context, ids, seconds_max / 4)

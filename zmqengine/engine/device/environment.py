@@ -86,8 +86,8 @@ def _cuda() -> Iterator[Setting]:
     )
     yield Setting(
         "MLX_CUDA_GRAPH_CACHE_SIZE",
-        "2048",
-        "graphs of steps of every number of rows stay ready",
+        "8192",
+        "graphs of steps of every number of rows, and of prompts of every size, stay ready",
         "mlx/backend/cuda/device.cpp: 400 if not set",
     )
     yield Setting(
