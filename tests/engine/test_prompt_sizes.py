@@ -138,7 +138,7 @@ def test_few_shapes_are_met_and_all_are_read_before(model):
     store = PromptStore(model, None, 0, {})
     with patch.object(prefill.kv, "read_alone", read):
         for number in range(200):
-            reading = Prefill(model, store, probe_once(model), 8192)
+            reading = Prefill(model, store, probe_once(model), prompt_sizes.Sizes(8192))
             row = Row(RowRequest(number, [1] * draw.randrange(1, 8000), 1), 300, 8192)
             reading.add([row])
             chunk = draw.choice([512, 768, 1024, 2048])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -29,6 +30,7 @@ from zmqengine.engine.mlx_lm_border import mlx_lm_version
 from zmqengine.engine.pacing import StepPace
 from zmqengine.engine.prefill import Prefill
 from zmqengine.engine.probe import probe
+from zmqengine.engine.prompt_sizes import Sizes
 from zmqengine.engine.prompt_store.disk.tier import DiskTier, open_tier
 from zmqengine.engine.prompt_store.keys import salt_of
 from zmqengine.engine.prompt_store.parked_rows import ParkedRow
@@ -56,11 +58,8 @@ class MlxEngine:
     `prefill_chunk_idle`; `StepPace` bounds it in time. Rows of very different lengths decode in batches of their own,
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
     device. Without `prompt_cache_bytes` prompts are kept within what `limit_prompt_cache` says.
-
-    Prompts are read in few sizes on CUDA, or as `few_sizes` says, where the model's caches can go back.
-
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot go
-    back by some tokens makes one token a step, whatever `speculation` proposes.
+    back by some tokens makes one token a step, whatever `speculation` proposes, and is not read in `few_sizes`.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class MlxEngine:
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         padding_bytes_max: int | None = None,
         speculation: Speculation | None = None,
-        few_sizes: bool | None = None,
+        few_sizes: bool = False,
     ) -> None:
         self._model = model
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
@@ -84,9 +83,7 @@ class MlxEngine:
         except BaseException:
             self._wired.restore()
             raise
-        has_few = on_cuda() if few_sizes is None else few_sizes
-        can_pad = self._abilities.widens and self._abilities.paddable
-        self._sizes_to = info.context_tokens if has_few and can_pad else 0
+        self._sizes = Sizes(info.context_tokens if few_sizes and self._abilities.goes_back_padded else 0)
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
         self._speculation = speculation if self._abilities.widens else None
@@ -175,41 +172,31 @@ class MlxEngine:
             self._prefill.leave([parked])
             self._decode.leave([parked])
             return 0
-        taken = (
-            self._prefill.take_out(parked) if parked in self._prefill.rows else self._decode.take_out(parked)
-        )
+        is_reading = parked in self._prefill.rows
+        taken = self._prefill.take_out(parked) if is_reading else self._decode.take_out(parked)
         if taken is None:
             return 0
         kept = self._store.park(ParkedRow.of(parked, *taken))
         self._store.settle()
         return kept
 
-    def reset(self) -> None:
+    def reset(self, *, keep_buffers: bool = False) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
-        self._forget()
-        mx.clear_cache()
-
-    def _forget(self) -> None:
         self._store.clear()
         self._gauges.leave(self._prefill)
         self._start_batch()
+        if not keep_buffers:
+            mx.clear_cache()
 
     def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
-        """Do once what traffic will need, for at most about `seconds_max`; afterwards the engine is as good as new.
-
-        Prompts are then read at a pace that suits what was seen.
-        """
-        measured = warm_up(
-            self, self._pace.tokens_max, seconds_max, report, self._pace.begin, self._read_shapes
-        )
-        # The buffers stay: on CUDA the first request would have to map them again.
-        self._forget()
+        """Do once what traffic will need, for at most about `seconds_max`. Then the engine is as good as new, and reads
+        prompts at a pace that suits what was seen."""
+        shapes = partial(read_shapes, self._model, self._sizes.tokens_max)
+        measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin, shapes)
+        # The first request would have to map the buffers again there.
+        self.reset(keep_buffers=on_cuda())
         self._gauges.forget()
         self._pace.begin(measured)
-
-    def _read_shapes(self, until_s: float) -> None:
-        if self._sizes_to:
-            read_shapes(self._model, self._sizes_to, until_s)
 
     def project_bytes(self, tokens: int) -> int:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
@@ -229,10 +216,9 @@ class MlxEngine:
             self.disk = open_tier(self._store, salt, options, ring)
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
-        """Keep at most `bytes_max` from now on; returns bytes freed."""
+        """Keep at most `bytes_max` from now on; returns bytes freed, which are memory itself and no buffers."""
         freed = self._store.limit(bytes_max)
         if freed:
-            # Whoever evicts wants the memory itself, not buffers kept for reuse.
             mx.clear_cache()
         return freed
 
@@ -260,7 +246,7 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
         self._decode = Lanes(self._new_lane, project, self._lanes_padding_bytes, self.step_tokens_max)
-        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes_to)
+        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes)
 
     def _new_lane(self) -> DecodeBatch:
         choosing = Choosing(self.info.vocab_size, self._masks)

@@ -17,7 +17,7 @@ _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
-from zmqengine.engine.backend import on_gpu  # noqa: E402
+from zmqengine.engine.backend import on_cuda, on_gpu  # noqa: E402
 from zmqengine.engine.device.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.device.quantised import copies_bytes  # noqa: E402
 from zmqengine.engine.device.remembered import Remembered  # noqa: E402
@@ -90,7 +90,7 @@ def open_mlx_engine(
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     draft_model = _open_draft_model(options.draft, loaded, report)
     speculation = open_speculation(options.speculate, loaded.info.vocab_size, draft_model)
-    engine = MlxEngine(loaded.model, loaded.info, options, speculation=speculation)
+    engine = MlxEngine(loaded.model, loaded.info, options, speculation=speculation, few_sizes=on_cuda())
     if options.warm_up_s and device.startswith("gpu"):
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:

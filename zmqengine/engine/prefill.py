@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine import kv, prompt_sizes
+from zmqengine.engine import kv
 from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.engine.padding import padding_bytes, split_by_padding
 from zmqengine.engine.probe import Abilities
+from zmqengine.engine.prompt_sizes import Sizes
 from zmqengine.engine.prompt_store.branches import branches
 from zmqengine.engine.prompt_store.store import Hit, PromptStore
 from zmqengine.engine.reading_order import pick
@@ -49,17 +50,16 @@ class Prefill:
     """Rows whose prompt is being read.
 
     A row waits for an older one that reads the same beginning, if that can be kept as far as it is shared.
-    With `sizes_to` they are read in the few sizes of `prompt_sizes`, as far as no row comes to hold more than so many
-    tokens: that is for models whose caches are all plain.
+    They are read in `sizes`; few ones are for models whose caches are all plain.
     """
 
-    def __init__(self, model: Any, store: PromptStore, abilities: Abilities, sizes_to: int = 0) -> None:
+    def __init__(self, model: Any, store: PromptStore, abilities: Abilities, sizes: Sizes) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         # With those that have no meaning.
         self.computed_tokens = 0
         self.cached_tokens = 0
-        self._sizes_to = sizes_to
+        self._sizes = sizes
         self._model = model
         self._store = store
         self._abilities = abilities
@@ -96,7 +96,7 @@ class Prefill:
         rows = pick(self.rows, self._store)
         if not rows:
             return []
-        chunk = plan_chunk([self._size(row, row.remaining) for row in rows], tokens_max)
+        chunk = plan_chunk([self._sizes.whole(row.held, row.remaining) for row in rows], tokens_max)
         touched = [rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
         for row in touched:
             if row.caches is None:
@@ -104,7 +104,7 @@ class Prefill:
         ready = []
         for place, tokens in chunk.slices:
             row = rows[place]
-            self._read_slice(row, self._even(row, tokens))
+            self._read_slice(row, self._sizes.part(row.held, row.remaining, tokens))
             if not row.remaining:
                 ready.append(self._finish([row]))
         for group in self._groups([rows[place] for place in chunk.together], padding_bytes_max):
@@ -115,18 +115,6 @@ class Prefill:
         through = {id(row) for group in ready for row in group.rows}
         self.rows = [row for row in self.rows if id(row) not in through]
         return ready
-
-    def _size(self, row: Row, tokens: int) -> int:
-        """How many are read of a row that has so many more to read, those without a meaning included."""
-        return max(tokens, min(prompt_sizes.at_least(tokens), self._sizes_to - row.held)) if tokens else 0
-
-    def _even(self, row: Row, tokens: int) -> int:
-        """Of a slice of so many the tokens of `row`, whose next slice then has usual sizes and begins as others do."""
-        if tokens >= row.remaining or not self._sizes_to:
-            return min(tokens, row.remaining)
-        tokens = prompt_sizes.at_most(tokens)
-        uneven = row.held % prompt_sizes.WHOLE
-        return tokens - uneven if uneven < tokens >= prompt_sizes.WHOLE else tokens
 
     def _groups(self, rows: list[Row], padding_bytes_max: int) -> list[list[Row]]:
         """Rows that can share a call. Those with nothing to read are a group of their own."""
@@ -153,7 +141,7 @@ class Prefill:
         hit = self._store.fetch(row)
         row.held = row.cached = hit.tokens
         row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
-        if self._sizes_to and hit.caches is not None:
+        if self._sizes.tokens_max and hit.caches is not None:
             # Or the first call that reads on would be a new graph for each number of blocks.
             kv.start(kv.arrays(hit.caches))
         self.cached_tokens += row.held
@@ -197,7 +185,7 @@ class Prefill:
         end = row.held + count
         while row.held < end:
             stop = min([end, *row.branches])
-            size = self._size(row, stop - row.held)
+            size = self._sizes.whole(row.held, stop - row.held)
             kv.read_alone(self._model, row.caches, row.tokens[row.held : stop], size)
             self._launch(row.caches, stop - row.held, size)
             row.held = stop
@@ -214,7 +202,7 @@ class Prefill:
 
     def _read_together(self, rows: list[Row]) -> Ready:
         unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
-        size = self._size(max(rows, key=lambda row: row.held), max(map(len, unread)))
+        size = self._sizes.whole(max(row.held for row in rows), max(map(len, unread)))
         ready = self._finish(rows)
         kv.read_together(self._model, ready.caches, unread, size)
         for row, tokens in zip(rows, unread, strict=True):

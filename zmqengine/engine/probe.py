@@ -38,6 +38,11 @@ class Abilities:
     widens: bool
     read_bytes: float
 
+    @property
+    def goes_back_padded(self) -> bool:
+        """Whether rows can be read with tokens behind them that mean nothing, and go back to where they end."""
+        return self.widens and self.paddable
+
     def chunk_bytes(self, tokens: int) -> int:
         """What reading a chunk of `tokens` takes for a moment, beside its caches. As measured, for short contexts."""
         return int(tokens * self.read_bytes)

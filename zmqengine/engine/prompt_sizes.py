@@ -34,6 +34,25 @@ def at_most(tokens: int) -> int:
     return max((size for size in SIZES if size <= tokens), default=tokens)
 
 
+class Sizes:
+    """The sizes in which prompts are read that come to hold at most `tokens_max`; with 0 any size is one."""
+
+    def __init__(self, tokens_max: int) -> None:
+        self.tokens_max = tokens_max
+
+    def whole(self, held: int, tokens: int) -> int:
+        """How many are read for `tokens` after `held` others, those without a meaning included."""
+        return max(tokens, min(at_least(tokens), self.tokens_max - held)) if tokens else 0
+
+    def part(self, held: int, tokens: int, most: int) -> int:
+        """How many of `tokens` after `held` others to read within `most`, so that what is left begins as others do."""
+        if most >= tokens or not self.tokens_max:
+            return min(tokens, most)
+        most = at_most(most)
+        uneven = held % WHOLE
+        return most - uneven if uneven < most >= WHOLE else most
+
+
 def usual_shapes(tokens_max: int) -> Iterator[tuple[int, int]]:
     """(tokens, columns before them) of the calls that prompts of up to `tokens_max` are read in, most usual first.
 

@@ -53,7 +53,7 @@ def warm_up(
     seconds_max: float,
     report: Callable[[float], None] = lambda fraction: None,
     begin: Callable[[Measured], None] = lambda measured: None,
-    read_shapes: Callable[[float], None] = lambda until_s: None,
+    read_shapes: Callable[[float], object] = lambda until_s: None,
 ) -> Measured | None:
     """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
 
