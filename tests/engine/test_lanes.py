@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from tests.support.engines import Run, alone, finish, greedy, make_engine, step
-from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.interface import RowRequest, Sampling, StepResult
 from zmqengine.engine.lanes import Lanes
 
 COUNT = 12
@@ -81,6 +81,16 @@ class Lane:
     def join(self, rows, caches):
         self.rows += rows
 
+    def launch(self, may_draft):
+        self.may_draft = may_draft()
+
+    def land(self, result):
+        pass
+
+    @property
+    def idle(self):
+        return not self.rows
+
 
 def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     """Two groups that come at once: one of them may use up the allowance only where the other needs none of it."""
@@ -94,3 +104,28 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     assert lanes.padding_bytes == 20 + 60
     lanes.join([(rows(62), [])])
     assert (len(lanes), lanes.padding_bytes) == (3, 88)
+
+
+def test_nobody_drafts_while_there_are_several_batches():
+    """How long their steps take cannot be told apart, nor what drafts cost; with one, it is a matter of room."""
+
+    def rows(*lengths):
+        return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
+
+    made: list[Lane] = []
+
+    def new_lane():
+        made.append(Lane())
+        return made[-1]
+
+    lanes = Lanes(new_lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
+    lanes.join([(rows(500, 510), [])])
+    lanes.next(StepResult())
+    assert [lane.may_draft for lane in made] == [True]
+    lanes.join([(rows(10), [])])
+    lanes.next(StepResult())
+    assert [lane.may_draft for lane in made] == [False, False]
+    made[1].rows.clear()
+    for _ in range(2):
+        lanes.next(StepResult())
+    assert made[0].may_draft

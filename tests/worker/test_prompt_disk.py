@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from tests.worker.harness import Harness
 from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.prompt_store.disk.restoring import NOTHING, Plan
+from zmqengine.worker import prompt_disk
 
 LONG = list(range(5, 105))
 BLOCK_BYTES = 1 << 20
@@ -212,6 +215,21 @@ def test_saving_takes_a_share_of_the_steps_and_all_of_idle_time(harness: DiskHar
     assert len(harness.disk.saved) == 3
     assert min(harness.disk.saved) > 1 << 20
     assert harness.actor.batch.lifecycle.prompt_disk.numbers() == {"prompt_disk_blocks": 7}
+
+
+def test_saving_does_not_make_up_for_steps_in_which_there_was_nothing_to_save(
+    harness: DiskHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After hours of steps, what is new is not copied all at once between two of them."""
+    saving = harness.actor.batch.lifecycle.prompt_disk
+    now_s = itertools.count()
+    monkeypatch.setattr(prompt_disk, "time", SimpleNamespace(perf_counter=lambda: next(now_s) / 100))
+    harness.disk.unsaved = 1000
+    saving.save(3600.0)
+    # Each takes ten milliseconds.
+    assert len(harness.disk.saved) <= 6
+    saving.save(0.001)
+    assert len(harness.disk.saved) <= 7
 
 
 def test_a_drain_saves_in_the_time_that_is_left(harness: DiskHarness) -> None:

@@ -357,7 +357,8 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
     other.accepted("o", max_tokens=300)
     assert harness.run_until(lambda: harness.actor.counters.ended.get("length")) <= 302
     other.wait_for_end("o")
-    assert harness.actor.outgoing.backlog_tokens(session) > 0
+    harness.run_until(lambda: harness.actor.counters.ended["length"] == 2, passes_max=60_000)
+    assert harness.actor.outgoing.backlog_tokens(session) > 1000
 
     def all_read() -> bool:
         harness.clock.advance(0.03)
