@@ -56,6 +56,22 @@ def test_padding_stays_within_its_bound(model):
     assert held[1 << 30] > 3 * projected
 
 
+def test_what_comes_at_once_shares_one_allowance(model):
+    """Two rows that found much in the prompt cache, and two that found nothing: padding for one of these pairs."""
+    token_bytes = make_engine(model).project_bytes(2) - make_engine(model).project_bytes(1)
+    engine = make_engine(model, padding_bytes_max=100 * token_bytes)
+    shared = prompt(1100)
+    engine.insert([RowRequest(0, shared, 1)])
+    finish(engine)
+    rows = [[*shared, *prompt(10)], [*shared, *prompt(80)], prompt(11), prompt(81)]
+    engine.insert([RowRequest(1 + row, tokens, COUNT) for row, tokens in enumerate(rows)])
+    run = Run()
+    while len(run.tokens) < 4:
+        step(engine, run)
+        assert engine.memory().padding <= 100 * token_bytes
+    assert run.cached(2) == 1100
+
+
 def test_a_long_row_can_be_removed_from_beside_short_ones(model):
     """Each batch ends by itself; nothing is left behind."""
     engine = make_engine(model, padding_bytes_max=0, prompt_cache_bytes=0)

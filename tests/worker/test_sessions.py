@@ -333,10 +333,10 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
 ) -> None:
     """Slow reader: EAGAIN marks it lagging, the others go on, and it gets everything in the end. A frame for it is made
     again after a while only, not in each pass: it holds all since, up to a bound, and the next goes on there."""
-    monkeypatch.setattr(outgoing, "FRAME_TOKENS_MAX", 500)
+    monkeypatch.setattr(outgoing, "FRAME_TOKENS_MAX", 200)
     harness = make_harness(FakeEngineConfig(context_tokens=100_000), lease_ms=10_000_000)
     slow, other = harness.front_end(receive_frames_max=10), harness.front_end()
-    insert = slow.insert_message("r", max_tokens=5_000, logprobs=20)
+    insert = slow.insert_message("r", max_tokens=3_000, logprobs=20)
     slow.call(insert)
     (session,) = [s for s in harness.actor.sessions if "r" in s.requests]
     harness.run_until(lambda: harness.actor.outgoing.backlog_tokens(session), passes_max=60_000)
@@ -350,15 +350,15 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
     with monkeypatch.context() as patch:
         patch.setattr(zmq.Socket, "send_multipart", counted)
         harness.passes(20)
-        assert tried.count(session.topic) <= 1
+        assert session.topic not in tried
         harness.clock.advance(0.03)
-        harness.passes(20)
-        assert 1 <= tried.count(session.topic) <= 2
+        harness.pass_()
+        assert tried.count(session.topic) == 1
     other.accepted("o", max_tokens=300)
     assert harness.run_until(lambda: harness.actor.counters.ended.get("length")) <= 302
     other.wait_for_end("o")
     harness.run_until(lambda: harness.actor.counters.ended["length"] == 2, passes_max=60_000)
-    assert harness.actor.outgoing.backlog_tokens(session) > 1000
+    assert harness.actor.outgoing.backlog_tokens(session) > 400
 
     def all_read() -> bool:
         harness.clock.advance(0.03)

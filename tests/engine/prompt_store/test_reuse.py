@@ -249,6 +249,18 @@ def test_where_two_prompts_turned_off_a_third_goes_on(models, shape):
     assert cached == ([0, 220, 220] if shape == "llama" else [0, 0, 192])
 
 
+def test_prompts_that_come_at_once_have_their_states_kept_where_each_may_turn_off(models):
+    """To keep a state on the way a prompt is read alone: a call for both would pass that place."""
+    engine = make_engine(models["hybrid"], prefill_chunk=1024)
+    prompts = [tokens(300, seed) for seed in (1, 2)]
+    engine.insert([RowRequest(row, prompt, 1) for row, prompt in enumerate(prompts)])
+    finish(engine)
+    for prompt in prompts:
+        following = [*prompt[:290], *tokens(10, 3)]
+        output, cached = generate(engine, following)
+        assert (output, cached) == (greedy(models["hybrid"], following, COUNT), 256)
+
+
 @pytest.mark.parametrize("shape", KINDS)
 def test_a_turn_whose_reasoning_is_left_out_goes_on_from_the_prompt(models, shape):
     """The head of the answer and the reasoning are not in the next prompt."""
