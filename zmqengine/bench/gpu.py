@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -66,16 +66,37 @@ def model_directory_of(name: str, models: Path) -> Path:
     return path
 
 
-async def measure_on_gpu(plan: GpuPlan, on_progress: Progress) -> Report:
-    """Start everything, measure, end everything; then the steps of the engine alone. Raises TargetError."""
+async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[Report], None]) -> Report:
+    """Start everything, measure, end everything; then the steps of the engine alone. Raises TargetError.
+
+    `keep` is given the report as far as it has come, after each part: a machine may be lent for a while only.
+    """
     setting = machine.setting()
     directory = Path(plan.model)
     on_progress(f"{directory.name}: starting the generator and the servers")
+    cells: list[Cell] = []
+    described: list[TargetFacts] = []
+
+    def report() -> Report:
+        return Report(
+            kind="gpu",
+            model=model_facts(plan.model),
+            options={**msgspec.to_builtins(plan), "model": directory.name},
+            base=BARE,
+            targets=described,
+            cells=cells,
+            **setting,
+        )
+
     waiting = asyncio.create_task(BareProcess.start(directory, rows=plan.slots))
     try:
         servers = StartPlan(model=plan.model, http=1, mlx_lm=plan.mlx_lm, slots=plan.slots)
         async with started(servers) as targets:
-            cells, described = await _beside(plan, targets, await waiting, on_progress)
+            bare = await waiting
+            described += await _describe(targets, bare)
+            async for found in _beside(plan, targets, bare, on_progress):
+                cells += found
+                keep(report())
     finally:
         await _end(waiting)
     on_progress(f"{directory.name}: steps of the engine alone")
@@ -85,32 +106,29 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress) -> Report:
         described.append(TargetFacts(label=ENGINE, kind="in process", server="zmqengine", facts=steps.facts))
     except TargetError as error:
         cells.append(Cell(scenario="steps", case="all", target=ENGINE, round=0, error=str(error)))
-    return Report(
-        kind="gpu",
-        model=model_facts(plan.model),
-        options={**msgspec.to_builtins(plan), "model": directory.name},
-        base=BARE,
-        targets=described,
-        cells=cells,
-        **setting,
-    )
+    keep(report())
+    return report()
+
+
+async def _describe(targets: list[TargetSpec], bare: BareProcess) -> list[TargetFacts]:
+    described = [TargetFacts(label=BARE, kind="in process", server="mlx-lm", facts={"blas": bare.blas})]
+    for label, members in group(targets).items():
+        described.append(msgspec.structs.replace(await target_facts(members[0]), label=label))
+    return described
 
 
 async def _beside(
     plan: GpuPlan, targets: list[TargetSpec], bare: BareProcess, on_progress: Progress
-) -> tuple[list[Cell], list[TargetFacts]]:
+) -> AsyncIterator[list[Cell]]:
+    """The cells of one part after the other."""
     name = Path(plan.model).name
 
     def tell(text: str) -> None:
         on_progress(f"{name}: {text}")
 
     prompts = prompts_for(vocabulary_of_file(Path(plan.model) / "tokenizer.json"), str(plan.seed))
-    groups = group(targets)
-    described = [TargetFacts(label=BARE, kind="in process", server="mlx-lm", facts={"blas": bare.blas})]
-    for label, members in groups.items():
-        described.append(msgspec.structs.replace(await target_facts(members[0]), label=label))
     tell("the first requests")
-    cells = [await first_requests(targets[0], prompts)]
+    yield [await first_requests(targets[0], prompts)]
     options = OverheadOptions(
         streams=plan.streams,
         requests_min=2 * FIRST_REQUESTS // 2,
@@ -118,8 +136,8 @@ async def _beside(
         idle_s=1.0,
         timeout_s=180.0,
     )
-    runner = OverheadRunner(bare, groups, prompts, options, seed=plan.seed, on_progress=tell)
-    cells += await runner.run(plan.rounds)
+    runner = OverheadRunner(bare, group(targets), prompts, options, seed=plan.seed, on_progress=tell)
+    yield await runner.run(plan.rounds)
     long = Runner(
         [target for target in targets if target.kind == "worker" or not target.worker],
         prompts,
@@ -128,8 +146,7 @@ async def _beside(
         on_progress=tell,
     )
     # Twice: the second one finds what the first one left, as later long prompts do.
-    cells += await long.run(SCENARIOS["interference"], 2)
-    return cells, described
+    yield await long.run(SCENARIOS["interference"], 2)
 
 
 async def _end(waiting: asyncio.Task[BareProcess]) -> None:

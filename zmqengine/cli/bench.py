@@ -392,6 +392,7 @@ def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **o
     About three minutes for each model. The 8B shape needs 40 GB on the device.
     """
     import tempfile
+    from functools import partial
 
     from zmqengine.bench import stoppable
     from zmqengine.bench.gpu import GpuPlan, measure_on_gpu, model_directory_of
@@ -401,10 +402,9 @@ def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **o
     with tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-") as scratch:
         for name in names:
             directory = model_directory_of(name, models or Path(scratch))
-            plan = GpuPlan(model=str(directory), **less, **others)
-            report = stoppable.run(measure_on_gpu(plan, _progress))
-            save(report, out / f"gpu-{name}.json")
-            _finish(report, None, None, False)
+            plan = GpuPlan(model=str(directory), **{**others, **less})
+            keep = partial(save, path=out / f"gpu-{name}.json")
+            _finish(stoppable.run(measure_on_gpu(plan, _progress, keep)), None, None, False)
 
 
 def _finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
