@@ -9,7 +9,15 @@ from typing import Any
 
 import zmq
 
-from zmqengine_client.core.actions import Action, Channel, CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.core.actions import (
+    Action,
+    Channel,
+    CloseWorkerSockets,
+    OpenCommands,
+    OpenControl,
+    OpenOutput,
+    Send,
+)
 from zmqengine_client.core.session import Session
 from zmqengine_client.keys import CurveKeys
 
@@ -58,6 +66,7 @@ class Transport:
         self._unwatch = unwatch
         self._sockets: dict[Channel, zmq.Socket[bytes]] = {}
         self._monitors: dict[Channel, zmq.Socket[bytes]] = {}
+        self._address = address
         self._open("ctl", zmq.DEALER, address, monitored=True)
 
     def perform(self, actions: list[Action]) -> None:
@@ -65,6 +74,8 @@ class Transport:
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
+            elif isinstance(action, OpenControl):
+                self._open("ctl", zmq.DEALER, self._address, monitored=True)
             elif isinstance(action, OpenCommands):
                 self._open("cmd", zmq.DEALER, action.address, monitored=True)
             elif isinstance(action, OpenOutput):

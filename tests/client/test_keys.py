@@ -91,8 +91,16 @@ def test_only_an_authorized_key_gets_through(connect: Callable[..., Any], tmp_pa
             async with connect(worker.address, keys=own) as client:
                 assert len((await client.generate("a", max_tokens=5).read()).tokens) == 5
             async with connect(worker.address, keys=stranger) as client:
-                with pytest.raises(NotAuthorized, match="key"):
-                    await client.describe()
+                # Whoever asks again has been refused before it asked.
+                for _ in range(2):
+                    with pytest.raises(NotAuthorized, match="key"):
+                        await client.describe()
+                    with pytest.raises(NotAuthorized, match="key"):
+                        await client.generate_tokens([1], max_tokens=1).read()
+                (tmp_path / "authorized" / "stranger.key").write_bytes(
+                    (tmp_path / "keys" / "stranger.key").read_bytes()
+                )
+                assert len((await client.generate_tokens([1], max_tokens=3).read()).tokens) == 3
             async with connect(worker.address, keys=mistaken, connect_timeout_s=1.0) as client:
                 with pytest.raises(WorkerLost):
                     await client.describe()

@@ -222,18 +222,19 @@ def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> N
         for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
             message = claude.messages.create(  # type: ignore[call-overload]
                 model="tools", max_tokens=300, messages=MESSAGES, tools=[tool], tool_choice=choice,  # type: ignore[list-item, arg-type]
+                    extra_body={"temperature": 0},
             )  # fmt: skip
             assert message.stop_reason == "tool_use"
             (call,) = message.content
             assert call.type == "tool_use"
             assert call.input["unit"] in ("c", "f")
         said = claude.messages.create(
-            model="tools", max_tokens=300, messages=MESSAGES,
+            model="tools", max_tokens=300, messages=MESSAGES, extra_body={"temperature": 0},
             output_config={"format": {"type": "json_schema", "schema": schema}},
         )  # fmt: skip
     Person.model_validate_json(said.content[0].text)  # type: ignore[union-attr]
     parsed = client.responses.parse(
-        model="tools", input="Tell me about Tom.", text_format=Person, max_output_tokens=300
+        model="tools", input="Tell me about Tom.", text_format=Person, max_output_tokens=300, temperature=0
     )
     assert parsed.output_parsed is not None
     strict = {**tool, "strict": True, "input_schema": {"type": "object", "not": {}}}
@@ -249,6 +250,6 @@ def test_messages_and_responses_are_held_to_the_same(client: openai.OpenAI) -> N
         )  # fmt: skip
     forced = client.responses.create(  # type: ignore[call-overload]
         model="tools", input="Tell me.", tools=[{"type": "function", **function}], tool_choice="required",
-        max_output_tokens=300,
+        max_output_tokens=300, temperature=0,
     )  # fmt: skip
     assert json.loads(forced.output[-1].arguments)["unit"] in ("c", "f")  # type: ignore[union-attr]

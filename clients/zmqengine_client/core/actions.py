@@ -14,6 +14,10 @@ class Send(NamedTuple):
     frames: tuple[bytes, bytes]
 
 
+class OpenControl(NamedTuple):
+    """Connect a new DEALER to the worker's ctl address: libzmq does not try again where a key was refused."""
+
+
 class OpenCommands(NamedTuple):
     """Connect a new DEALER to the worker's cmd address."""
 
@@ -31,4 +35,4 @@ class CloseWorkerSockets(NamedTuple):
     """Close cmd and out with all that is queued on them."""
 
 
-Action = Send | OpenCommands | OpenOutput | CloseWorkerSockets
+Action = Send | OpenControl | OpenCommands | OpenOutput | CloseWorkerSockets

@@ -10,7 +10,8 @@ from zmqengine.protocol.messages import Description
 class Presence:
     """When ctl last said something, when a worker that was there went, and how far a loading one is.
 
-    `progressed_at` is when a worker that is getting ready was last further than before.
+    `progressed_at` is when a worker that is getting ready was last further than before; `refused` is that this
+    client's key was not authorized.
     """
 
     def __init__(self) -> None:
@@ -20,6 +21,7 @@ class Presence:
         self.progressed_at = -inf
         self.connected = False
         self.handshake_failures = 0
+        self.refused = False
 
     @property
     def was_heard(self) -> bool:
@@ -30,6 +32,7 @@ class Presence:
         """The connection is up, its handshake done."""
         self.connected = True
         self.handshake_failures = 0
+        self.refused = False
 
     def broke(self, now: float) -> bool:
         """The connection broke; says whether a worker had been there."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from zmqengine.errors import NotAuthorized, WorkerLost, ZmqEngineError
 from zmqengine.protocol.codec import control_reply_decoder, output_decoder
 from zmqengine.protocol.messages import Fatal, Granted, TokenFrame, Watermark
-from zmqengine_client.core.actions import Channel
+from zmqengine_client.core.actions import Channel, OpenControl
 from zmqengine_client.core.control import Control, ControlCall
 from zmqengine_client.core.dialogue import Dialogue, fenced
 from zmqengine_client.core.events import ClientEvent
@@ -47,6 +47,7 @@ class Session:
         self._live.add(request, now)
         if request.ended:
             return
+        self._try_again()
         if self.connection.phase is Phase.LIVE:
             self._requests.inserting.insert(request, now)
         elif self.connection.phase is Phase.FENCED:
@@ -66,6 +67,7 @@ class Session:
             call.error = WorkerLost("the client was closed")
             self.outbox.mark(call)
         else:
+            self._try_again()
             self._control.start(call, now)
 
     def close(self, now: float, wait_s: float = 0.5) -> None:
@@ -117,9 +119,16 @@ class Session:
         """The keys did not fit; `refused` when the worker said so."""
         self._presence.handshake_failures += 1
         if refused:
+            self._presence.refused = True
             error = NotAuthorized("the worker refused this client's key: ask its operator to authorize it")
             self._control.close(error)
             self._live.fail_all(error)
+
+    def _try_again(self) -> None:
+        """A key that was refused, maybe before anybody asked, may have been authorized since."""
+        if self._presence.refused:
+            self._presence.refused = False
+            self.outbox.actions.append(OpenControl())
 
     # --- time ----------------------------------------------------------------------------------------------
 
