@@ -51,6 +51,7 @@ def plain(large: LoadedModel, asked: list[Asked]) -> list[list[int]]:
     return [run.ids(one.request.row) for one in asked]
 
 
+@pytest.mark.slow
 def test_documents_that_nobody_has_seen_are_edited(large: LoadedModel) -> None:
     """Nearly every token is right, and half of the documents are right in every token."""
     tokenizer = Tokenizer.from_str(large.tokenizer.tokenizer_json.decode())
@@ -68,7 +69,9 @@ def test_the_draft_model_is_a_quarter_at_most_and_both_are_small(
 
 
 @pytest.mark.parametrize("rows", [1, DOCUMENTS])
-@pytest.mark.parametrize(("source", "bound"), [("ngram", 0.45), ("draft", 0.6)])
+@pytest.mark.parametrize(
+    ("source", "bound"), [("ngram", 0.45), pytest.param("draft", 0.6, marks=pytest.mark.slow)]
+)
 def test_drafts_save_more_than_half_of_the_steps(
     large: LoadedModel,
     small: LoadedModel,
