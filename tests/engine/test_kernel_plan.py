@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -130,7 +131,8 @@ def test_a_plan_is_made_once_for_rows_that_get_on_alike(kernel):
     logits = mx.random.normal((3, VOCAB_SIZE), key=mx.random.key(1))
     seen = set()
     for _ in range(5):
-        seen.add(tuple(sampling.choose(logits, plan).tokens.tolist()))
+        chosen: Any = sampling.choose(logits, plan).tokens.tolist()
+        seen.add(tuple(chosen))
         for row in rows:
             row.sampled += 1
     assert made == [3]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.engines import Run, finish, greedy, make_engine, probe_once, step
-from zmqengine.engine import kv, prefill, prompt_sizes, shapes_warm_up
+from zmqengine.engine import kv, prompt_sizes, shapes_warm_up
 from zmqengine.engine.device.attention import even_columns
 from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.mlx_lm_border import KVCache
@@ -44,7 +44,7 @@ class Calls:
         return READ_TOGETHER(model, caches, texts, size)
 
     def seen(self) -> Any:
-        return patch.multiple(prefill.kv, read_alone=self.read_alone, read_together=self.read_together)
+        return patch.multiple(kv, read_alone=self.read_alone, read_together=self.read_together)
 
 
 READ_ALONE, READ_TOGETHER = kv.read_alone, kv.read_together
@@ -136,7 +136,7 @@ def test_few_shapes_are_met_and_all_are_read_before(model):
             cache.offset += len(tokens)
 
     store = PromptStore(model, None, 0, {})
-    with patch.object(prefill.kv, "read_alone", read):
+    with patch.object(kv, "read_alone", read):
         for number in range(200):
             reading = Prefill(model, store, probe_once(model), prompt_sizes.Sizes(8192))
             row = Row(RowRequest(number, [1] * draw.randrange(1, 8000), 1), 300, 8192)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.engines import make_engine
@@ -56,7 +58,8 @@ def test_its_rounds_fit(rows_max, context):
 
 def test_prompts_of_every_size_are_read_within_its_time(model):
     """The most usual ones before all else, and every one before the speed of reading is measured."""
-    engine, order = make_engine(model, rows_max=2, context_tokens=300), []
+    engine = make_engine(model, rows_max=2, context_tokens=300)
+    order: list[Any] = []
     warm_up.warm_up(
         engine, 64, 50.0, order.append, order.append, lambda until_s: order.append(("sizes", until_s))
     )
