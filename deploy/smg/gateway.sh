@@ -40,8 +40,10 @@ until [ -e "$STATE/$MODEL/config.json" ]; do
   sleep 0.2
 done
 
+# The gateway waits for a ZeroMQ engine from its first health check on, and now and then that check comes one interval
+# after the start: a minute by default. Its metrics would be open to all addresses.
 smg launch --backend vllm --worker-urls "ipc://$STATE/a" "ipc://$STATE/b" --model-path "$STATE/$MODEL" \
-  --host "$HOST" --port "$PORT" --policy cache_aware "$@" &
+  --host "$HOST" --port "$PORT" --prometheus-host "$HOST" --policy cache_aware --health-check-interval-secs 5 "$@" &
 children+=($!)
 
 # The first that ends takes the others along.

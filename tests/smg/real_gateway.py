@@ -61,7 +61,8 @@ class RealGateway:
         arguments = ["--worker-urls", *worker_urls, "--host", "127.0.0.1", "--port", str(self.port)]
         if wire == "zmq":
             arguments += ["--backend", "vllm", "--model-path", str(model_path)]
-        arguments += ["--prometheus-port", str(free_port()), "--policy", "cache_aware"]
+        arguments += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        arguments += ["--policy", "cache_aware"]
         arguments += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *more]
         self._command = [sys.executable, "-m", "smg", "launch", *arguments]
         self._log = log

@@ -98,7 +98,8 @@ def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(direc
             ["bash", str(SCRIPT), *options], env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            wait_until(lambda: completion(port) == 200, f"nothing is served: {directory / 'log'}")
+            wait_until(lambda: script.poll() is not None or completion(port) == 200, "nothing is served")
+            assert script.poll() is None, "the script has ended"
         finally:
             script.terminate()
             try:
@@ -106,6 +107,7 @@ def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(direc
             finally:
                 if script.poll() is None:
                     os.killpg(script.pid, signal.SIGKILL)
+                print((directory / "log").read_text())  # pytest shows it with a failure
         assert code == 0
         with pytest.raises(ProcessLookupError):
             os.killpg(script.pid, 0)

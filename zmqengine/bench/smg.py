@@ -24,13 +24,14 @@ def smg_commands(wire: Wire, worker: str, directory: Path, ports: tuple[int, int
     adapter = ["-m", "zmqengine.cli.main", "smg", "--worker", worker, "--tokenizer-dir", str(tokenizer)]
     gateway = ["-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
     gateway += [
+        "--prometheus-host",
+        "127.0.0.1",
         "--prometheus-port",
         str(metrics_port),
         "--log-level",
         "warn",
-        "--worker-startup-check-interval",
-        "1",
     ]
+    gateway += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"]
     if wire == "grpc":
         adapter += ["--listen", f"127.0.0.1:{adapter_port}"]
         gateway += ["--worker-urls", f"grpc://127.0.0.1:{adapter_port}"]
