@@ -74,6 +74,7 @@ MLX_FILES = {
     "zmqengine/pico/tools/positions.py",
     "zmqengine/pico/tools/train.py",
     "zmqengine/pico/train.py",
+    "zmqengine/pico/training.py",
 }
 # mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
 MLX_LM_FILES = {

@@ -72,6 +72,16 @@ def test_nobody_goes_on_from_a_prompt_before_its_first_logit(model):
     assert run.ids(1) == greedy(model, [*prompt, 8], COUNT)
 
 
+def assert_removal_leaves_only_numbers(engine, poisoned, run, prompt, expected):
+    """Row 0 goes; the same prompt, with the model well again, is read from its first token."""
+    engine.remove([0])
+    poisoned.ill = False
+    engine.insert([RowRequest(1, prompt, COUNT)])
+    finish(engine, run)
+    assert run.cached(1) == 0
+    assert run.ids(1) == expected
+
+
 @pytest.mark.parametrize("steps", range(1, 5))
 def test_a_row_that_is_removed_before_its_logit_leaves_only_numbers(model, steps):
     """In prefill, and with its first step on its way."""
@@ -82,12 +92,7 @@ def test_a_row_that_is_removed_before_its_logit_leaves_only_numbers(model, steps
     run = Run()
     for _ in range(steps):
         step(engine, run)
-    engine.remove([0])
-    poisoned.ill = False
-    engine.insert([RowRequest(1, prompt, COUNT)])
-    finish(engine, run)
-    assert run.cached(1) == 0
-    assert run.ids(1) == greedy(model, prompt, COUNT)
+    assert_removal_leaves_only_numbers(engine, poisoned, run, prompt, greedy(model, prompt, COUNT))
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
@@ -137,12 +142,7 @@ def test_a_row_that_is_parked_before_its_logit_and_removed_leaves_nothing(model)
     run = Run()
     step(engine, run)
     assert engine.park(0) == 32
-    engine.remove([0])
-    poisoned.ill = False
-    engine.insert([RowRequest(1, prompt, COUNT)])
-    finish(engine, run)
-    assert run.cached(1) == 0
-    assert run.ids(1) == greedy(model, prompt, COUNT)
+    assert_removal_leaves_only_numbers(engine, poisoned, run, prompt, greedy(model, prompt, COUNT))
 
 
 def test_the_vocabulary_holds_the_bad_token():

@@ -41,7 +41,7 @@ def test_what_is_written_loads_and_can_be_measured(smoke: tuple[Outcome, list[st
     assert isinstance(mlx_lm.generate(pair[0], pair[1], "Once upon", max_tokens=3), str)
     training = json.loads((tmp_path / "training.json").read_text())
     assert training["command"].endswith(
-        "--steps 50 --batch-tokens 512 --copying-documents 0 --vocabulary 400 --width 32 --layers 1 --seed 5"
+        "--steps 50 --batch-tokens 512 --copying-documents 0 --vocabulary-size 400 --width 32 --layers 1 --seed 5"
     )
     figures = asdict(evaluate(tmp_path, story_count=2, chat_count=2))
     assert figures["held_out_loss"] > 1

@@ -71,7 +71,7 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[R
 
     `keep` is given the report as far as it has come, after each part: a machine may be lent for a while only.
     """
-    setting = machine.setting()
+    setting, model = machine.setting(), model_facts(plan.model)
     directory = Path(plan.model)
     on_progress(f"{directory.name}: starting the generator and the servers")
     cells: list[Cell] = []
@@ -80,7 +80,7 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[R
     def report() -> Report:
         return Report(
             kind="gpu",
-            model=model_facts(plan.model),
+            model=model,
             options={**msgspec.to_builtins(plan), "model": directory.name},
             base=BARE,
             targets=described,
@@ -106,8 +106,9 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[R
         described.append(TargetFacts(label=ENGINE, kind="in process", server="zmqengine", facts=steps.facts))
     except TargetError as error:
         cells.append(Cell(scenario="steps", case="all", target=ENGINE, round=0, error=str(error)))
-    keep(report())
-    return report()
+    whole = report()
+    keep(whole)
+    return whole
 
 
 async def _describe(targets: list[TargetSpec], bare: BareProcess) -> list[TargetFacts]:
@@ -131,7 +132,7 @@ async def _beside(
     yield [await first_requests(targets[0], prompts)]
     options = OverheadOptions(
         streams=plan.streams,
-        requests_min=2 * FIRST_REQUESTS // 2,
+        requests_min=10,
         requests_per_stream=plan.requests_per_stream,
         idle_s=1.0,
         timeout_s=180.0,

@@ -9,12 +9,9 @@ rounds.
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,6 @@ from zmqengine.engine.blas import load_tuned_blas
 load_tuned_blas()
 
 import mlx.core as mx
-import mlx.nn as nn
-import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
@@ -38,10 +33,10 @@ from zmqengine.bench.edit.documents import edits, exercises, lessons
 from zmqengine.pico.batches import batches
 from zmqengine.pico.corpus import ChatDocument
 from zmqengine.pico.directory import model_config, write_model
-from zmqengine.pico.loss import arrays, loss
 from zmqengine.pico.markers import END
 from zmqengine.pico.optimizer import make_optimizer
 from zmqengine.pico.tokens import CHAT_TEMPLATE, train_tokenizer
+from zmqengine.pico.training import Report, initialise, learn, plan_options, write_record
 
 _CONTEXT_TOKENS = 512
 _TOKENIZER_DOCUMENTS = 4000
@@ -78,7 +73,7 @@ class Outcome:
     exact: float
 
 
-def train(plan: Plan, report: Callable[[str], None], start: Path | None = None) -> Outcome:
+def train(plan: Plan, report: Report, start: Path | None = None) -> Outcome:
     """Train a new model, or go on from the smaller one in `start`. `report` is called with a line every 50 steps."""
     tokenizer = Tokenizer.from_file(str(start / "tokenizer.json")) if start else _tokenizer(plan)
     (end_token_id,) = tokenizer.encode(END).ids
@@ -86,27 +81,16 @@ def train(plan: Plan, report: Callable[[str], None], start: Path | None = None) 
     config |= {"intermediate_size": plan.inner_width, "max_position_embeddings": _CONTEXT_TOKENS}
     mx.random.seed(plan.seed)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]
-    _initialise(model)
+    initialise(model)
     if start:
         _take_over(model, start)
     optimizer = make_optimizer(plan.matrix_rate, plan.other_rate, plan.steps, 0.01)
-    loss_and_gradients = nn.value_and_grad(model, loss)  # type: ignore[attr-defined]
     documents = exercises(plan.seed + 3) if start else _from_nothing(plan)
     stream = batches(documents, tokenizer, plan.batch_tokens, _CONTEXT_TOKENS)
-    started, tokens, recent = time.monotonic(), 0, 0.0
-    for step, batch in enumerate(islice(stream, plan.steps), start=1):
-        value, gradients = loss_and_gradients(model, *arrays(batch))
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
-        optimizer.update(model, gradients)
-        mx.eval(value, model.parameters(), optimizer.state)
-        tokens += batch.inputs.size
-        recent = recent + 0.05 * (value.item() - recent) if recent else value.item()
-        if step % _REPORT_STEPS == 0:
-            spent = time.monotonic() - started
-            line = (
-                f"step {step}/{plan.steps}  loss {recent:.4f}  {tokens / spent:.0f} tokens/s  {spent:.0f} s"
-            )
-            if step % _MEASURE_STEPS == 0:
+    for number, step in enumerate(learn(model, optimizer, islice(stream, plan.steps)), start=1):
+        if number % _REPORT_STEPS == 0:
+            line = f"step {number}/{plan.steps}  {step}  {step.seconds:.0f} s"
+            if number % _MEASURE_STEPS == 0:
                 exact, right = held_out(model, tokenizer, 60)
                 line += f"  held-out: {exact:.1%} of documents, {right:.2%} of tokens"
             report(line)
@@ -136,24 +120,9 @@ def write(out: Path, outcome: Outcome) -> None:
     outcome.model.set_dtype(mx.float16)
     config = outcome.config | {"torch_dtype": "float16"}
     write_model(out, outcome.model, config, outcome.tokenizer, CHAT_TEMPLATE)
-    weights: dict[str, Any] = dict(tree_flatten(outcome.model.parameters()))
-    record = {
-        "command": _command(outcome),
-        "plan": asdict(outcome.plan),
-        "parameters": sum(weight.size for weight in weights.values()),
-        "held_out_exact": outcome.exact,
-        "mlx": version("mlx"),
-    }
-    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _initialise(model: Any) -> None:
-    """Start from layers that change nothing, so that copying what was read is learnt sooner."""
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight *= 0
-        layer.mlp.down_proj.weight *= 0
-    # Logits share the embeddings: MLX's own scale would make the first guesses far too sure.
-    model.model.embed_tokens.weight = mx.random.normal(model.model.embed_tokens.weight.shape) * 0.05
+    start = "" if outcome.is_new else " --start SMALLER"
+    program = f"zmqengine.bench.edit.train --out DIR{start}"
+    write_record(out, program, outcome.plan, outcome.model, {"held_out_exact": outcome.exact})
 
 
 def _take_over(model: Any, start: Path) -> None:
@@ -179,26 +148,6 @@ def _tokenizer(plan: Plan) -> Tokenizer:
     return train_tokenizer(texts, plan.vocabulary_size)
 
 
-def _command(outcome: Outcome) -> str:
-    """The command that repeats a run: every option that is not the default."""
-    options = [
-        f" --{field.name.replace('_', '-')} {value}"
-        for field in fields(outcome.plan)
-        if (value := getattr(outcome.plan, field.name)) != field.default
-    ]
-    start = "" if outcome.is_new else " --start SMALLER"
-    return "python -m zmqengine.bench.edit.train --out DIR" + start + "".join(options)
-
-
-def _plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for every field of the plan."""
-    for field in reversed(fields(Plan)):
-        command = click.option(f"--{field.name.replace('_', '-')}", default=field.default, show_default=True)(
-            command
-        )
-    return command
-
-
 @click.command()
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Directory to write the model to."
@@ -208,7 +157,7 @@ def _plan_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Directory of a smaller model of the same width, to go on from.",
 )
-@_plan_options
+@plan_options(Plan)
 def main(out: Path, start: Path | None, **options: Any) -> None:
     """Train a model like the bundled ones; their training.json names the options."""
     write(out, train(Plan(**options), lambda line: print(line, file=sys.stderr, flush=True), start))

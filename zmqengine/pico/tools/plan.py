@@ -1,7 +1,7 @@
 """What a run does that makes pico-tools of pico."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from zmqengine.pico.corpus import Document
@@ -31,16 +31,6 @@ class Plan:
     last_steps: int = 480
     long_tokens: int = 1200
     held_out_documents: int = 300
-
-    @property
-    def command(self) -> str:
-        """The command that repeats the run: every option that is not the default."""
-        options = [
-            f" --{field.name.replace('_', '-')} {value}"
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        ]
-        return "python -m zmqengine.pico.tools.train --out DIR" + "".join(options)
 
 
 class Stage(NamedTuple):

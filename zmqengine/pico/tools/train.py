@@ -7,9 +7,8 @@ how the machine's BLAS rounds.
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,14 @@ from zmqengine.engine.blas import load_tuned_blas
 load_tuned_blas()
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 from tokenizers import Tokenizer
 
 from zmqengine.pico import model_path
-from zmqengine.pico.batches import batches
+from zmqengine.pico.batches import Batch, batches
 from zmqengine.pico.directory import write_model
-from zmqengine.pico.loss import arrays, loss, mean_loss
+from zmqengine.pico.loss import mean_loss
 from zmqengine.pico.markers import END
 from zmqengine.pico.optimizer import make_optimizer, rate_share
 from zmqengine.pico.template import CHAT_TEMPLATE
@@ -41,11 +38,10 @@ from zmqengine.pico.tools.new_tokens import new_embeddings
 from zmqengine.pico.tools.plan import Plan, Stage, stages
 from zmqengine.pico.tools.positions import CONTEXT_TOKENS, ROPE_SCALING, gaps
 from zmqengine.pico.tools.tokens import train_tokenizer
+from zmqengine.pico.training import Report, learn, plan_options, write_record
 
 _REPORT_STEPS = 50
 _SAVE_EVERY_S = 120.0
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -85,15 +81,8 @@ def train(plan: Plan, report: Report, checkpoints: Checkpoints, start: Path | No
 def write(out: Path, outcome: Outcome) -> None:
     """Write the model into `out` in mlx-lm's format, with a `training.json` that says how it was made."""
     write_model(out, outcome.model, outcome.config, outcome.tokenizer, CHAT_TEMPLATE)
-    weights: dict[str, Any] = dict(tree_flatten(outcome.model.parameters()))
-    record = {
-        "command": outcome.plan.command,
-        "plan": asdict(outcome.plan),
-        "parameters": sum(weight.size for weight in weights.values()),
-        "held_out_loss": outcome.held_out_loss,
-        "mlx": version("mlx"),
-    }
-    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    results = {"held_out_loss": outcome.held_out_loss}
+    write_record(out, "zmqengine.pico.tools.train --out DIR", outcome.plan, outcome.model, results)
 
 
 @dataclass(frozen=True)
@@ -117,28 +106,25 @@ def _run(run: _Run, stage: Stage, seed: int) -> None:
 
 
 def _steps(run: _Run, stage: Stage, seed: int, done: int) -> None:
-    loss_and_gradients = nn.value_and_grad(run.model, loss)  # type: ignore[attr-defined]
-    started = saved = time.monotonic()
-    tokens, recent = 0, 0.0
+    saved = time.monotonic()
+    steps = learn(run.model, run.optimizer, _batches(run, stage, seed, done))
+    for number, step in enumerate(steps, start=done + 1):
+        if number % _REPORT_STEPS == 0:
+            run.report(f"{stage.name}: step {number}/{stage.steps}  {step}")
+        if time.monotonic() - saved > _SAVE_EVERY_S:
+            run.checkpoints.save(stage.name, run.model, run.optimizer, number)
+            saved = time.monotonic()
+
+
+def _batches(run: _Run, stage: Stage, seed: int, done: int) -> Iterator[Batch]:
+    """Those of a stage after the first `done`; while one is out, the model's positions have its gap."""
     stream = islice(batches(stage.documents, run.tokenizer, stage.batch_tokens, CONTEXT_TOKENS), stage.steps)
     with gaps(run.model, CONTEXT_TOKENS, stage.gap_share, seed) as positions:
-        for step, batch in enumerate(stream, start=1):
+        for number, batch in enumerate(stream):
             # Also for what is done: the gaps that follow come out of the same stream.
             positions.draw(batch.inputs.shape[1])
-            if step <= done:
-                continue
-            value, gradients = loss_and_gradients(run.model, *arrays(batch))
-            gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
-            run.optimizer.update(run.model, gradients)
-            mx.eval(value, run.model.parameters(), run.optimizer.state)
-            tokens += batch.inputs.size
-            recent = recent + 0.05 * (value.item() - recent) if recent else value.item()
-            if step % _REPORT_STEPS == 0:
-                rate = tokens / (time.monotonic() - started)
-                run.report(f"{stage.name}: step {step}/{stage.steps}  loss {recent:.3f}  {rate:.0f} tokens/s")
-            if time.monotonic() - saved > _SAVE_EVERY_S:
-                run.checkpoints.save(stage.name, run.model, run.optimizer, step)
-                saved = time.monotonic()
+            if number >= done:
+                yield batch
 
 
 def _begin(start: Path, tokenizer: Tokenizer) -> tuple[Any, dict[str, Any]]:
@@ -161,14 +147,6 @@ def _begin(start: Path, tokenizer: Tokenizer) -> tuple[Any, dict[str, Any]]:
     return model, config
 
 
-def _plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for every field of the plan."""
-    for field in reversed(fields(Plan)):
-        name = f"--{field.name.replace('_', '-')}"
-        command = click.option(name, default=field.default, show_default=True)(command)
-    return command
-
-
 @click.command()
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Directory to write the model to."
@@ -178,7 +156,7 @@ def _plan_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Path(path_type=Path),
     help="Directory to keep the state of the run in, and to go on from.",
 )
-@_plan_options
+@plan_options(Plan)
 def main(out: Path, checkpoints: Path | None, **options: Any) -> None:
     """Make a model like the bundled one. `python -m zmqengine.pico.tools.evaluate DIR --card` adds its card."""
 
