@@ -36,6 +36,18 @@ def test_the_page_describes_the_version_that_the_code_speaks() -> None:
     assert f"This page describes version {messages.PROTOCOL_VERSION}." in specification.TEXT
 
 
+def test_the_table_of_sockets_names_what_each_carries() -> None:
+    """By the name that the page gives each type byte."""
+    named = re.findall(r"`(\w)` (?:\*\*)?([a-z]+(?: frame)?)", specification.TEXT)
+    names = {(kind, name) for kind, name in named if kind in specification.KINDS}
+    for socket, *_, carries in specification.table("socket"):
+        union = {"ctl": messages.ControlRequest, "cmd": messages.Command, "out": messages.Output}[socket]
+        carried = {name.removesuffix("s") if socket == "out" else name for name in carries.split(", ")}
+        for cls in get_args(union):
+            assert any(kind.encode() == cls.KIND and name in carried for kind, name in names), cls
+        assert len(carried) == len(get_args(union))
+
+
 def test_every_message_has_an_example() -> None:
     """Nothing can be sent of which the page shows no body."""
     shown = {kind for kind, _ in specification.examples()}
