@@ -49,6 +49,14 @@ def test_what_is_no_address_is_refused_with_a_sentence(address: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "address", ["ipc:///d/ctl", "tcp://gpu:0", "tcp://gpu:65535", "tcp://*:7000", "tcp://[::1]:7000"]
+)
+def test_a_full_address_is_taken_as_it_is(address: str) -> None:
+    """With every port there is: which ones a worker can bind is another question."""
+    assert addresses.resolve(address) == address
+
+
 def test_a_path_over_the_macos_limit_is_refused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """103 bytes, counted as the file system counts them, are allowed; 104 name the limit and the way out."""
     directory = "/tmp/" + "d" * (addresses.IPC_PATH_BYTES_MAX - len("/tmp//n/ctl"))
@@ -73,6 +81,7 @@ def test_the_other_two_sockets_follow_from_ctl() -> None:
     assert addresses.endpoints("tcp://[::1]:0").out == "tcp://[::1]:0"
     assert addresses.endpoints("ipc:///d/ctl").is_ipc
     assert not following.is_ipc
+    assert addresses.endpoints("tcp://127.0.0.1:65533").out == "tcp://127.0.0.1:65535"
     with pytest.raises(ConfigError, match="65533"):
         addresses.endpoints("tcp://127.0.0.1:65534")
 

@@ -14,6 +14,7 @@ import pytest
 from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
 from zmqengine.protocol import codec
 from zmqengine.protocol.messages import FRAME_BYTES_MAX, Command, Insert
+from zmqengine.protocol.printable import printable
 
 DECODER: codec.Decoder[Command] = codec.command_decoder()
 INSERT: dict[str, Any] = {"call": 2, "request": "r1", "epoch": b"12345678", "prompt": [5], "max_tokens": 64}
@@ -40,6 +41,28 @@ EDGES: list[tuple[bytes, dict[str, Any], str, list[Any], list[Any]]] = [
     (b"I", INSERT, "logprobs", [None, 0, 20], [-1, 21, 1.0, True, "1"]),
     (b"I", INSERT, "priority", [-100, 100], [-101, 101, 0.5, None]),
     (b"I", INSERT, "deadline_ms", [None, 1, 86_400_000], [0, -1, 86_400_001, 1.0]),
+    (
+        b"I",
+        INSERT,
+        "constraint",
+        [
+            None,
+            *({"kind": "regex", "text": "a" * length} for length in (0, 65_536)),
+            {"kind": "choice", "choices": ["a", "b" * 4096]},
+            {"kind": "choice", "choices": ["a"] * 1024, "after": [0] * 16},
+        ],
+        [
+            {"kind": "poem"},
+            {"kind": "regex", "text": "a" * 65_537},
+            {"kind": "choice", "choices": [""]},
+            {"kind": "choice", "choices": ["b" * 4097]},
+            {"kind": "choice", "choices": ["a"] * 1025},
+            {"kind": "json", "after": [0] * 17},
+            {"kind": "json", "after": [-1]},
+            {"kind": "json", "nonsense": 1},
+            "json",
+        ],
+    ),
     (b"I", INSERT, "nonsense", [], [0, None]),
     (
         b"H",
@@ -103,6 +126,20 @@ def test_a_field_takes_what_is_on_its_edge_and_refuses_what_is_past_it(
             decode(kind, {**base, name: value})
 
 
+def test_the_name_of_a_session_has_its_edges_on_ctl() -> None:
+    """The one field of a control request that is text with bounds of its own."""
+
+    def end(session: object) -> None:
+        body = {"call": 1, "session": session, "request": "r"}
+        codec.control_decoder().decode([b"ZE1X", msgpack.packb(body)])
+
+    for allowed in ("s", "s" * 64):
+        end(allowed)
+    for refused in ("", "s" * 65, b"s", None):
+        with pytest.raises(BadRequest, match="session"):
+            end(refused)
+
+
 @pytest.mark.parametrize(("name", "allowed", "refused"), SAMPLING_EDGES, ids=lambda value: str(value)[:20])
 def test_a_sampling_field_takes_its_edges_and_refuses_the_rest(
     name: str, allowed: list[Any], refused: list[Any]
@@ -137,6 +174,15 @@ def test_a_bias_means_the_same_however_a_language_can_write_it(bias: object) -> 
     insert = decode(b"I", {**INSERT, "sampling": {"logit_bias": bias}})
     assert insert.sampling.logit_bias == {17: -1.5, 3: 2.0}
     assert insert.epoch == INSERT["epoch"]
+
+
+def test_the_longest_id_of_a_token_may_be_a_string() -> None:
+    """As many digits as the largest id has are read, and one id more is refused."""
+    insert = decode(b"I", {**INSERT, "sampling": {"logit_bias": {str(2**31 - 1): 1.0}}})
+    assert insert.sampling.logit_bias == {2**31 - 1: 1.0}
+    for over in (2**31, 10**10):
+        with pytest.raises(BadRequest, match="logit_bias"):
+            decode(b"I", {**INSERT, "sampling": {"logit_bias": {str(over): 1.0}}})
 
 
 @pytest.mark.parametrize("missing", ["call", "request", "epoch", "prompt"])
@@ -226,28 +272,36 @@ def test_a_million_tokens_are_decoded_or_refused_in_bounded_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "error"),
+    ("frames", "said"),
     [
-        ([], BadRequest),
-        ([b"ZE1P"], BadRequest),
-        ([b"ZE1P", PING, b""], BadRequest),
-        ([b""] * 10_000, BadRequest),
-        ([b"", PING], BadRequest),
-        ([b"ZE1", PING], BadRequest),
-        ([b"ZE1PP", PING], BadRequest),
-        ([b"ZE1\xff", PING], BadRequest),
-        ([b"ZE1D", PING], BadRequest),
-        ([b"ZE1h", PING], BadRequest),
-        ([b"HTTP", PING], BadRequest),
-        ([b"ZE2P", PING], UnsupportedProtocol),
-        ([b"ZE0P", b""], UnsupportedProtocol),
+        ([], "got 0"),
+        ([b"ZE1P"], "got 1"),
+        ([b"ZE1P", PING, b""], "got 3"),
+        ([b""] * 10_000, "got 10000"),
+        ([b"", PING], "got 0 bytes"),
+        ([b"ZE1", PING], "got 3 bytes"),
+        ([b"ZE2", PING], "got 3 bytes"),
+        ([b"ZE1PP", PING], "got 5 bytes"),
+        ([b"ZE2PP", PING], "got 5 bytes"),
+        ([b"ZE1\xff", PING], "unknown message type"),
+        ([b"ZE1D", PING], "unknown message type b'D'"),
+        ([b"ZE1h", PING], "unknown message type b'h'"),
+        ([b"HTTP", PING], "wrong magic b'HTT'"),
     ],
 )
-def test_a_wrong_header_or_frame_count_is_refused(frames: list[bytes], error: type[Exception]) -> None:
-    """Another version is told so; a message of another socket is unknown here."""
-    with pytest.raises(error) as caught:
+def test_a_wrong_header_or_frame_count_is_refused(frames: list[bytes], said: str) -> None:
+    """The refusal says which of them it is; a message of another socket is unknown here."""
+    with pytest.raises(BadRequest) as caught:
         DECODER.decode(frames)
-    assert caught.type is error
+    assert caught.type is BadRequest
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("frames", [[b"ZE2P", PING], [b"ZE0P", b""]])
+def test_another_version_is_told_what_is_spoken_here(frames: list[bytes]) -> None:
+    """By the magic alone: its bodies may be anything."""
+    with pytest.raises(UnsupportedProtocol, match=r"speaks ZE1, not b'ZE[02]'"):
+        DECODER.decode(frames)
 
 
 def test_a_refusal_quotes_an_unknown_key_short_and_printable() -> None:
@@ -258,6 +312,25 @@ def test_a_refusal_quotes_an_unknown_key_short_and_printable() -> None:
     with pytest.raises(BadRequest) as caught:
         decode(b"I", {**INSERT, "n" * 1_000_000: 1})
     assert len(caught.value.message) <= 300
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("é" * 20, "é" * 20),
+        ("x" * 21, "x" * 17 + "..."),
+        ("x" * 19 + "\n", "x" * 17 + "..."),
+        ("x" * 18 + "\n", "x" * 18 + r"\n"),
+        ("x" * 17 + "\n", "x" * 17 + r"\n"),
+        ("\n" * 21, r"\n" * 8 + "\\" + "..."),
+        ("\n" + "x" * 20, r"\n" + "x" * 15 + "..."),
+        ("é\x1b[31m\x00\ud800", r"é\x1b[31m\x00\ud800"),
+    ],
+)
+def test_the_text_of_a_stranger_is_one_line_of_a_bounded_length(text: str, shown: str) -> None:
+    """As it is where it can be; escapes count by their own length, and what is cut says so."""
+    assert printable(text, 20) == shown
 
 
 def test_a_refusal_finds_the_call_although_the_request_is_at_fault() -> None:

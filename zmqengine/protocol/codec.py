@@ -46,7 +46,7 @@ class Decoder(Generic[M]):
     """Decodes one direction of one socket: only the messages of that union are known."""
 
     def __init__(self, union: object, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        types = cast("tuple[type[Message], ...]", get_args(union) or (union,))
+        types = cast("tuple[type[Message], ...]", get_args(union))
         self._decoders = {MAGIC + cls.KIND: msgspec.msgpack.Decoder(cls) for cls in types}
         self._frame_bytes_max = frame_bytes_max
 

@@ -139,7 +139,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
     """Why this worker cannot take the request, or None. Settles how long the output may become."""
     options = request.options
     room = limits.context_tokens_max - len(request.prompt)
-    request.max_tokens = options.max_tokens or max(1, room)
+    request.max_tokens = options.max_tokens or room
     request.open_ended = options.max_tokens is None and limits.open_max_tokens
     try:
         check_context(request.prompt, options.max_tokens, limits.context_tokens_max)
