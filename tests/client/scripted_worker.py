@@ -111,9 +111,11 @@ class ScriptedWorker:
         self.state: WorkerState = state
         self.model = model
         self.progress = Progress("reading")
+        self.limits = LIMITS
         self.sessions: dict[bytes, HeldSession] = {}
         self.fenced: set[int] = set()
         self.refuse: list[tuple[type[Message], str]] = []
+        self.retry_after_ms: dict[str | None, int | None] = {}
         self.received: list[Command] = []
         self._topics = 0
 
@@ -134,7 +136,7 @@ class ScriptedWorker:
                 cmd="ipc:///tmp/none/cmd",
                 out="ipc:///tmp/none/out",
                 model=self.model if ready else None,
-                limits=LIMITS if ready else None,
+                limits=self.limits if ready else None,
                 message="no such file" if self.state == "failed" else "",
             )
         if isinstance(request, GetTokenizer):
@@ -223,7 +225,9 @@ class ScriptedWorker:
             WatermarkRow(name, len(held.tokens), held.end is not None)
             for name, held in session.requests.items()
         ]
-        return Welcome(hello.call, 1, self.epoch, session.id, session.topic.decode(), LIMITS, 30_000, rows)
+        return Welcome(
+            hello.call, 1, self.epoch, session.id, session.topic.decode(), self.limits, 30_000, rows
+        )
 
     def _in_session(self, command: Command, session: HeldSession) -> Message:
         if isinstance(command, Insert):
@@ -290,9 +294,9 @@ class ScriptedWorker:
         return TokenRow(name, held.sent, held.tokens[held.sent :], None, held.end)
 
     def _reject(self, command: Command, code: str) -> Rejected:
-        return Rejected(
-            command.call, self.epoch, code, f"scripted {code}", getattr(command, "request", None), 20
-        )
+        request = getattr(command, "request", None)
+        hint = self.retry_after_ms.get(request, 20)
+        return Rejected(command.call, self.epoch, code, f"scripted {code}", request, hint)
 
 
 def _contents(insert: Insert) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from zmqengine.errors import (
     TooLarge,
     WorkerLost,
 )
-from zmqengine.protocol.codec import encode
+from zmqengine.protocol.codec import command_decoder, encode
 from zmqengine.protocol.messages import (
     Abort,
     Ack,
@@ -537,6 +537,32 @@ def test_without_resume_a_death_ends_what_ran_and_not_what_comes() -> None:
     assert [insert.request for insert in sent(network, Insert)] == ["new"]
 
 
+@pytest.mark.parametrize(
+    ("accepted", "restarted", "goes_on"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+def test_without_resume_only_what_surely_never_ran_is_inserted_again(
+    accepted: bool, restarted: bool, goes_on: bool
+) -> None:
+    """An insert that was lost with its connection may be repeated; of a dead worker nobody knows what it did."""
+    network = live(resume=False)
+    worker = network.worker
+    assert worker is not None
+    one = request()
+    network.session.start_request(one, network.now)
+    network.carry_out()
+    if accepted:
+        network.settle()
+    network.kill()
+    worker.sessions.clear()
+    network.worker = ScriptedWorker(epoch=2) if restarted else worker
+    settle_with_time(network)
+    assert isinstance(one.error, WorkerLost) is not goes_on
+    for _ in range(20):
+        network.run_pass()
+    network.settle()
+    assert (one.tokens == expected(one)) is goes_on
+
+
 def test_another_model_does_not_continue_a_stream() -> None:
     """Half a text from one model and half from another is worse than an error."""
     network = live()
@@ -564,13 +590,107 @@ def test_a_restarted_worker_without_room_is_asked_again(code: str) -> None:
 
 
 def test_a_restarted_worker_that_never_has_room_is_given_up() -> None:
-    """Within `worker_lost_timeout_s`."""
+    """Within `worker_lost_timeout_s` of its coming back, however long the request has run before."""
     network = live(worker_lost_timeout_s=3.0)
     one = start(network, request())
+    for _ in range(5):
+        network.run_pass()
+        settle_with_time(network)
     worker = restart(network)
     worker.refuse += [(Insert, "overloaded")] * 10_000
-    settle_with_time(network, 4.0)
+    settle_with_time(network, 2.5)
+    assert not one.ended
+    settle_with_time(network, 1.5)
     assert isinstance(one.error, WorkerLost)
+    assert "no room" in one.error.message
+
+
+def test_a_request_whose_insert_was_lost_with_the_worker_waits_for_room_as_well() -> None:
+    """It is one of those that come back, although nobody ever accepted it."""
+    network = live()
+    one = request()
+    network.session.start_request(one, network.now)
+    network.carry_out()
+    worker = restart(network)
+    worker.refuse += [(Insert, "overloaded")] * 5
+    settle_with_time(network)
+    assert one.was_accepted
+    assert len(sent(network, Insert)) == 6
+
+
+def test_a_worker_that_forgot_a_request_may_have_no_room_for_a_while() -> None:
+    """`worker_lost_timeout_s` counts from when the request came, however long the session has been live."""
+    network = live(worker_lost_timeout_s=3.0)
+    settle_with_time(network, 5.0)
+    one = start(network, request())
+    assert network.worker is not None
+    for held in network.worker.sessions.values():
+        held.requests.clear()
+    network.worker.refuse += [(Insert, "overloaded")] * 5
+    publish(network, TokenRow("r1", 9, [1]))
+    settle_with_time(network)
+    assert len(sent(network, Insert)) == 8
+    for _ in range(20):
+        network.run_pass()
+    network.settle()
+    assert one.tokens == expected(one)
+
+
+def test_what_a_restarted_worker_refuses_for_good_ends_there() -> None:
+    """Only for want of room is it asked again."""
+    network = live()
+    one = start(network, request())
+    worker = restart(network)
+    worker.refuse.append((Insert, "never_fits"))
+    settle_with_time(network)
+    assert type(one.error) is BY_CODE["never_fits"]
+    assert len(sent(network, Insert)) == 1
+
+
+def test_a_deadline_passes_also_while_a_worker_has_no_room() -> None:
+    """The worker cannot tell: it holds no such request."""
+    network = live()
+    one = start(network, request(deadline_ms=2000))
+    worker = restart(network)
+    worker.refuse += [(Insert, "overloaded")] * 10_000
+    settle_with_time(network, 1.5)
+    assert not one.ended
+    settle_with_time(network)
+    assert isinstance(one.error, DeadlineExceeded)
+
+
+def test_each_request_is_asked_again_when_its_own_hint_says() -> None:
+    """The long wait of one holds up no other; without a hint it is a quarter of a second."""
+    network = live()
+    for name in ("r1", "r2", "r3"):
+        start(network, request(name))
+    worker = restart(network)
+    worker.retry_after_ms = {"r1": None, "r2": 400, "r3": 3000}
+    worker.refuse += [(Insert, "overloaded")] * 3
+    times: dict[str, list[float]] = {}
+    for _ in range(100):
+        network.settle(5)
+        for insert in sent(network, Insert)[sum(map(len, times.values())) :]:
+            times.setdefault(insert.request, []).append(network.now)
+        network.wait(0.05)
+    for name, wait_s in (("r1", 0.25), ("r2", 0.4), ("r3", 3.0)):
+        first, second = times[name]
+        assert wait_s <= second - first < wait_s + 0.1
+
+
+def test_an_abort_wins_over_a_refusal_that_is_on_its_way() -> None:
+    """Whoever has given a request up is told of no error."""
+    network = live()
+    assert network.worker is not None
+    network.worker.refuse.append((Insert, "overloaded"))
+    one = request()
+    network.session.start_request(one, network.now)
+    network.session.abort_request(one, network.now)
+    assert not one.ended
+    network.settle()
+    assert one.error is None
+    assert one.end is not None
+    assert one.end.finish == "abort"
 
 
 def test_a_worker_that_does_not_come_back_is_given_up() -> None:
@@ -754,6 +874,7 @@ def test_an_output_socket_that_went_dead_is_made_anew() -> None:
         ({"prompt": [1, VOCAB]}, BadRequest),
         ({"stop_token_ids": [VOCAB]}, BadRequest),
         ({"logit_bias": {VOCAB: 1.0}}, BadRequest),
+        ({"prediction": [VOCAB]}, BadRequest),
     ],
 )
 def test_bounds_are_checked_before_anything_is_sent(options: dict, error: type) -> None:  # type: ignore[type-arg]
@@ -784,6 +905,41 @@ def test_max_tokens_none_is_all_that_the_context_leaves() -> None:
     one = start(network, request(prompt=[1] * 100, max_tokens=None))
     assert one.max_tokens == CONTEXT - 100
     assert sent(network, Insert)[-1].max_tokens == CONTEXT - 100
+
+
+@pytest.mark.parametrize(("max_tokens", "said"), [(None, None), (7, 7)])
+def test_an_open_end_is_left_to_a_worker_that_takes_one(max_tokens: int | None, said: int | None) -> None:
+    """And a number that was given is always sent."""
+    network = live()
+    network.session.connection.limits = msgspec.structs.replace(LIMITS, open_max_tokens=True)
+    one = request(prompt=[1] * 100, max_tokens=max_tokens)
+    network.session.start_request(one, network.now)
+    network.carry_out()
+    insert = command_decoder().decode(network.up["cmd"].pop())
+    assert isinstance(insert, Insert)
+    assert insert.max_tokens == said
+    assert one.max_tokens == (max_tokens or CONTEXT - 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "able"),
+    [
+        ({"regex": "a*"}, {"constraints": True}),
+        ({"cache_scope": "key"}, {"cache_scope": "session"}),
+        ({"pin": True}, {"cache_scope": "session"}),
+        ({"speculate": False}, {"speculation": True}),
+    ],
+)
+def test_an_older_worker_is_not_asked_for_what_it_cannot_do(
+    options: dict[str, object], able: dict[str, object]
+) -> None:
+    """It would refuse the field as unknown; one that says that it can is asked."""
+    network = live()
+    already = len(sent(network, Insert))
+    assert isinstance(start(network, request(**options)).error, BadRequest)
+    network.session.connection.limits = msgspec.structs.replace(LIMITS, **able)
+    assert start(network, request("r2", **options)).error is None
+    assert [insert.request for insert in sent(network, Insert)[already:]] == ["r2"]
 
 
 def test_an_id_that_is_in_use_is_a_conflict_and_can_be_used_again_after_the_end() -> None:
