@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.client.cores import expected, live, request, session
-from tests.client.scripted_worker import CONTEXT, LIMITS, MODEL, VOCAB, Network, ScriptedWorker
+from tests.client.scripted_worker import CONTEXT, LIMITS, MODEL, VOCAB, Held, Network, ScriptedWorker
 from zmqengine.errors import (
     BY_CODE,
     AnswerTimeout,
@@ -353,9 +354,118 @@ def test_a_gap_is_resumed_once_and_what_came_after_it_is_kept() -> None:
     publish(network, TokenRow("r1", 0, tokens[:2]))
     publish(network, TokenRow("r1", 4, tokens[4:5]))
     publish(network, TokenRow("r1", 5, tokens[5:9]))
+    for _ in range(3):
+        network.deliver("out")
     network.settle()
     assert [resume.from_index for resume in sent(network, Resume)] == [2]
     assert one.tokens == tokens[:9]
+
+
+def test_a_second_gap_behind_the_first_is_filled_without_a_watermark() -> None:
+    """What was kept tells that there is more to ask for, until an answer brings nothing new."""
+    network = live()
+    one = start(network, request(ignore_eos=True))
+    tokens = expected(one)
+    assert network.worker is not None
+    network.worker.requests()["r1"].tokens[:] = tokens[:6]
+    publish(network, TokenRow("r1", 2, tokens[2:4]), TokenRow("r1", 7, tokens[7:9]))
+    network.deliver("out")
+    network.settle()
+    assert one.tokens == tokens[:6]
+    assert [resume.from_index for resume in sent(network, Resume)] == [0, 5, 6]
+    network.worker.requests()["r1"].tokens[:] = tokens[:9]
+    network.down["out"].extend(network.worker.watermarks())
+    network.settle()
+    assert one.tokens == tokens[:9]
+
+
+def test_watermarks_that_tell_nothing_new_ask_for_nothing() -> None:
+    """Nor does one that does not name a request whose insert was not answered yet."""
+    network = live()
+    one = start(network, request(ignore_eos=True))
+    network.run_pass()
+    network.settle()
+    assert network.worker is not None
+    two = request("r2")
+    network.session.start_request(two, network.now)
+    network.carry_out()
+    inserts = network.up["cmd"].copy()
+    network.up["cmd"].clear()
+    for _ in range(12):
+        network.down["out"].extend(network.worker.watermarks())
+        network.deliver("out")
+    network.up["cmd"].extendleft(inserts)
+    network.settle()
+    assert not sent(network, Resume)
+    assert [insert.request for insert in sent(network, Insert)] == ["opener", "r1", "r2"]
+    assert one.tokens == expected(one)[:1]
+
+
+def test_an_end_without_tokens_that_was_lost_is_noticed_by_the_watermark() -> None:
+    """The tokens are all here, and what the worker did with the request then is not."""
+    network = live()
+    one = start(network, request(ignore_eos=True))
+    network.run_pass()
+    network.settle()
+    assert network.worker is not None
+    network.worker.requests()["r1"].end = End("deadline", prompt_tokens=3)
+    network.down["out"].extend(network.worker.watermarks())
+    network.settle()
+    assert one.end == End("deadline", prompt_tokens=3)
+    assert one.tokens == expected(one)[:1]
+
+
+@pytest.mark.parametrize("told_by", ["frame", "watermark"])
+def test_an_end_that_nobody_here_waits_for_is_acknowledged(told_by: str) -> None:
+    """The worker keeps it until then."""
+    network = live()
+    assert network.worker is not None
+    (held_session,) = network.worker.sessions.values()
+    gone = Insert(0, "gone", network.worker.epoch, [5], max_tokens=1)
+    held_session.requests["gone"] = Held(gone, [1], 1, End("length"), end_sent=told_by == "watermark")
+    network.down["out"].extend(
+        network.worker.watermarks() if told_by == "watermark" else network.worker.run_pass()
+    )
+    network.settle()
+    assert "gone" in network.worker.requests()
+    network.wait(0.01)
+    network.settle()
+    assert "gone" not in network.worker.requests()
+
+
+def test_frames_that_were_lost_are_counted() -> None:
+    """By the numbers that they have in a session; the first one may have any, and none is lost that comes twice."""
+    network = live()
+    lost = []
+    counters = network.session.outbox.counters
+    before = counters.frames_lost
+    for n in (1, 2, 2, 5, 4, 5):
+        publish(network, n=n)
+        network.deliver("out")
+        lost.append(counters.frames_lost - before)
+    assert lost == [0, 0, 0, 2, 2, 2]
+
+
+def test_news_of_a_request_is_told_once_until_it_is_looked_at() -> None:
+    """However many rows came meanwhile."""
+    network = live()
+    network.session.outbox.take_changed()
+    one = start(network, request(ignore_eos=True))
+    for looked in range(2):
+        for _ in range(3):
+            network.run_pass()
+        network.settle()
+        assert network.session.outbox.take_changed() == [one], looked
+
+
+def test_a_request_with_a_bad_option_is_never_sent() -> None:
+    """It has ended before it began."""
+    network = live()
+    one = request()
+    one.refuse(BadRequest("no such option"))
+    start(network, one)
+    assert isinstance(one.error, BadRequest)
+    assert [insert.request for insert in sent(network, Insert)] == ["opener"]
 
 
 def test_a_replay_that_is_cut_is_resumed_again() -> None:
@@ -931,7 +1041,7 @@ def test_an_open_end_is_left_to_a_worker_that_takes_one(max_tokens: int | None, 
     ],
 )
 def test_an_older_worker_is_not_asked_for_what_it_cannot_do(
-    options: dict[str, object], able: dict[str, object]
+    options: dict[str, Any], able: dict[str, Any]
 ) -> None:
     """It would refuse the field as unknown; one that says that it can is asked."""
     network = live()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.http.serving import Front, call, chat, get, post, serving
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, logs
+from zmqengine_http.access import Access
+from zmqengine_http.errors import ApiError
+from zmqengine_http.exchange import Exchange
 
 KEYS = ("first-key-0", "second-key-1")
 ORIGIN = "https://chat.example"
@@ -188,3 +192,71 @@ def test_a_body_that_is_not_json_says_so(at_home: Front, headers: dict[str, str]
     """415, not a remark about its first byte."""
     reply = call(at_home, "POST", "/v1/chat/completions", b"\x1f\x8b", headers)
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+
+
+def refused(
+    method: str = "GET", version: str = "1.1", options: dict[str, Any] | None = None, **headers: str | None
+) -> tuple[int, str | None] | None:
+    """Status and code of what a front-end on loopback without keys says to these headers; None: it serves."""
+    given = {"host": "localhost", **headers}
+    raw = [
+        (name.replace("_", "-").encode(), value.encode())
+        for name, value in given.items()
+        if value is not None
+    ]
+    raw += [raw[0]] if "again" in given else []
+    scope = {"method": method, "http_version": version, "headers": raw}
+    exchange = Exchange(scope, None, None)  # type: ignore[arg-type]
+    try:
+        Access(HttpConfig(workers=("w",), **(options or {}))).check(exchange, open_to_all=False)
+    except ApiError as error:
+        return error.status, error.code
+    return None
+
+
+def test_a_request_has_one_host() -> None:
+    """Of two, a proxy in front may have looked at the other; only HTTP/1.0 may have none."""
+    assert refused() is None
+    assert refused(again="") == (400, "bad_host")
+    assert refused(host=None) == (400, "bad_host")
+    assert refused(host=None, version="1.0") is None
+
+
+def test_a_page_cannot_be_of_this_server_where_no_host_was_named() -> None:
+    """The origin of a sandboxed frame or a file has no name either."""
+    for origin in ("null", "file://", EVIL):
+        assert refused(host=None, version="1.0", origin=origin) == (403, "origin_not_allowed")
+    assert refused(origin="http://localhost") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "host", "served"),
+    [
+        ({}, "[::1]", True),
+        ({}, "[::2]", False),
+        ({"host": "127.0.0.9"}, "127.0.0.9:80", True),
+        ({"host": "127.0.0.9"}, "127.0.0.8:80", False),
+        ({"host": "0:0:0:0:0:0:0:1"}, "[0:0:0:0:0:0:0:1]:80", True),
+        ({"host": "0:0:0:0:0:0:0:1"}, "0:0:0:0:0:0:0:1:80", False),
+        ({"allow_hosts": ("*",)}, "evil.example", True),
+        ({"host": "0.0.0.0"}, "evil.example", True),
+        ({"host": "0.0.0.0", "api_keys": KEYS}, "evil.example", False),
+    ],
+)
+def test_names_are_checked_where_only_this_machine_may_ask(
+    options: dict[str, Any], host: str, served: bool
+) -> None:
+    """On loopback without keys. An address of one's own is a name; with keys, they decide."""
+    if "api_keys" in options:
+        assert refused(options=options, host=host) == (401, "invalid_api_key")
+    else:
+        assert refused(options=options, host=host) == (None if served else (403, "host_not_allowed"))
+
+
+def test_every_page_may_ask_where_that_was_said() -> None:
+    """`--cors-origin *`; and a type of content that is JSON by its ending is JSON."""
+    assert refused(origin=EVIL, options={"cors_origins": ("*",)}) is None
+    assert refused(origin=EVIL, options={"cors_origins": (ORIGIN,)}) == (403, "origin_not_allowed")
+    assert refused("POST", content_type="application/vnd.api+json; charset=utf-8") is None
+    assert refused("POST", content_type="application/vnd.api+xml") == (415, "unsupported_media_type")
+    assert refused("POST", content_encoding="gzip") == (415, "unsupported_media_type")

@@ -11,7 +11,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
+from zmqengine import request_rules
+from zmqengine.errors import BadRequest, ContextExceeded, TooLarge, UnsupportedProtocol
 from zmqengine.protocol import codec
 from zmqengine.protocol.messages import FRAME_BYTES_MAX, Command, Insert
 from zmqengine.protocol.printable import printable
@@ -349,3 +350,28 @@ def allocating_at_most(*, bytes_max: int) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] <= bytes_max
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("ids", "odd"),
+    [([], None), ([0, 9], None), ([10], 10), ([3, 12, -1], 12), ([-1, 3], -1), ({4: 1.0, -2: 1.0}, -2)],
+)
+def test_a_token_id_is_one_of_the_models(ids: Any, odd: int | None) -> None:
+    """An id outside the vocabulary, on either side, is read in MLX without a check."""
+    fault = None if odd is None else f"token id {odd} is outside the vocabulary of 10"
+    assert request_rules.outside_vocabulary(ids, 10) == fault
+
+
+def test_a_request_fits_the_context_to_the_last_token() -> None:
+    """Prompt and output together; an open end wants one token. A prediction is as long as the worker takes."""
+    for prompt, max_tokens in ((9, None), (9, 1), (3, 7)):
+        request_rules.check_context([1] * prompt, max_tokens, 10)
+    for prompt, max_tokens, said in (
+        (10, None, "prompt of 10 tokens is over the context of 10 tokens"),
+        (3, 8, r"prompt of 3 tokens \+ max_tokens 8 is over"),
+    ):
+        with pytest.raises(ContextExceeded, match=said):
+            request_rules.check_context([1] * prompt, max_tokens, 10)
+    request_rules.check_prediction([1] * 4, 4)
+    with pytest.raises(BadRequest, match="prediction: 5 tokens, the worker takes 4"):
+        request_rules.check_prediction([1] * 5, 4)

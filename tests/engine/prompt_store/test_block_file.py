@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import stat
@@ -133,6 +134,28 @@ def test_headers_that_make_no_sense_are_refused(path: Path) -> None:
         path.write_bytes(changed + whole[end:-16] + xxhash.xxh3_128_digest(changed))
         with pytest.raises(BadFile, match="no sense"):
             read_blocks(path, SALT, [blocks[0].key])
+
+
+def test_a_file_of_no_blocks_is_refused(path: Path) -> None:
+    """Every other one can be asked for its first."""
+    metadata = dict.fromkeys(("salt", "parent", "keys"), "")
+    metadata |= {"format": "zmqengine prompt blocks", "version": "1", "start": "0", "forms": "[]"}
+    checksums = {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}
+    text = json.dumps({"__metadata__": metadata, "checksums": checksums}).encode()
+    header = len(text).to_bytes(8, "little") + text
+    path.write_bytes(header + xxhash.xxh3_128_digest(header))
+    with pytest.raises(BadFile, match="another one"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 24, 25])
+@pytest.mark.parametrize("length", [0, 1, 2**63, 2**64 - 1])
+def test_a_header_that_cannot_be_as_long_as_it_says_is_not_read(path: Path, length: int, size: int) -> None:
+    """Nor is memory taken for it."""
+    path.write_bytes((length.to_bytes(8, "little") + bytes(32))[:size])
+    with pytest.raises(BadFile) as caught:
+        read_header(path)
+    assert caught.value.fault == "torn"
 
 
 @pytest.mark.parametrize(
