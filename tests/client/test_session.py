@@ -43,6 +43,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine_client.core import request as request_module
 from zmqengine_client.core.control import ControlCall
+from zmqengine_client.core.inserting import size_refusal
 from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.request import Request
 
@@ -459,13 +460,14 @@ def test_news_of_a_request_is_told_once_until_it_is_looked_at() -> None:
 
 
 def test_a_request_with_a_bad_option_is_never_sent() -> None:
-    """It has ended before it began."""
+    """It has ended before it began, and its id is free."""
     network = live()
     one = request()
     one.refuse(BadRequest("no such option"))
     start(network, one)
     assert isinstance(one.error, BadRequest)
     assert [insert.request for insert in sent(network, Insert)] == ["opener"]
+    assert start(network, request()).error is None
 
 
 def test_a_replay_that_is_cut_is_resumed_again() -> None:
@@ -1007,6 +1009,9 @@ def test_a_request_over_the_frame_limit_is_not_sent() -> None:
     two = start(network, request("r2", logit_bias=bias))
     assert isinstance(two.error, TooLarge)
     assert "1024" in two.error.message
+    limits = network.session.connection.limits
+    assert size_refusal(bytes(1024), limits) is None
+    assert size_refusal(bytes(1025), limits) is not None
 
 
 def test_max_tokens_none_is_all_that_the_context_leaves() -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any, cast
 
 import pytest
+from msgspec import Meta, Struct
 
 from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
 from tests.http.serving import Reply, call, chat, get, post, serving
 from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine_http import HttpConfig
+from zmqengine_http.body import Body, ignored, refused
+from zmqengine_http.errors import ApiError, ContextTooLong
+from zmqengine_http.generation_options import fitting_max_tokens
+from zmqengine_http.worker import Model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER: dict[str, object] = {"role": "user", "content": "Hi"}
@@ -158,6 +164,82 @@ def test_an_effort_is_said_in_the_words_of_the_template(template: str, efforts: 
         for effort, said in efforts.items():
             assert asked.chat(reasoning_effort=effort).status == 200
             assert asked.client.prompts[-1].startswith(said)
+
+
+class Part(Struct, tag_field="type", tag="part"):
+    x: int = 0
+
+
+class Whole(Struct):
+    count: int | None = None
+    size: float | None = None
+    share: int | float | None = None
+    label: Annotated[int, Meta(ge=0)] | str | None = None
+    parts: list[Part] = []
+
+
+FIELDS = (refused("best_of", "use n", 1), refused("audio"), ignored("user", "for the caller's own records"))
+
+
+@pytest.mark.parametrize(
+    ("body", "not_looked_at", "inside"),
+    [
+        ({"count": 2.0, "size": 2, "best_of": 1, "audio": None, "user": {"a": 1}}, [], 0),
+        ({"count": None, "colour": 1, "best_of": None}, ["colour"], 0),
+        ({"parts": [{"type": "part", "x": 1}, {"type": "part", "y": 1, "z": 2}]}, [], 2),
+    ],
+)
+def test_what_is_not_looked_at_is_told(body: dict[str, Any], not_looked_at: list[str], inside: int) -> None:
+    """At the top by name, inside of others by number; neither a null nor a value that asks for nothing is refused."""
+    for reader, ignore in ((Body(Whole, FIELDS, unknown_ignored=True), False), (Body(Whole, FIELDS), True)):
+        read = reader.read(json.dumps(body).encode(), ignore_unknown=ignore)
+        assert (read.ignored, read.unknown_inside) == (not_looked_at, inside)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"best_of": 2}, "best_of is not supported by this server: use n"),
+        ({"best_of": True}, "best_of is not supported by this server: use n"),
+        ({"audio": {}}, "audio is not supported by this server"),
+        ({"colour": 1}, "Unrecognized request argument supplied: colour"),
+        ({"x" * 100: 1}, "Unrecognized request argument supplied: " + "x" * 100),
+        ({"x" * 101: 1}, f"Unrecognized request argument supplied: '{'x' * 100}'"),
+        ({"a\nb": 1}, r"Unrecognized request argument supplied: 'a\nb'"),
+    ],
+)
+def test_a_refused_field_is_named_on_one_line(body: dict[str, object], message: str) -> None:
+    """With what to do instead, where there is something; True is not 1."""
+    with pytest.raises(ApiError) as caught:
+        Body(Whole, FIELDS).read(json.dumps(body).encode())
+    assert str(caught.value) == message
+
+
+def test_a_whole_number_with_a_point_is_one_where_numbers_are_whole() -> None:
+    """Where fractions are allowed it stays what it was."""
+    read = Body(Whole, FIELDS).read(b'{"count": 2.0, "size": 2.0, "share": 2.0, "label": 2.0}').request
+    numbers = (read.count, read.size, read.share, read.label)
+    assert numbers == (2, 2.0, 2.0, 2)
+    assert [type(number) for number in numbers] == [int, float, float, int]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "cut", "fitting"),
+    [
+        (9, None, False, None), (9, 1, False, 1), (9, 2, False, None), (9, 2, True, 1), (3, 7, False, 7),
+        (3, 8, True, 7), (10, None, True, None), (10, 1, True, None),
+    ],
+)  # fmt: skip
+def test_max_tokens_fits_to_the_last_token(
+    prompt: int, max_tokens: int | None, cut: bool, fitting: int | None
+) -> None:
+    """The prompt leaves room for one at least, and what is asked for fits or is cut."""
+    model = cast(Model, SimpleNamespace(card=SimpleNamespace(context_tokens=10)))
+    if prompt == 10 or (max_tokens == 2 and not cut):
+        with pytest.raises(ContextTooLong):
+            fitting_max_tokens("max_tokens", [1] * prompt, max_tokens, model, cut=cut)
+    else:
+        assert fitting_max_tokens("max_tokens", [1] * prompt, max_tokens, model, cut=cut) == fitting
 
 
 def test_too_many_tokens_are_cut_or_refused_as_told() -> None:
