@@ -43,7 +43,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine_client.core import request as request_module
 from zmqengine_client.core.control import ControlCall
-from zmqengine_client.core.inserting import size_refusal
+from zmqengine_client.core.inserting import end_of, size_refusal
 from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.request import Request
 
@@ -636,6 +636,30 @@ def test_a_request_whose_stop_token_has_come_is_complete() -> None:
     settle_with_time(network)
     assert one.end is not None
     assert one.end.finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "finish"),
+    [
+        ([], {}, None),
+        ([3, 0], {}, "stop"),
+        ([0, 3], {}, None),
+        ([3, 0], {"ignore_eos": True}, None),
+        ([3, 0], {"ignore_eos": True, "stop_token_ids": [0]}, "stop"),
+        ([3, 42], {"stop_token_ids": [42]}, "stop"),
+        ([3] * 19, {}, None),
+        ([3] * 20, {}, "length"),
+        ([3] * 19 + [0], {}, "stop"),
+    ],
+)
+def test_an_output_is_whole_where_the_worker_would_have_ended_it(
+    tokens: list[int], options: dict[str, Any], finish: str | None
+) -> None:
+    """And only there: the rest of it would be missing."""
+    one = request(**options)
+    one.tokens += tokens
+    end = end_of(one, frozenset({0}))
+    assert (None if end is None else end.finish) == finish
 
 
 def test_without_resume_a_death_ends_what_ran_and_not_what_comes() -> None:
