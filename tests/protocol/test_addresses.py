@@ -37,7 +37,8 @@ def test_the_environment_gives_the_address_and_the_directory(monkeypatch: pytest
     "address",
     [
         "../up", "a/b", ".hidden", "-x", "x" * 65, "a b", "name\n", "é", "http://h:1", "inproc://x", "ipc://",
-        "ipc://relative/ctl", "ipc:///d/cmd", "tcp://h", "tcp://h:", "tcp://:1", "tcp://h:65536", "tcp://h:-1",
+        "ipc://relative/ctl", "ipc:///d/cmd", "ipc:///ctl", "ipc:////ctl", "ipc:///./ctl", "ipc:///d\0/ctl",
+        "tcp://h", "tcp://h:", "tcp://:1", "tcp://h:65536", "tcp://h:-1",
         "tcp://h:1/x", "tcp://h:1\n", "tcp://::1:5", "tcp://h:999999", "tcp://a:b:1", "tcp://h:1 ",
         "tcp://h:\N{FULLWIDTH DIGIT ONE}",
     ],

@@ -119,7 +119,7 @@ def ipc_path(address: str) -> Path:
 
 def _checked_ipc(address: str) -> str:
     path = ipc_path(address)
-    if not path.is_absolute() or path.name != "ctl":
+    if not path.is_absolute() or path.name != "ctl" or len(path.parts) < 3 or "\0" in address:
         raise ConfigError(f"{address!r}: an ipc address is ipc:///ABSOLUTE/DIRECTORY/ctl")
     length = len(os.fsencode(path))
     if length > IPC_PATH_BYTES_MAX:
