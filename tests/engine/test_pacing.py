@@ -161,3 +161,63 @@ def test_a_step_on_the_cpu_takes_what_it_computes() -> None:
     time.sleep(0.3)
     assert shared.seconds() < 0.25
     assert own.seconds() >= 0.3
+
+
+class Serving:
+    """A machine whose steps take longer the more rows decode, as a processor's do, and 32 rows in it.
+
+    Requests of a burst come one by one at first, and a chunk's time is seen a step after it was launched.
+    """
+
+    ROWS, PROMPT, OUTPUT = 32, 63, 16
+
+    def __init__(self, pace: StepPace, a_row_s: float) -> None:
+        self.pace, self.a_row_s = pace, a_row_s
+        self._reading = 0
+
+    def burst(self, requests: int) -> int:
+        """Serve so many requests that come at once; returns the number of steps."""
+        steps, queued, waiting = 0, requests, 0
+        left: list[int] = []
+        while queued or waiting or left:
+            room = 1 if not steps else self.ROWS - waiting - len(left)
+            came = min(queued, room)
+            queued, waiting = queued - came, waiting + came
+            tokens = self.pace.choose(decoding=len(left), waiting=waiting)
+            through = min(waiting, max(1, tokens // self.PROMPT))
+            plain_s = 0.012 + self.a_row_s * len(left) if left else 0.0
+            # A batch that takes rows in is copied.
+            plain_s += 6 * self.a_row_s * len(left) if self._reading else 0.0
+            seen, self._reading = self._reading, through * self.PROMPT
+            self.pace.record(self._reading, plain_s + seen / 3_300)
+            left = [tokens - 1 for tokens in left if tokens > 1] + [self.OUTPUT] * through
+            waiting -= through
+            steps += 1
+        return steps
+
+
+@pytest.mark.parametrize("a_row_s", [0.0, 0.0008, 0.006])
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_first_burst_takes_no_more_steps_than_later_ones(a_row_s: float, before: int) -> None:
+    """What many rows take is not held against the prompts read beside them, where only few rows were seen before."""
+    serving = Serving(StepPace(2048, 2048, 0.2), a_row_s)
+    for _ in range(4 * (before > 0)):
+        serving.burst(before)
+    first = serving.burst(200)
+    later = [serving.burst(200) for _ in range(3)]
+    assert first <= 1.05 * min(later), (first, later)
+
+
+def test_what_many_rows_may_take_is_not_held_against_the_prompts() -> None:
+    """One row's step is known, and steps of 24 that read take what those rows may take: not where they take more."""
+
+    def beside_many(seconds: float) -> float:
+        pace = StepPace(2048, 2048, 0.2)
+        pace.begin((3_300, 0.012))
+        before = pace.choose(decoding=24, waiting=8)
+        for _ in range(20):
+            pace.record(min(189, pace.choose(decoding=24, waiting=8)), seconds)
+        return pace.choose(decoding=24, waiting=8) / before
+
+    assert beside_many(0.012 * 12) == 1
+    assert beside_many(2.0) <= 0.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from zmqengine.engine import prompt_sizes
 
@@ -53,7 +54,9 @@ class StepPace:
         """Start again, with the speed of reading and what a step without it takes, if they were measured."""
         self._decoding = 0
         self._launched = deque([0] * _LATE_STEPS, maxlen=_LATE_STEPS)
-        self._read_tokens = self._read_s = 0.0
+        self._read_tokens = 0.0
+        # At the least and at the most.
+        self._read_s = [0.0, 0.0]
         # Of steps that read nothing, by the number of rows: of as many bits each.
         self._plain_s: dict[int, float] = {}
         self._speed: float | None = None
@@ -89,19 +92,28 @@ class StepPace:
         if not any(recent):
             self._record_plain(seconds)
             return
-        added_s = max(0.0, seconds - (self._plain_step_s(self._decoding) or 0.0))
+        least_s, most_s = self._plain_step_range_s(self._decoding)
         goal_s = self._goal_s(self._decoding)
         usual = self._tokens(max(1, self._decoding), 1)
-        if added_s <= goal_s and any(0 < tokens * 2 < usual for tokens in recent):
+        if seconds - least_s <= goal_s and any(0 < tokens * 2 < usual for tokens in recent):
             # A short prompt is mostly the model itself, and says nothing about long ones.
             return
-        if self._speed is not None:
-            added_s = min(added_s, _HELD_UP * max(launched / self._speed, goal_s))
+        held_up_s = inf if self._speed is None else _HELD_UP * max(launched / self._speed, goal_s)
         self._read_tokens = self._read_tokens * _KEPT + launched
-        self._read_s = self._read_s * _KEPT + added_s
-        if self._read_tokens and self._read_s:
-            self._speed = self._read_tokens / self._read_s
+        added_s = (min(max(0.0, seconds - plain_s), held_up_s) for plain_s in (most_s, least_s))
+        self._read_s = [kept * _KEPT + added for kept, added in zip(self._read_s, added_s, strict=True)]
+        self._speed = self._seen_speed()
         self._room = max(self._room, 2 * launched)
+
+    def _seen_speed(self) -> float | None:
+        """The speed as it was, or what is next to it of what the steps allow: what the rows took may not be known."""
+        fewest_s, most_s = self._read_s
+        if not self._read_tokens or not most_s:
+            return self._speed
+        slowest = self._read_tokens / most_s
+        if self._speed is None or self._speed < slowest:
+            return slowest
+        return min(self._speed, self._read_tokens / fewest_s) if fewest_s else self._speed
 
     def _tokens(self, decoding: int, waiting: int) -> int:
         most = self.tokens_max if decoding else self._idle_tokens_max
@@ -117,22 +129,31 @@ class StepPace:
 
     def _goal_s(self, decoding: int) -> float:
         """What reading may add to a step of so many rows."""
-        plain_s = self._plain_step_s(decoding)
-        if plain_s is None:
+        if not self._plain_s:
             return self._target_s
-        return min(self._target_s, max(_GOAL_S_MIN, _DECODE_STEPS * plain_s))
+        near_s = self._plain_s[self._nearest_seen(decoding)]
+        return min(self._target_s, max(_GOAL_S_MIN, _DECODE_STEPS * near_s))
 
     def _record_plain(self, seconds: float) -> None:
         if self._decoding:
             size = self._decoding.bit_length()
             self._plain_s[size] = 0.8 * self._plain_s.get(size, seconds) + 0.2 * seconds
 
-    def _plain_step_s(self, decoding: int) -> float | None:
-        """What a step of so many rows takes that reads nothing; of about as many, if that is not known."""
+    def _plain_step_range_s(self, decoding: int) -> tuple[float, float]:
+        """The least and the most that a step of so many rows takes that reads nothing; 0 if none was seen.
+
+        Where such steps were seen only of other numbers of rows: more rows take no less, and no more a row.
+        """
         if not self._plain_s:
-            return None
+            return 0.0, 0.0
+        seen = self._nearest_seen(decoding)
+        seen_s = self._plain_s[seen]
+        in_proportion_s = seen_s * 2.0 ** (max(1, decoding).bit_length() - seen)
+        return min(seen_s, in_proportion_s), max(seen_s, in_proportion_s)
+
+    def _nearest_seen(self, decoding: int) -> int:
         size = max(1, decoding).bit_length()
-        return self._plain_s[min(self._plain_s, key=lambda known: (abs(known - size), known))]
+        return min(self._plain_s, key=lambda seen: (abs(seen - size), seen))
 
 
 def _even(tokens: int) -> int:
