@@ -89,6 +89,8 @@ class StepPace:
         launched = self._launched[0]
         self._launched.append(tokens_read)
         recent = [launched, *self._launched]
+        # Its time is seen in one of these steps: at once on a CPU, later on a GPU.
+        of_these = sum(recent) / len(recent)
         if not any(recent):
             self._record_plain(seconds)
             return
@@ -98,8 +100,8 @@ class StepPace:
         if seconds - least_s <= goal_s and any(0 < tokens * 2 < usual for tokens in recent):
             # A short prompt is mostly the model itself, and says nothing about long ones.
             return
-        held_up_s = inf if self._speed is None else _HELD_UP * max(launched / self._speed, goal_s)
-        self._read_tokens = self._read_tokens * _KEPT + launched
+        held_up_s = inf if self._speed is None else _HELD_UP * max(of_these / self._speed, goal_s)
+        self._read_tokens = self._read_tokens * _KEPT + of_these
         added_s = (min(max(0.0, seconds - plain_s), held_up_s) for plain_s in (most_s, least_s))
         self._read_s = [kept * _KEPT + added for kept, added in zip(self._read_s, added_s, strict=True)]
         self._speed = self._seen_speed()
