@@ -50,15 +50,21 @@ def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
 
 @pytest.mark.slow
 def test_a_crash_of_the_worker_loses_nothing() -> None:
-    """--crash: both texts are those of a run without it."""
+    """--crash: both texts are those of a run without it. On a busy machine they may end before the kill: it says so."""
     options = ("demo", "-n", "300", "--seed", "5")
     calm = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False, timeout=100)
-    crashed = subprocess.run(
-        [*COMMAND, *options, "--crash"], capture_output=True, text=True, check=False, timeout=100
-    )
-    assert (calm.returncode, crashed.returncode) == (0, 0), crashed.stderr
-    assert "survived 1 crash of the worker" in crashed.stdout
-    assert columns(crashed.stdout) == columns(calm.stdout)
+    assert calm.returncode == 0, calm.stderr
+    for _ in range(5):
+        crashed = subprocess.run(
+            [*COMMAND, *options, "--crash"], capture_output=True, text=True, check=False, timeout=100
+        )
+        assert crashed.returncode == 0, crashed.stderr
+        assert columns(crashed.stdout) == columns(calm.stdout)
+        survived = "survived 1 crash of the worker" in crashed.stdout
+        assert survived or "ended before the worker was killed" in crashed.stderr
+        if survived:
+            return
+    raise AssertionError("the worker was never killed in time")
 
 
 def test_the_model_calls_functions_and_tells_what_they_gave() -> None:

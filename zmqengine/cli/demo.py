@@ -27,7 +27,7 @@ from zmqengine_client import Client
 
 PROMPTS = ("Once upon a time", "There was once")
 _DRAW_EVERY_S = 1 / 30
-_CRASH_AFTER_CHUNKS = 40
+_CRASH_AFTER_CHUNKS = 10
 _END_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.5
 
@@ -55,6 +55,10 @@ def demo(model: str | None, max_tokens: int, seed: int, crash: bool, tools: bool
         with _front_ends(name, max_tokens, seed) as front_ends:
             _stream(front_ends, worker_pid if crash else None)
     _report(front_ends)
+    if crash and not any(front_end.figures["resumed"] for front_end in front_ends):
+        click.echo(
+            "Both had ended before the worker was killed: another --seed may give longer texts.", err=True
+        )
 
 
 @dataclass(slots=True)
