@@ -15,10 +15,9 @@ from zmqengine.engine.drafts.step_costs import StepClock
 from zmqengine.engine.row import Row
 from zmqengine.engine.window import Draft
 
-# Rows that are nowhere near a gain are not asked for so many steps, or one less than there are rows. Such a step looks
-# at nothing: a step of the model leaves little of what is read here in the caches of a CPU.
+# Rows that are nowhere near a gain are asked again after so many steps, or as many as there are rows.
 _GAIN_NEAR = 0.9
-_REST_STEPS_MAX = 3
+_UNASKED_STEPS_MAX = 4
 
 
 class _Found(NamedTuple):
@@ -51,8 +50,9 @@ class Speculation:
         self.sources = sources
         self._policy = policy
         self._allowance = Allowance()
-        # For how many more steps nobody is asked.
-        self._rest = 0
+        # How good drafts would have been when rows were last asked for them, and how many steps ago that was.
+        self._gain = 0.0
+        self._unasked = 0
 
     def workspace_bytes(self, rows_max: int, vocab_size: int) -> int:
         """What a step takes for a moment to choose at every place of its windows: logits, and what is made of them."""
@@ -77,17 +77,22 @@ class Speculation:
 
     def is_worthwhile(self, rows: Sequence[Row]) -> bool:
         """Whether it is worth waiting for the step on its way to draft after it."""
-        if self._rest:
-            self._rest -= 1
+        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
             return False
-        _, choice = self._foresee(rows, 1)
-        if choice.gain < _GAIN_NEAR:
-            self._rest = min(len(rows) - 1, _REST_STEPS_MAX)
+        # To ask every row takes time as well.
+        self._unasked += 1
+        if self._gain < _GAIN_NEAR and self._unasked < min(len(rows), _UNASKED_STEPS_MAX):
+            return False
+        self._unasked = 0
+        _, choice = self._choose(len(rows), self._outlooks(rows), 1)
+        self._gain = choice.gain
         return choice.width > 1
 
     def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
-        found, choice = self._foresee(rows, 0)
+        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
+            return []
+        found, choice = self._choose(len(rows), self._outlooks(rows), 0)
         width = choice.width
         drafts: list[Draft | None] = [None] * len(rows)
         started_s = time.perf_counter()
@@ -124,16 +129,13 @@ class Speculation:
             accepted_tokens = sum(accepted for _, _, accepted in judged)
             self._allowance.bet(1 + accepted_tokens / rows, costs.ratio(rows, width) + drafting)
 
-    def _foresee(self, rows: Sequence[Row], ahead: int) -> tuple[list[_Found], Choice]:
+    def _choose(self, rows: int, found: list[_Found], ahead: int) -> tuple[list[_Found], Choice]:
         """Who drafts, and how much: all of those that have something, or just those whose drafts cost nothing."""
         best: tuple[list[_Found], Choice] = [], Choice(1, 0.0)
-        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
-            return best
-        found = self._outlooks(rows)
         free = [one for one in found if not one.outlook.token_s]
         for drafting in [found] if len(free) == len(found) else [found, free]:
             if drafting:
-                choice = self._policy.choose(len(rows), [one.outlook for one in drafting], ahead)
+                choice = self._policy.choose(rows, [one.outlook for one in drafting], ahead)
                 best = max(best, (drafting, choice), key=lambda pair: pair[1].gain)
         return best
 
