@@ -51,7 +51,8 @@ class TextReader:
         chunk = self._reader.take() if self._detokenizer is not None else None
         if chunk is not None:
             text = self._read(chunk)
-        if self._stops.match is not None or (ended and (self._detokenizer is None or self._reader.finished)):
+        # What had ended before was taken whole: tokens come before the end.
+        if self._stops.match is not None or ended:
             text += self._flush()
         self._text.append(text)
         if not text and not (self._finished and self._tokens):
@@ -110,7 +111,6 @@ class TextReader:
 
     def _flush(self) -> str:
         self._finished = True
-        if self._detokenizer is None or self._stops.match is not None:
+        if self._detokenizer is None:
             return ""
-        text = self._stops.push(self._detokenizer.finish())
-        return text + (self._stops.finish() if self._stops.match is None else "")
+        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
