@@ -171,8 +171,11 @@ def test_random_operations_keep_every_stream_what_it_must_be() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         world = _World(Path(directory))
         try:
-            for _ in range(OPERATIONS):
+            for number in range(OPERATIONS):
                 world.operate()
+                if number == OPERATIONS // 2:
+                    # Whatever is drawn, there is one.
+                    world.restart()
             world.harness.run_until(lambda: world.settle() or not world.inserts, passes_max=20_000)
         finally:
             world.close()
