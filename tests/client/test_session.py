@@ -584,6 +584,13 @@ def restart(network: Network, *, notice: bool = True, **options: object) -> Scri
     return worker
 
 
+def run_passes(network: Network, passes: int) -> None:
+    """Let the worker make so many tokens of each request, and all that comes of it arrive."""
+    for _ in range(passes):
+        network.run_pass()
+    network.settle()
+
+
 def settle_with_time(network: Network, seconds: float = 1.0) -> None:
     """Let time pass in small steps."""
     for _ in range(int(seconds / 0.05)):
@@ -595,9 +602,7 @@ def test_an_unfinished_request_goes_on_in_the_next_worker_with_what_it_has() -> 
     """Inserted again with `emitted`, the same seed, and its remaining time."""
     network = live()
     one = start(network, request(max_tokens=30, ignore_eos=True, deadline_ms=60_000))
-    for _ in range(10):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 10)
     network.wait(2.0)
     restart(network)
     settle_with_time(network)
@@ -693,9 +698,7 @@ def test_without_resume_only_what_surely_never_ran_is_inserted_again(
     network.worker = ScriptedWorker(epoch=2) if restarted else worker
     settle_with_time(network)
     assert isinstance(one.error, WorkerLost) is not goes_on
-    for _ in range(20):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 20)
     assert (one.tokens == expected(one)) is goes_on
 
 
@@ -719,9 +722,7 @@ def test_a_restarted_worker_without_room_is_asked_again(code: str) -> None:
     settle_with_time(network)
     assert not one.ended
     assert len(sent(network, Insert)) == 6
-    for _ in range(20):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 20)
     assert one.tokens == expected(one)
 
 
@@ -766,9 +767,7 @@ def test_a_worker_that_forgot_a_request_may_have_no_room_for_a_while() -> None:
     publish(network, TokenRow("r1", 9, [1]))
     settle_with_time(network)
     assert len(sent(network, Insert)) == 8
-    for _ in range(20):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 20)
     assert one.tokens == expected(one)
 
 
@@ -853,9 +852,7 @@ def test_patience_does_not_run_while_the_worker_loads_and_gets_further() -> None
         assert one.error is None, one.error
     worker.state = "ready"
     settle_with_time(network, 2.0)
-    for _ in range(20):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 20)
     assert one.tokens == expected(one)
 
 
@@ -880,9 +877,7 @@ def test_a_session_the_worker_does_not_know_is_opened_again(code: str) -> None:
     one = start(network, request())
     settle_with_time(network)
     assert len(sent(network, Hello)) == 2
-    for _ in range(20):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 20)
     assert one.tokens == expected(one)
 
 
@@ -899,9 +894,7 @@ def test_a_forgotten_request_is_inserted_again() -> None:
     publish(network, TokenRow("r1", 10, [1]))
     network.settle()
     assert sent(network, Insert)[-1].emitted == expected(one)[:2]
-    for _ in range(20):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 20)
     assert one.tokens == expected(one)
 
 
@@ -1169,9 +1162,7 @@ def test_a_request_that_no_watermark_names_any_more_is_asked_for() -> None:
         network.down["out"].extend(worker.watermarks())
         network.settle()
     assert sent(network, Insert)[-1].request == "r1"
-    for _ in range(30):
-        network.run_pass()
-    network.settle()
+    run_passes(network, 30)
     assert one.tokens == expected(one)
     assert not other.ended
 
