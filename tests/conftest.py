@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -10,6 +11,9 @@ import tempfile
 from typing import Any
 
 import pytest
+
+# Thousands of modules and tests are made, and none of them goes: no need to look for garbage among them all the time.
+gc.disable()
 
 # Hundreds of processes start in a run: they compile a source once, even where a shell says that nobody keeps bytecode.
 sys.dont_write_bytecode = False
@@ -52,3 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["ZMQENGINE_DIR"] = directory
     os.environ["ZMQENGINE_CACHE_DIR"] = os.path.join(directory, "cache")
+
+
+def pytest_collection_finish() -> None:
+    """What has been collected stays, and is not looked at again."""
+    gc.freeze()
+    gc.enable()

@@ -45,6 +45,7 @@ def test_documents_are_said_again_with_their_marked_words_changed(drafts):
     assert steps <= 0.4 * tokens if drafts else steps >= tokens
 
 
+@pytest.mark.slow
 def test_a_draft_model_of_a_fifth_of_the_size_saves_most_steps():
     """It is another model with other weights, which repeats what it reads as well."""
     model, small = echo_model.build(WORDS), echo_model.build(WORDS, hidden=192, layers=1, seed=1)

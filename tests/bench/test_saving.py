@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zmqengine.bench.report import Rounds
 from zmqengine.bench.saving import ALONE, SAVING, SavingOptions, SavingPlan, saving
 
 
+@pytest.mark.slow
 def test_a_round_writes_what_it_has_read_while_rows_decode() -> None:
     """On pico, small."""
     sizes = SavingOptions(rows=2, round_bytes=1 << 20, read_tokens=128, steps_min=20)

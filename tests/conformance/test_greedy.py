@@ -13,7 +13,7 @@ from tests.support.workers import WorkerProcess
 from zmqengine_client import Client
 
 MAX_TOKENS = 60
-STARTS = ("Once upon a time", "One day", "There was a little", "In the morning", "Tom and Mia")
+STARTS = ("Once upon a time", "One day", "There was a little", "In the morning")
 ENDS = ("", " there was", " a boy named Tom", " the sun was")
 PROMPTS = [start + end for start in STARTS for end in ENDS]
 
@@ -46,7 +46,7 @@ def worker() -> Iterator[WorkerProcess]:
 def reference() -> list[tuple[list[int], list[int]]]:
     """Prompt ids and greedy tokens of mlx-lm for every prompt."""
     pairs = greedy("pico", PROMPTS)
-    assert len(pairs) == len(PROMPTS) == 20
+    assert len(pairs) == len(PROMPTS) == 16
     return pairs
 
 
@@ -69,7 +69,7 @@ def test_greedy_tokens_alone_equal_those_of_mlx_lm(
 ) -> None:
     """One request at a time."""
     with Client(worker.address) as client:
-        for ids, tokens in reference:
+        for ids, tokens in reference[::2]:
             assert client.generate_tokens(ids, max_tokens=MAX_TOKENS).read().tokens == tokens
 
 
@@ -78,9 +78,9 @@ def test_greedy_tokens_of_sixteen_at_once_equal_those_of_mlx_lm(
 ) -> None:
     """smg bench "stalls at 16 users": sixteen in one batch, from one client, all complete and unchanged."""
     with Client(worker.address) as client:
-        streams = [client.generate_tokens(ids, max_tokens=MAX_TOKENS) for ids, _ in reference[:16]]
+        streams = [client.generate_tokens(ids, max_tokens=MAX_TOKENS) for ids, _ in reference]
         got = [stream.read().tokens for stream in streams]
-    assert got == [tokens for _, tokens in reference[:16]]
+    assert got == [tokens for _, tokens in reference]
 
 
 def test_a_cached_prefix_changes_no_token(reference: list[tuple[list[int], list[int]]]) -> None:
@@ -96,6 +96,7 @@ def test_a_cached_prefix_changes_no_token(reference: list[tuple[list[int], list[
         assert fresh.tokens == again.tokens == tokens[40 - len(ids) : 60 - len(ids)]
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_pico_tools_equal_those_of_mlx_lm() -> None:
     """Its rotary frequencies are scaled: alone and in a batch, also far from the beginning."""
     ask = "<|user|>What is 12 + 30?<|end|><|assistant|>"

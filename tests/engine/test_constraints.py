@@ -22,6 +22,11 @@ from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.interface import Sampling
 from zmqengine.errors import BadRequest
 
+SAMPLINGS = [
+    pytest.param(Sampling(), marks=pytest.mark.slow, id="greedy"),
+    pytest.param(HOT, id="sampled"),
+]
+
 
 @pytest.fixture(scope="module")
 def pico() -> Pico:
@@ -36,7 +41,7 @@ def check_person(text: str) -> None:
     assert set(person["tags"]) <= {"kind", "brave"}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_what_ends_by_itself_satisfies_its_constraint(pico: Pico, sampling: Sampling) -> None:
     """Each kind, several rows of each in one batch; what is cut says `length`."""
     schema = pico.grammar("json_schema", json.dumps(PERSON))
@@ -270,7 +275,7 @@ def test_tokens_that_break_the_constraint_are_told(pico: Pico) -> None:
         grammar.start(pico.text.encode("abc").ids)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_of_constrained_rows_change_nothing(pico: Pico, sampling: Sampling) -> None:
     """What the grammar forces and what was said before, beside rows that are free; each place has its own mask."""
     schema = pico.grammar("json_schema", json.dumps(PERSON))

@@ -82,7 +82,7 @@ def test_layers_that_are_not_alike_stay_apart():
     assert len(projections.groups(model)) == 3
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_measured_products_give_the_same_and_are_remembered(bits, tmp_path):
     """The model's logits stay within a rounding, and the next start measures nothing."""
     remembered = Remembered("a device", "1.0", tmp_path)

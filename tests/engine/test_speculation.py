@@ -235,7 +235,7 @@ def test_a_prediction_is_followed_around_what_it_has_wrong(model):
     assert engine.stats().steps <= 3 * 25 + 65
 
 
-@pytest.mark.parametrize("source", [Ngrams, Liar])
+@pytest.mark.parametrize("source", [Ngrams, pytest.param(Liar, marks=pytest.mark.slow)])
 def test_drafts_of_what_cannot_be_foretold_cost_next_to_nothing(model, source):
     """A text made of four words repeats three of them often, and means nothing by it. Nearly every step is started
     ahead of the tokens of the step before, as without drafts; a source that is wrong about itself loses little."""
@@ -303,7 +303,7 @@ class Stubborn(DraftModel):
         return Outlook(0.9, 0.9, 8)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_draft_model_changes_no_token(model, seed):
     """One that always agrees, which saves steps, and one that never does; rows join late and leave early."""
     rows = requests()

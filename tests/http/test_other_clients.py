@@ -79,7 +79,7 @@ def test_langchain_calls_a_tool_and_brings_the_result_back(langchain: ChatOpenAI
     assert with_tools.invoke([question, answer, result]).content == "It is 3."
 
 
-@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("streamed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_llm_prints_an_answer(front: Front, tmp_path: Path, streamed: bool) -> None:
     """The command-line tool with an extra model, as its manual says."""
     (tmp_path / "extra-openai-models.yaml").write_text(

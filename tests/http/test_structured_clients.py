@@ -63,6 +63,7 @@ def test_langchain_gives_objects(front: Front, method: Any) -> None:
     assert isinstance(answer, dict if method == "json_mode" else Person)
 
 
+@pytest.mark.slow
 def test_llm_gives_json_of_a_schema(front: Front, tmp_path: Path) -> None:
     """`llm --schema`, with a model that its own file says can."""
     (tmp_path / "extra-openai-models.yaml").write_text(

@@ -22,6 +22,9 @@ SCHEMA = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Fleet]:
     """The gateway over ZeroMQ: over gRPC it refuses constraints to every MLX backend."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 
@@ -88,9 +89,11 @@ def supervise() -> Iterator[Callable[..., Supervised]]:
 
     yield start
     for one in started:
+        # Also one that no test has seen: it ends with its supervisor, and removes its files meanwhile.
+        children = [] if one.process.poll() is not None else psutil.Process(one.process.pid).children()
         one.process.kill()
         one.process.wait()
-        for pid in one.pids:
+        for pid in one.pids | {child.pid for child in children}:
             wait_until_dead(pid)
     shutil.rmtree(directory)
 

@@ -115,7 +115,10 @@ def outputs(engine: MlxEngine, requests: list[RowRequest]) -> dict[int, list[int
     return {request.row: run.ids(request.row) for request in requests}
 
 
-@pytest.mark.parametrize("shape", list(BUDGET_BYTES))
+@pytest.mark.parametrize(
+    "shape",
+    ["llama", "hybrid", *(pytest.param(shape, marks=pytest.mark.slow) for shape in ("sliding", "mamba"))],
+)
 def test_the_tokens_are_those_of_an_engine_that_keeps_nothing(models, shape):
     """A random life in which blocks are shared, evicted, pinned and proved all the time."""
     life = Life(models[shape], BUDGET_BYTES[shape], seed=OPERATIONS)
