@@ -12,6 +12,7 @@ import pytest
 import xxhash
 
 from tests.engine.prompt_store.host_blocks import chain, plain
+from zmqengine.engine.prompt_store.disk import block_file
 from zmqengine.engine.prompt_store.disk.block_file import encode, read_blocks, read_header, write_file
 from zmqengine.engine.prompt_store.disk.block_header import DTYPES, BadFile
 from zmqengine.engine.prompt_store.disk.host_block import HostArray
@@ -197,3 +198,12 @@ def test_only_files_of_this_user_are_opened(path: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(BadFile, match="no file of this user"):
         read_header(pipe)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By somebody who does not know whose it is: what is missing is not waited for."""
+    write_file(path, encode(SALT, chain(0, 1)))
+    monkeypatch.setattr(block_file, "check_format", lambda text: os.truncate(path, 100))
+    with pytest.raises(BadFile, match="too early") as caught:
+        read_header(path)
+    assert caught.value.fault == "torn"

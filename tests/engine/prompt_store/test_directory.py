@@ -165,6 +165,11 @@ def test_files_of_no_use_are_told_of_once_and_removed(
     os.replace(next((tmp_path / "elsewhere" / "prompts").glob("*.safetensors")), swapped)
     weights = directory.path / "model.safetensors"
     weights.write_bytes(b"somebody's weights")
+    names = ("aaf-1f.1.part", ".bashrc.1.part", ".af-1f.1.part~", ".af-1f.x.part", ".af-1f.1xpart")
+    others = [directory.path / name for name in names]
+    for path in others:
+        path.write_bytes(b"somebody's as well")
+        set_age(path, ABANDONED_S + 10)
     unfinished = [directory.path / f".{good.stem}-1f.{number}.part" for number in (1, 2)]
     for path in unfinished:
         path.write_bytes(b"...")
@@ -179,6 +184,7 @@ def test_files_of_no_use_are_told_of_once_and_removed(
     again.tidy()
     assert {path for path in paths if path.exists()} == {newer, good}
     assert weights.exists()
+    assert all(path.exists() for path in others)
     assert [path.exists() for path in unfinished] == [False, True]
 
 
