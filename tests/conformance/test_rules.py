@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.support.workers import START_S, WorkerProcess
 from zmqengine.cli.conformance import conformance
 from zmqengine.conformance import check
+from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.protocol.messages import Done, Replay, TokenRow
 from zmqengine.testing import FakeWorker
 from zmqengine.worker import commands, outgoing
@@ -66,7 +67,7 @@ DEFECTS: dict[str, tuple[object, str, object, str, str]] = {
     "another call": (
         commands, "Done", lambda call, epoch: Done(call + 1, epoch), "K ack", "the answer to 'K' has another call"
     ),
-    "no end after an abort": (CommandHandler, "_abort", lambda *_: None, "with abort, once", "it has 0 ends"),
+    "no end after an abort": (CommandHandler, "_abort", lambda *_: None, "with abort, once", "each ended by itself"),
     "a replay that lacks a token": (CommandHandler, "_resume", no_tail, "resume", "from 0 on comes something else"),
     "acknowledged and kept": (
         CommandHandler, "_ack", lambda *_: None, "K ack", "expected 'e' unknown_request, got 'u'"
@@ -85,7 +86,7 @@ def test_a_worker_with_a_defect_breaks_the_rule_it_is_about(
     """Ours, with a line of it broken on purpose."""
     owner, name, broken, only, problem = DEFECTS[defect]
     monkeypatch.setattr(owner, name, broken)
-    with FakeWorker() as worker:
+    with FakeWorker(FakeEngineConfig(context_tokens=300)) as worker:
         result = typed("--address", worker.address, "--only", only)
     assert result.exit_code == 1, result.output
     assert problem in result.stdout
