@@ -41,6 +41,9 @@ EXPOSED = (
 """Response headers that a page of another origin may read: what clients log and what retries need."""
 
 
+READY_WAIT_S = 5.0
+
+
 class HttpApp:
     """An ASGI application that follows its workers from start-up to shut-down. `service` is what its endpoints share.
 
@@ -81,6 +84,8 @@ class HttpApp:
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
         following = [asyncio.create_task(worker.run()) for worker in self.service.pool.workers]
         try:
+            if self.service.config.processes > 1:
+                await self._wait_ready()
             yield
         finally:
             for task in following:
@@ -88,6 +93,12 @@ class HttpApp:
             await asyncio.gather(*following, return_exceptions=True)
             self.service.tokenizing.close()
             self.service.traces.close()
+
+    async def _wait_ready(self) -> None:
+        """Others serve already: what comes to this one may wait as well, for a while, rather than be refused."""
+        until = time.monotonic() + READY_WAIT_S
+        while not self.service.pool.ready and time.monotonic() < until:
+            await asyncio.sleep(0.01)
 
 
 def _connector(config: HttpConfig) -> Connect:

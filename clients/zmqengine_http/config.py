@@ -66,6 +66,12 @@ class HttpConfig:
     server_key: str | None = option(None, metavar="FILE", help="The worker's public key, or the key itself.")
     host: str = option("127.0.0.1", help="Where to listen.")
     port: int = option(8000, within=(0, 65535), help="0 takes any free port; the address is logged.")
+    processes: int = option(
+        1,
+        within=(1, 64),
+        help="Processes that serve this port, each a session of its own at the worker: for dozens of streams on a fast "
+        "GPU, which one process does not carry.",
+    )
     backlog: int = option(
         2048,
         within=(16, None),

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import contextlib
+import os
+import struct
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+COUNTS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable of prometheus_client for where several processes keep their counts, so that each can tell those of all.
+It has to be set before they start."""
+
+
+_READS_MAX = 5
 
 
 class Meter:
-    """Counts the requests of one front-end."""
+    """Counts the requests of one front-end, which may have several processes."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -25,14 +37,30 @@ class Meter:
             "HTTP requests being answered.",
             ["path"],
             registry=self.registry,
+            multiprocess_mode="livesum",
         )
-
         self._head_changes = Counter(
             "zmqengine_http_head_changes",
             "What agents changed in the heads of their prompts, and was undone.",
             ["kind"],
             registry=self.registry,
         )
+
+    def told(self) -> bytes:
+        """What was counted, by all processes of this front-end, in Prometheus's text format."""
+        if COUNTS_DIRECTORY not in os.environ:
+            return generate_latest(self.registry)
+        for _ in range(_READS_MAX - 1):
+            # One that has just been started makes its files, and has written nothing to them yet.
+            with contextlib.suppress(struct.error):
+                return self._told_by_all()
+        return self._told_by_all()
+
+    @staticmethod
+    def _told_by_all() -> bytes:
+        registry = CollectorRegistry(auto_describe=False)
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
     def head_changed(self, kind: str, count: int) -> None:
         """So many changes of a kind were undone."""
@@ -47,3 +75,8 @@ class Meter:
         self._running.labels(path).dec()
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
+
+
+def forget_running(pid: int | None) -> None:
+    """A process has ended: what it was answering is answered no more, and what it has counted stays."""
+    mark_process_dead(pid)  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     """GET /metrics, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(await _snapshots(service)))
-    body = generate_latest(registry) + generate_latest(service.meter.registry)
+    body = generate_latest(registry) + service.meter.told()
     await exchange.send(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], body)
 
 

@@ -15,6 +15,7 @@ from zmqengine_http import logs
 from zmqengine_http.app import HttpApp
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.http_protocol import protocol_class
+from zmqengine_http.processes import run_processes
 
 KEEP_ALIVE_S = 75
 """Longer than the pools of usual clients keep a connection, so that they close it and not we under their request."""
@@ -30,7 +31,8 @@ def serve(config: HttpConfig) -> int:
     Raises `ConfigError` if the address cannot be bound.
     """
     logs.configure(config)
-    app = HttpApp(config)
+    # What cannot work is told once, however many processes there are.
+    HttpApp(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
     if not config.api_keys and not is_loopback_host(host):
@@ -43,7 +45,13 @@ def serve(config: HttpConfig) -> int:
     logs.info(
         "listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", workers=list(config.workers)
     )
-    server = _Server(uvicorn_config(app, config))
+    return run(config, listener) if config.processes == 1 else run_processes(config, listener, run)
+
+
+def run(config: HttpConfig, listener: socket.socket) -> int:
+    """Serve at a bound socket, in this process, until a signal; returns the exit code."""
+    logs.configure(config)
+    server = _Server(uvicorn_config(HttpApp(config), config))
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn raises the signal again when it has shut down; ending well is not to look like a death.
         signal.signal(number, lambda *_: None)
@@ -91,6 +99,7 @@ def _bind(config: HttpConfig) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(config.backlog)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"

@@ -1,0 +1,127 @@
+"""Several processes that serve one port, for more streams than one carries. Each is a front-end of its own.
+
+One that dies is started again, and what comes to its socket meanwhile waits; one that could not serve ends all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+from zmqengine_http import logs, meter
+from zmqengine_http.config import HttpConfig
+
+RESTART_WAIT_S = 1.0
+
+Serve = Callable[[HttpConfig, socket.socket], int]
+"""Serves at a bound socket until a signal; returns the exit code."""
+
+
+def run_processes(config: HttpConfig, listener: socket.socket, serve: Serve) -> int:
+    """Run `config.processes` of `serve` at the address of `listener` until SIGINT or SIGTERM; returns the exit code.
+
+    The first signal lets running answers finish, the second ends at once, as in one process.
+    """
+    with tempfile.TemporaryDirectory(prefix="zmqengine-http-") as counts, _signals() as signals:
+        os.environ[meter.COUNTS_DIRECTORY] = counts
+        listeners = _one_for_each(listener, config)
+        processes = [_start(serve, config, each) for each in listeners]
+        code: int | None = None
+        while any(process.is_alive() for process in processes):
+            alive = {process.sentinel: place for place, process in enumerate(processes) if process.is_alive()}
+            for ready in wait([signals, *alive]):
+                if ready is signals:
+                    signals.recv(64)
+                    code = code or 0
+                    _end(processes, listeners)
+                    continue
+                place = alive[ready]  # type: ignore[index]
+                ended = processes[place]
+                ended.join()
+                meter.forget_running(ended.pid)
+                if code is not None:
+                    continue
+                logs.warning("a process has ended", pid=ended.pid, exit_code=ended.exitcode)
+                if ended.exitcode is not None and ended.exitcode > 0:
+                    code = ended.exitcode
+                    _end(processes, listeners)
+                else:
+                    time.sleep(RESTART_WAIT_S)
+                    processes[place] = _start(serve, config, listeners[place])
+        return code or 0
+
+
+def _one_for_each(listener: socket.socket, config: HttpConfig) -> list[socket.socket]:
+    """Sockets that listen at one address, among which the system shares out connections.
+
+    Linux does (SO_REUSEPORT). Elsewhere it is one socket for all, and whoever accepts first gets most of what comes at
+    once.
+    """
+    if sys.platform != "linux":
+        return [listener] * config.processes
+    address = listener.getsockname()
+    # Nobody else listens there: with the option of all of them it would not be noticed.
+    listener.close()
+    sockets = []
+    for _ in range(config.processes):
+        each = socket.socket(listener.family, socket.SOCK_STREAM)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        each.bind(address)
+        each.listen(config.backlog)
+        sockets.append(each)
+    return sockets
+
+
+def _start(serve: Serve, config: HttpConfig, listener: socket.socket) -> BaseProcess:
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(serve, config, listener))
+    process.start()
+    return process
+
+
+def _run(serve: Serve, config: HttpConfig, listener: socket.socket) -> None:
+    # A terminal's Ctrl-C is for the parent, which tells all; without it nobody would.
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.exit(serve(config, listener))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end(processes: list[BaseProcess], listeners: list[socket.socket]) -> None:
+    for listener in listeners:
+        # Whoever comes now is refused, and not kept waiting for nobody.
+        listener.close()
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Readable when SIGINT or SIGTERM has come."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(-1)
+        reader.close()
+        writer.close()
