@@ -63,9 +63,10 @@ class DecodeBatch:
     def leave(self, rows: Sequence[Row]) -> None:
         """Drop rows; those that are not here are ignored. What they held is offered to others."""
         leaving = {id(row) for row in rows}
-        for place, row in enumerate(self.rows):
-            if id(row) in leaving:
-                self._offer(row, place, self._flight)
+        places = [place for place, row in enumerate(self.rows) if id(row) in leaving]
+        parts = kv.parts_of(places, self._columns()) if len(places) > 1 else {}
+        for place in places:
+            self._offer(place, parts.get(place))
         self._drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
@@ -84,13 +85,14 @@ class DecodeBatch:
         made = self._flight.made(row)
         return None if made is None else (caches, made)
 
-    def _offer(self, row: Row, place: int, flight: Flight | None) -> None:
-        """`row` leaves: offer its caches, which `flight` goes on from; without one they are known to be good."""
+    def _offer(self, place: int, part: kv.Part | None) -> None:
+        """A row leaves: offer its caches, which the step on its way goes on from; else they are known to be good."""
+        row, flight = self.rows[place], self._flight
         if not row.launched:
             self._store.prove(row)
             return
         if row.held <= len(row.tokens) and self._store.wants(row):
-            offer = self._store.offer(row, self.caches, kv.Place(place, row.held + row.window))
+            offer = self._store.offer(row, self.caches, kv.Place(place, row.held + row.window, part))
             if flight is None:
                 self._store.accept(offer)
             elif offer is not None:

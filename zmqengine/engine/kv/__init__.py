@@ -3,6 +3,7 @@
 rows.py     caches of one row: new, cut, copied, checked, in bytes
 batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
 blocks.py   what caches hold, taken apart by tokens and put together again
+parts.py    short rows that leave a batch together
 plain.py    the same for plain caches, all layers together
 ragged.py   a batch whose rows go back by unlike numbers of tokens
 resident.py  small arrays that every layer reads, kept on the device
@@ -13,6 +14,7 @@ shape.py    what caches of a model take in bytes, from real ones
 
 from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
+from zmqengine.engine.kv.parts import Part, parts_of
 from zmqengine.engine.kv.ragged import RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
 from zmqengine.engine.kv.resident import resident
@@ -30,6 +32,7 @@ from zmqengine.engine.kv.spans import Spans
 __all__ = [
     "BlockLayout",
     "CacheShape",
+    "Part",
     "Place",
     "RaggedKVCache",
     "Spans",
@@ -50,6 +53,7 @@ __all__ = [
     "measure_caches",
     "merge",
     "new_caches",
+    "parts_of",
     "read_alone",
     "read_together",
     "resident",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.engine.kv.parts import Part
 from zmqengine.engine.kv.ragged import columns_of
 from zmqengine.engine.kv.rows import new_caches, single_caches
 from zmqengine.engine.mlx_lm_border import KVCache
@@ -24,10 +25,14 @@ _ARRAY = "array"
 
 
 class Place(NamedTuple):
-    """Where a row is in the caches of a batch, and how many tokens it holds there, those of a window included."""
+    """Where a row is in the caches of a batch, and how many tokens it holds there, those of a window included.
+
+    `part` are those that leave the batch with it, if any do.
+    """
 
     row: int
     held: int
+    part: Part | None = None
 
 
 class State(NamedTuple):
@@ -139,17 +144,27 @@ class BlockLayout:
     def _stack(
         self, group: _Group, singles: list[Any], start: int, end: int, place: Place | None
     ) -> mx.array:
+        caches = [singles[cache] for cache, _ in group.arrays]
+        if place is not None and place.part is not None and not any(map(_has_gaps, caches)):
+            shift = place.part.columns - place.held
+            return place.part.cut(singles, group.arrays, place.row, shift + start, shift + end)
+
         def cut(cache: Any, name: str) -> mx.array:
             array: mx.array = getattr(cache, name)
             if place is None or type(cache) is KVCache:
                 return array[..., start:end, :]
             if cache.gaps is not None:
-                return array[place.row : place.row + 1, :, mx.array(columns_of(cache, *place)[start:end])]
+                columns = columns_of(cache, place.row, place.held)[start:end]
+                return array[place.row : place.row + 1, :, mx.array(columns)]
             # Rows of a batch are right-justified.
             shift = cache._idx - place.held
             return array[place.row : place.row + 1, :, shift + start : shift + end]
 
         return mx.concatenate([cut(singles[cache], name) for cache, name in group.arrays])[:, None]
+
+
+def _has_gaps(cache: Any) -> bool:
+    return type(cache) is KVCache or cache.gaps is not None
 
 
 def _flatten(state: Any, arrays: list[mx.array]) -> Any:

@@ -1,0 +1,81 @@
+"""Rows that leave a batch together are copied out of it together, and what is kept of each is the same."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support.engines import Run, finish, greedy, make_engine, step
+from zmqengine.bench.steps import operations
+from zmqengine.engine import kv
+from zmqengine.engine.interface import RowRequest
+
+LENGTHS = (30, 64, 17, 41, 64, 22, 50, 33)
+
+
+def batch(model):
+    """Caches of rows that have read texts of unlike lengths, and of each of them alone."""
+    alone = []
+    for row, length in enumerate(LENGTHS):
+        caches = kv.new_caches(model)
+        kv.read_alone(model, caches, [1 + (row * 37 + place * 11) % 250 for place in range(length)])
+        alone.append(caches)
+    merged = kv.merge(alone)
+    mx.eval(kv.arrays(merged))
+    return merged, alone
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4], [0, 3, 4, 7], [1, 6]])
+def test_what_is_taken_of_rows_together_is_what_is_taken_of_each(model, places):
+    """All rows, neighbours and scattered ones, from their beginning and from the middle."""
+    merged, alone = batch(model)
+    layout = kv.BlockLayout(alone[0])
+    parts = kv.parts_of(places, LENGTHS)
+    assert set(parts) == set(places)
+    for place in places:
+        held = LENGTHS[place]
+        for start in (0, 16):
+            taken = layout.take(merged, start, [held], kv.Place(place, held, parts[place]))
+            wanted = layout.take(alone[place], start, [held], None)
+            for one, other in zip(taken[0], wanted[0], strict=True):
+                np.testing.assert_array_equal(np.array(one), np.array(other))
+
+
+def test_taking_rows_together_is_less_work(model):
+    """A few operations for each layer, and two for each row."""
+    merged, alone = batch(model)
+    layout, counts = kv.BlockLayout(alone[0]), []
+    for parts in ({}, kv.parts_of(range(8), LENGTHS)):
+        taken = [
+            layout.take(merged, 0, [held], kv.Place(place, held, parts.get(place)))[0]
+            for place, held in enumerate(LENGTHS)
+        ]
+        counts.append(operations(*[array for arrays in taken for array in arrays]))
+    assert counts[1] * 2 <= counts[0]
+
+
+def test_long_rows_are_taken_alone_and_many_short_ones_in_parts():
+    """What is copied is held twice for a moment, so it is not much at a time."""
+    assert kv.parts_of([0, 1], [1500, 1500]) == {}
+    assert kv.parts_of([3], [1, 1, 1, 1]) == {}
+    parts = kv.parts_of(range(40), [100] * 40)
+    assert [parts[place] is parts[0] for place in range(40)] == [True] * 20 + [False] * 20
+    mixed = kv.parts_of([0, 1, 2, 3], [90, 1900, 80, 70])
+    assert set(mixed) == {2, 3}
+
+
+def test_rows_that_end_in_the_same_step_are_found_again(model):
+    """Among others that go on; what follows their texts is what follows them in an engine that keeps nothing."""
+    engine, run = make_engine(model, rows_max=12), Run()
+    prompts = [[1 + (row * 37 + place * 11) % 250 for place in range(40 + row)] for row in range(12)]
+    limits = [6 if row % 3 else 14 for row in range(12)]
+    engine.insert([RowRequest(row, prompt, limits[row]) for row, prompt in enumerate(prompts)])
+    while not all(map(run.ended, range(12))):
+        step(engine, run)
+    for row, prompt in enumerate(prompts):
+        longer = [*prompt, *run.ids(row), 7, 8, 9]
+        engine.insert([RowRequest(100 + row, longer, 4)])
+        after = finish(engine)
+        assert after.cached(100 + row) >= len(prompt) + limits[row] - 1
+        assert after.ids(100 + row) == greedy(model, longer, 4)
