@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from zmqengine.engine import prompt_sizes
 from zmqengine.engine.pacing import TOKENS_MIN, TOKENS_START, StepPace
 from zmqengine.engine.step_clock import StepClock
 
@@ -151,6 +152,34 @@ def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
     assert pace.choose(decoding=4, waiting=1) == pace.choose(decoding=4, waiting=4) == 400
     assert 400 < pace.choose(decoding=8, waiting=24) < pace.choose(decoding=1, waiting=31) < 1000
     assert pace.choose(decoding=0, waiting=1) == 1000
+
+
+def test_on_a_gpu_streams_are_silent_for_fewer_steps() -> None:
+    """The host starts the next chunk while the tokens of a step wait to be told."""
+    reading = Reading(StepPace(2048, 2048, 0.2, even=True), 40_000, step_s=0.006)
+    for _ in range(10):
+        reading.step(0)
+    for _ in range(40):
+        reading.step()
+    assert reading.tokens % prompt_sizes.WHOLE == 0
+    assert 5 * 0.006 <= reading.tokens / 40_000 <= 6 * 0.006
+
+
+def test_a_bunch_is_read_at_once_where_nobody_is_silent_for_it() -> None:
+    """64 short prompts, or 63 beside one that decodes; a long one keeps nobody waiting who comes after it."""
+    gpu, cpu = StepPace(2048, 2048, 0.2, even=True), StepPace(2048, 2048, 0.2)
+    for pace in (gpu, cpu):
+        pace.begin((40_000, 0.006))
+        for _ in range(12):
+            tokens = pace.choose(decoding=0, waiting=64)
+            pace.record(tokens, 0.006 + tokens / 40_000)
+    assert gpu.choose(decoding=0, waiting=64) == gpu.largest_tokens == 4096
+    assert gpu.choose(decoding=1, waiting=63) == gpu.choose(decoding=0, waiting=1) == 2048
+    assert gpu.choose(decoding=32, waiting=32) <= 6 * 0.006 * 40_000
+    assert cpu.choose(decoding=0, waiting=64) == cpu.largest_tokens == 2048
+    slow = StepPace(2048, 2048, 0.2, even=True)
+    slow.begin((1_000, 0.1))
+    assert slow.choose(decoding=0, waiting=64) <= 2.5 * 0.2 * 1_000
 
 
 def test_a_step_on_the_cpu_takes_what_it_computes() -> None:

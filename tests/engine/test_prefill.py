@@ -46,10 +46,10 @@ def test_an_idle_engine_reads_a_larger_but_bounded_chunk(model):
 
 def test_padding_counts_as_reading(model):
     """Rows of one call are padded to the longest; the bound is on the padded size."""
-    engine = make_engine(model, prefill_chunk_idle=100, prefill_chunk=100)
-    engine.insert([RowRequest(row, [7] * length, 3) for row, length in enumerate((3, 40, 41, 80))])
+    engine = make_engine(model, prefill_chunk_idle=128, prefill_chunk=128)
+    engine.insert([RowRequest(row, [7] * length, 3) for row, length in enumerate((3, 60, 61, 80))])
     result = engine.next()
-    assert sorted((prefill.row, prefill.done) for prefill in result.prefills) == [(0, 3), (1, 40)]
+    assert sorted((prefill.row, prefill.done) for prefill in result.prefills) == [(0, 3), (1, 60)]
 
 
 def test_short_prompts_pass_a_long_one_and_the_long_one_still_comes_in(model):

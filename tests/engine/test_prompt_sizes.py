@@ -161,6 +161,21 @@ def test_few_shapes_are_met_and_all_are_read_before(model):
     assert known <= set(asked)
 
 
+def test_a_long_prompt_is_read_in_the_same_parts_at_any_pace():
+    """Each begins at a multiple of itself, also where the pace changes on the way, or where the prompt was found."""
+    draw, sizes, parts = random.Random(4), prompt_sizes.Sizes(8192), set()
+    for _ in range(300):
+        held, length = draw.choice([0, 0, 768, 1280]), draw.randrange(3000, 8000)
+        while held < length:
+            count = sizes.part(held, length - held, draw.choice([256, 700, 1024, 1500, 2048, 4096]))
+            if count < length - held:
+                parts.add((count, held % count))
+            held += count
+    assert parts == {(size, 0) for size in (256, 512, 1024, 2048)}
+    assert sizes.part(100, 5000, 1400) == 1024 - 100
+    assert (sizes.part(0, 90, 100), sizes.part(0, 200, 100), sizes.part(0, 300, 600)) == (90, 64, 300)
+
+
 def test_reading_every_shape_ends_when_time_is_up_and_leaves_nothing(model):
     """Whatever is left then is read when it comes."""
     assert shapes_warm_up.read_shapes(model, 64, float("inf")) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
+from typing import NamedTuple
 
 from zmqengine.engine import prompt_sizes
 
@@ -12,11 +13,11 @@ TOKENS_MIN = 32
 TOKENS_START = 256
 """Where a pace begins: a few chat messages, on any machine."""
 
-# What reading may add to a step, in steps without it: more makes prompts hardly faster and streams silent for longer.
-_DECODE_STEPS = 8
 _GOAL_S_MIN = 0.025
 # As many times as much, where all who are held up by it wait for what it reads.
 _IDLE_SHARE = 2.5
+# From so many rows on that wait while none decodes, they are a bunch.
+_BUNCH_ROWS = 16
 # The time of a chunk is seen in the step that launches it or up to so many steps later: it depends on the device.
 _LATE_STEPS = 2
 # Of what was seen before, so much counts still when another step is seen: some five steps tell the speed.
@@ -26,18 +27,33 @@ _HELD_UP = 3.0
 # Of the speed that was measured at the start. Where most of a short chunk's time is the model itself, shorter ones gain
 # nothing.
 _SLOWEST_SHARE = 0.25
-# There are few sizes on a GPU, and one that is so much longer than it should be is taken rather than the one below.
-_LONGER = 1.2
+
+
+class Bounds(NamedTuple):
+    """What reading may add to a step, in steps without it: more makes prompts hardly faster and streams silent for
+    longer. As many times as much where all who are held up by it wait for what it reads; and so many of the largest
+    chunks for a bunch."""
+
+    decode_steps: float
+    idle_share: float
+    bunch_chunks: int
+
+
+_USUAL = Bounds(8, _IDLE_SHARE, 1)
+# Streams are silent for the chunk and while the host starts the next one. A bunch that is read in parts stays in parts:
+# each time those who come first are silent while the others are read.
+_ON_GPU = Bounds(6, 4, 2)
 
 
 class StepPace:
     """A chunk size that follows the speed at which prompts are read, as seen in the time that steps take.
 
-    Reading may add `target_s` to what a step without it takes, and on a fast machine as much as eight such steps; it
-    may add up to two and a half times as much the more rows wait to be read than decode. A target of 0 always allows
-    the most. A chunk is between `TOKENS_MIN` and `tokens_max`, or `idle_tokens_max` while no row decodes, and never
-    more than twice as long as one that was seen: how fast a machine reads a model's prompts differs by orders of
-    magnitude, and is not known before.
+    Reading may add `target_s` to what a step without it takes, and on a fast machine as much as eight such steps, on a
+    GPU six: that is `even`, which also makes chunks of few sizes. It may add up to two and a half times as much the
+    more rows wait to be read than decode, on a fast GPU four times. A target of 0 always allows the most. A chunk is
+    between `TOKENS_MIN` and `tokens_max`, or while no row decodes `idle_tokens_max`, on a GPU twice that for many rows.
+    It is never more than twice as long as one that was seen: how fast a machine reads a model's prompts differs by
+    orders of magnitude, and is not known before.
 
     The speed, and not the last step, decides: a machine with other work has slow steps all the time, and a pace that
     every one of them shortens ends at chunks that cost twice as much a token.
@@ -48,6 +64,7 @@ class StepPace:
         self._idle_tokens_max = max(tokens_max, idle_tokens_max)
         self._target_s = target_s
         self._even = even
+        self._bounds = _ON_GPU if even else _USUAL
         self.begin(None)
 
     def begin(self, measured: tuple[float, float] | None) -> None:
@@ -65,13 +82,12 @@ class StepPace:
         if measured is not None:
             self._speed, self._plain_s[1] = measured
             self._slowest = self._speed * _SLOWEST_SHARE
-            self._room = self._idle_tokens_max
+            self._room = self._idle_tokens_max * self._bounds.bunch_chunks
 
     @property
     def largest_tokens(self) -> int:
         """The most that the next step may read, whoever waits."""
-        most = max(self._tokens(1, 1), self._tokens(0, 1))
-        return int(most * _LONGER) if self._even else most
+        return max(self._tokens(1, 1), self._tokens(0, _BUNCH_ROWS))
 
     def choose(self, *, decoding: int, waiting: int) -> int:
         """How many tokens this step may read, while so many rows decode and so many have a prompt to be read."""
@@ -79,8 +95,7 @@ class StepPace:
         tokens = self._tokens(decoding, waiting)
         if not self._even:
             return tokens
-        most = self.tokens_max if decoding else self._idle_tokens_max
-        return min(_even(tokens), most)
+        return tokens - tokens % prompt_sizes.WHOLE or prompt_sizes.at_most(tokens)
 
     def record(self, tokens_read: int, seconds: float) -> None:
         """The step took so long in all, and launched the reading of `tokens_read` tokens of prompt."""
@@ -119,22 +134,25 @@ class StepPace:
 
     def _tokens(self, decoding: int, waiting: int) -> int:
         most = self.tokens_max if decoding else self._idle_tokens_max
+        if not decoding and waiting >= _BUNCH_ROWS:
+            most *= self._bounds.bunch_chunks
         if not self._target_s:
             return most
         if self._speed is None:
             return min(TOKENS_START, most)
         # Those who decode are held up by a long chunk, and those who wait by a short one.
         ahead = max(0, waiting - decoding) / max(1, waiting + decoding)
-        goal_s = self._goal_s(decoding) * (1 + (_IDLE_SHARE - 1) * ahead)
-        within = int(max(self._speed, self._slowest) * goal_s)
+        within = int(max(self._speed, self._slowest) * self._goal_s(decoding, ahead))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
 
-    def _goal_s(self, decoding: int) -> float:
-        """What reading may add to a step of so many rows."""
+    def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
+        """What reading may add to a step of so many rows, where so many more wait than decode, as a share of all."""
+        target_s = self._target_s * (1 + (_IDLE_SHARE - 1) * ahead)
         if not self._plain_s:
-            return self._target_s
+            return target_s
         near_s = self._plain_s[self._nearest_seen(decoding)]
-        return min(self._target_s, max(_GOAL_S_MIN, _DECODE_STEPS * near_s))
+        steps_s = max(_GOAL_S_MIN, self._bounds.decode_steps * near_s)
+        return min(target_s, steps_s * (1 + (self._bounds.idle_share - 1) * ahead))
 
     def _record_plain(self, seconds: float) -> None:
         if self._decoding:
@@ -156,8 +174,3 @@ class StepPace:
     def _nearest_seen(self, decoding: int) -> int:
         size = max(1, decoding).bit_length()
         return min(self._plain_s, key=lambda seen: (abs(seen - size), seen))
-
-
-def _even(tokens: int) -> int:
-    """About as many as `tokens`, and one of few sizes."""
-    return prompt_sizes.at_most(int(tokens * _LONGER))

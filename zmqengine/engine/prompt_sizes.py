@@ -45,12 +45,21 @@ class Sizes:
         return max(tokens, min(at_least(tokens), self.tokens_max - held)) if tokens else 0
 
     def part(self, held: int, tokens: int, most: int) -> int:
-        """How many of `tokens` after `held` others to read within `most`, so that what is left begins as others do."""
-        if most >= tokens or not self.tokens_max:
+        """How many of `tokens` after `held` others to read within `most`, so that what is left begins as others do.
+
+        From `WHOLE` on a part is twice, four or eight times as long, and begins at a multiple of itself: who has read
+        one long prompt has met the parts of all, at whatever pace they are read.
+        """
+        if not self.tokens_max:
             return min(tokens, most)
-        most = at_most(most)
-        uneven = held % WHOLE
-        return most - uneven if uneven < most >= WHOLE else most
+        if most < WHOLE:
+            return tokens if tokens <= most else at_most(most)
+        size = min(_LARGEST, 1 << (most.bit_length() - 1))
+        if uneven := held % WHOLE:
+            return min(tokens, size - uneven)
+        while held % size:
+            size //= 2
+        return min(tokens, size)
 
 
 def usual_shapes(tokens_max: int) -> Iterator[tuple[int, int]]:
@@ -70,6 +79,7 @@ def _by_use(tokens_max: int) -> Iterator[tuple[int, int]]:
     yield from ((tokens, 0) for tokens in SIZES)
     for before in range(_LARGEST // 2, tokens_max, _LARGEST // 2):
         yield from ((tokens, before) for tokens in SIZES if tokens <= _LARGEST // 2)
+    yield from ((2 * WHOLE, before) for before in range(2 * WHOLE, tokens_max, 4 * WHOLE))
     for before in (*_UNEVEN, *range(_LARGEST // 2 - _BACK, tokens_max, _LARGEST // 2)):
         yield from ((tokens, before) for tokens in (*_SMALL, WHOLE, 2 * WHOLE, _LARGEST // 2))
     for before in range(_LARGEST, tokens_max, _LARGEST):
