@@ -138,7 +138,8 @@ async def _beside(
         timeout_s=180.0,
     )
     runner = OverheadRunner(bare, group(targets), prompts, options, seed=plan.seed, on_progress=tell)
-    yield await runner.run(plan.rounds)
+    async for cells in runner.parts(plan.rounds):
+        yield cells
     long = Runner(
         [target for target in targets if target.kind == "worker" or not target.worker],
         prompts,

@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -55,14 +55,20 @@ class OverheadRunner:
 
     async def run(self, rounds: int) -> list[Cell]:
         """Admission first, while the worker's maxima are young; every case round by round; then idleness."""
+        return [cell async for part in self.parts(rounds) for cell in part]
+
+    async def parts(self, rounds: int) -> AsyncIterator[list[Cell]]:
+        """The same, as it comes."""
         worker = next((t for targets in self._groups.values() for t in targets if t.kind == "worker"), None)
-        cells = [await self._admission(worker)] if worker else []
+        if worker:
+            yield [await self._admission(worker)]
         await self._round(self._options.case(min(4, max(self._options.streams)), 1), -1)
         for case in self._options.cases:
             for number in range(rounds):
                 self._on_progress(f"overhead: {case.name}, round {number + 1} of {rounds}")
-                cells += await self._round(case, number)
-        return [*cells, await self._idle(worker)] if worker else cells
+                yield await self._round(case, number)
+        if worker:
+            yield [await self._idle(worker)]
 
     async def _round(self, case: Case, number: int) -> list[Cell]:
         requests = self._requests(f"{case.name} {number}", case)
