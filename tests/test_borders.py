@@ -29,6 +29,7 @@ MLX_FILES = {
     "zmqengine/engine/drafts/start_costs.py",
     "zmqengine/engine/kv/batch.py",
     "zmqengine/engine/kv/blocks.py",
+    "zmqengine/engine/kv/parts.py",
     "zmqengine/engine/kv/plain.py",
     "zmqengine/engine/kv/ragged.py",
     "zmqengine/engine/kv/reading.py",

@@ -64,9 +64,8 @@ class DecodeBatch:
         """Drop rows; those that are not here are ignored. What they held is offered to others."""
         leaving = {id(row) for row in rows}
         places = [place for place, row in enumerate(self.rows) if id(row) in leaving]
-        parts = kv.parts_of(places, self._columns()) if len(places) > 1 else {}
-        for place in places:
-            self._offer(place, parts.get(place))
+        for place, part in kv.parts_of(places, self._columns()).items():
+            self._offer(place, part)
         self._drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:

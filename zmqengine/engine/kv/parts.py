@@ -45,19 +45,21 @@ class Part:
         return whole.reshape(len(arrays), len(self._rows), *whole.shape[1:])
 
 
-def parts_of(places: Sequence[int], held: Sequence[int]) -> dict[int, Part]:
-    """For each of `places`, in ascending order, its part; those that are better taken alone have none.
+def parts_of(places: Sequence[int], held: Sequence[int]) -> dict[int, Part | None]:
+    """For each of `places`, in ascending order, its part; None for one that is better taken alone.
 
     `held` is how many tokens each row of the batch holds, those of a window included.
     """
-    groups: list[list[int]] = [[]]
+    groups: list[list[int]] = []
+    longest = 0
     for place in places:
-        longest = max([held[place], *(held[other] for other in groups[-1])])
-        if longest * (len(groups[-1]) + 1) > _TOKENS_MAX:
+        longest = max(longest, held[place])
+        if not groups or longest * (len(groups[-1]) + 1) > _TOKENS_MAX:
             groups.append([])
+            longest = held[place]
         groups[-1].append(place)
-    found: dict[int, Part] = {}
+    found: dict[int, Part | None] = {}
     for group in groups:
-        if len(group) > 1:
-            found |= dict.fromkeys(group, Part(group, max(held[place] for place in group)))
+        part = Part(group, max(held[place] for place in group)) if len(group) > 1 else None
+        found |= dict.fromkeys(group, part)
     return found
