@@ -52,7 +52,7 @@ class HttpApp:
     """
 
     def __init__(self, config: HttpConfig, connect: Connect | None = None) -> None:
-        make = connect or _connector(config)
+        make = connect or connector_of(config)
         workers = [Worker(address, make, config.probe_ms) for address in dict.fromkeys(config.workers)]
         self.service = Service(
             config,
@@ -101,7 +101,8 @@ class HttpApp:
             await asyncio.sleep(0.01)
 
 
-def _connector(config: HttpConfig) -> Connect:
+def connector_of(config: HttpConfig) -> Connect:
+    """What makes the client of an address. Raises `ConfigError` for keys that cannot be read."""
     keys = None
     if config.client_key is not None and config.server_key is not None:
         keys = load_keys(config.client_key, config.server_key)

@@ -12,7 +12,7 @@ import uvicorn
 from zmqengine.protocol.addresses import is_loopback_host
 from zmqengine_client.errors import ConfigError
 from zmqengine_http import logs
-from zmqengine_http.app import HttpApp
+from zmqengine_http.app import HttpApp, connector_of
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.http_protocol import protocol_class
 from zmqengine_http.processes import run_processes
@@ -31,8 +31,8 @@ def serve(config: HttpConfig) -> int:
     Raises `ConfigError` if the address cannot be bound.
     """
     logs.configure(config)
-    # What cannot work is told once, however many processes there are.
-    HttpApp(config)
+    # Keys that cannot be read are told here, however many processes there are.
+    connector_of(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
     if not config.api_keys and not is_loopback_host(host):
