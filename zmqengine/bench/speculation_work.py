@@ -29,6 +29,8 @@ from zmqengine.errors import ConfigError
 from zmqengine.pico import model_path
 
 _PROMPT_TOKENS = 16
+# Nearly every token is as likely as any other. What a model says by itself comes again soon enough to be copied.
+_NO_REPEATS = Sampling(temperature=100.0)
 
 Outputs = dict[int, list[int]]
 """By the number of the row."""
@@ -72,8 +74,8 @@ def open_work(name: str, model: str, draft: str | None, options: SpeculationOpti
         if draft is None:
             raise ConfigError("--work 'draft model' needs --draft: a smaller model with the same tokenizer")
         return _draft_model(loaded, _load(draft), options)
-    hot = _random_prompts(loaded.info.vocab_size, options.new_tokens, Sampling(temperature=1.0))
-    return Work(name, loaded.model, loaded.info, hot, _auto(loaded.info))
+    new = _random_prompts(loaded.info.vocab_size, options.new_tokens, _NO_REPEATS)
+    return Work(name, loaded.model, loaded.info, new, _auto(loaded.info))
 
 
 def _echo(options: SpeculationOptions) -> Work:
