@@ -64,7 +64,7 @@ def make_constraint(model: Model, prompt: Prompt, wishes: Wishes) -> Held:
     if schema is not None and forced is None and _is_lenient(schema):
         rules.unenforced |= passed_over(schema)
     if wanted is not None:
-        template = model.tokenizer.chat_template or ""
+        template = model.tokenizer.template_for(tools=bool(wishes.tools)) or ""
         constraint = Constraint("lark", answer_grammar(rules, model.markers, template, wanted))
     elif schema is not None:
         constraint = Constraint("json_schema", json.dumps(schema, ensure_ascii=False))

@@ -6,8 +6,9 @@ Only a text so short that the hand-over would cost more, some 0.3 ms, is done at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -16,6 +17,16 @@ import msgspec
 from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_http import logs
 from zmqengine_http.errors import bad_field
+from zmqengine_http.template_messages import (
+    Messages,
+    fitted,
+    one_by_one,
+    takes_tools,
+    tool_variables,
+    with_merged_neighbours,
+    with_system_in_user,
+    with_written_arguments,
+)
 from zmqengine_http.text_length import check_text_fits
 from zmqengine_http.worker import Model
 
@@ -100,55 +111,41 @@ def encode_prediction(model: Model, text: str) -> list[int]:
 
 def encode_chat(model: Model, conversation: Conversation) -> Prompt:
     """The prompt of a chat. Raises a 400 that says what the template refused."""
-    template = model.tokenizer.chat_template
+    tools = conversation.tools
+    template = model.tokenizer.template_for(tools=bool(tools))
     if not template:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
-    if conversation.tools and "tools" not in template:
-        raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
     for name in conversation.variables:
         if not name.isidentifier() or name in RESERVED:
             raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
-    messages = [_known_role(message, template) for message in conversation.messages]
     try:
-        text = _rendered(model, messages, conversation)
+        variables = model.tokenizer.variables_of_template(tools=bool(tools))
+        if tools and not takes_tools(template, variables):
+            raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
+        messages = fitted(conversation.messages, tools, template, variables, model.markers)
+        text = _rendered(model, messages, {**tool_variables(tools, variables), **conversation.variables})
         check_text_fits("messages", model, text)
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)
     except ZmqEngineError as error:
-        raise bad_field("messages", f"the chat template refuses this: {error}"[:500]) from None
+        raise bad_field("messages", error.message[:500]) from None
     return Prompt(tokens, _reasoning_open(model, tokens))
 
 
-def _rendered(model: Model, messages: list[dict[str, object]], conversation: Conversation) -> str:
+def _rendered(model: Model, messages: Messages, options: Mapping[str, object]) -> str:
     render: Callable[..., str] = model.tokenizer.apply_chat_template
-    options = {"tools": conversation.tools or None, **conversation.variables}
     try:
         return render(messages, **options)
-    except BadRequest:
-        # Many templates demand that user and assistant alternate; many clients send two messages of the user.
-        merged = merged_neighbours(messages)
-        if len(merged) == len(messages):
-            raise
-        return render(merged, **options)
-
-
-def merged_neighbours(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """The messages with neighbours of the user, or of the assistant, as one, a blank line between their texts."""
-    merged: list[dict[str, object]] = []
-    for message in messages:
-        last = merged[-1] if merged else {}
-        plain = message.keys() == {"role", "content"} == last.keys()
-        if plain and message["role"] == last["role"] and message["role"] in ("user", "assistant"):
-            merged[-1] = {**message, "content": f"{last['content']}\n\n{message['content']}"}
-        else:
-            merged.append(message)
-    return merged
-
-
-def _known_role(message: dict[str, object], template: str) -> dict[str, object]:
-    if message["role"] == "developer" and "developer" not in template:
-        return {**message, "role": "system"}
-    return message
+    except BadRequest as refusal:
+        # Many templates demand that user and assistant alternate, and many clients send two messages of the user; some
+        # take one call at a time, put texts together where most take an object, or have no place for a system.
+        for change in (with_merged_neighbours, one_by_one, with_written_arguments, with_system_in_user):
+            changed = change(messages)
+            if changed != messages:
+                messages = changed
+                with contextlib.suppress(BadRequest):
+                    return render(messages, **options)
+        raise refusal from None
 
 
 def _reasoning_open(model: Model, tokens: list[int]) -> bool:

@@ -23,7 +23,7 @@ class Model:
         self.card = card
         self.limits = limits
         self.tokenizer = tokenizer
-        self.markers: Markers = find_markers(tokenizer.facts, tokenizer.chat_template)
+        self.markers: Markers = find_markers(tokenizer.facts, tokenizer.template_for(tools=True))
         self.sampling_defaults = sampling_defaults(tokenizer.facts)
         self._texts: dict[int, str] = {}
 

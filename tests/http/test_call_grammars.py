@@ -18,11 +18,12 @@ from zmqengine.errors import BadRequest
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
 from zmqengine_http.constraints import Held, Wishes, make_constraint
 from zmqengine_http.errors import ApiError
 from zmqengine_http.prompts import Prompt
 from zmqengine_http.tool_calls import FORMATS, Delta, make_splitter
-from zmqengine_http.tool_calls.formats import BAR, GAP
+from zmqengine_http.tool_calls.json_formats import BAR, GAP
 from zmqengine_http.worker import Model
 
 SEEDS = range(12)
@@ -82,7 +83,9 @@ WEATHER: Any = {
     },
 }
 NOTHING: Any = {"type": "object", "properties": {}, "additionalProperties": False}
-EVERY = [*FORMATS, "harmony"]
+ALIKE = {"laguna", "deepseek_v4"}
+"""Formats written like another one but for a marker."""
+EVERY = [*(name for name in FORMATS if name not in WITHOUT_GRAMMAR | ALIKE), "harmony"]
 
 
 def tool(name: str, parameters: Any, *, strict: bool = True) -> Any:
@@ -208,9 +211,31 @@ def test_a_strict_tool_leaves_text_free_and_holds_calls(name: str) -> None:
     assert family.hold(plain, tool_choice="auto", every_call=True).constraint is not None
 
 
+DSML = (
+    f'<{BAR}DSML{BAR}function_calls>\n<{BAR}DSML{BAR}invoke name="get_weather">\n'
+    f'<{BAR}DSML{BAR}parameter name="city" string="true">Prag</{BAR}DSML{BAR}parameter>\n'
+    f'<{BAR}DSML{BAR}parameter name="unit" string="true">celsius</{BAR}DSML{BAR}parameter>\n'
+    f'<{BAR}DSML{BAR}parameter name="days" string="false">3</{BAR}DSML{BAR}parameter>\n'
+    f'<{BAR}DSML{BAR}parameter name="exact" string="false">true</{BAR}DSML{BAR}parameter>\n'
+    f"</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}function_calls>"
+)
 CANONICAL = {
     "json_tools": '<tool_call>\n{"name": "get_weather", "arguments": @@}\n</tool_call>',
     "longcat": '<longcat_tool_call>\n{"name": "get_weather", "arguments": @@}\n</longcat_tool_call>',
+    "json_list": '<tool_calls>[\n    {"name": "get_weather", "arguments": @@}\n]</tool_calls>',
+    "nemotron": '<TOOLCALL>[{"name": "get_weather", "arguments": @@}]</TOOLCALL>',
+    "phi4_mini": '<|tool_call|>[{"name": "get_weather", "arguments": @@}]<|/tool_call|>',
+    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": @@}]',
+    "internlm2": '<|action_start|><|plugin|>\n{"name": "get_weather", "arguments": @@}<|action_end|>',
+    "gigachat3": '<|function_call|>{"name": "get_weather", "arguments": @@}',
+    "cohere": "<|START_ACTION|>[\n"
+    '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": @@}\n]<|END_ACTION|>',
+    "apertus": '<|tools_prefix|>[{"get_weather": @@}]<|tools_suffix|>',
+    "llama4_json": '{"name": "get_weather", "parameters": @@}',
+    "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Prag</parameter>\n"
+    "<parameter=unit>celsius</parameter>\n<parameter=days>3</parameter>\n<parameter=exact>true</parameter>\n</function>\n</seed:tool_call>",
+    "deepseek_v32": DSML,
+    "olmo3": '<function_calls>get_weather(city="Prag", unit="celsius", days=3, exact=True)</function_calls>',
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPrag\n</parameter>\n<parameter=unit>\n"
     "celsius\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=exact>\ntrue\n</parameter>\n</function>\n</tool_call>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Prag</parameter>\n'
@@ -256,8 +281,8 @@ def test_an_answer_is_json_or_a_call(name: str) -> None:
     held = family.hold(tool_choice="auto", response_format=format_)
     answer = "<|channel|>final<|message|>{}" if name == "harmony" else "{}"
     call = CANONICAL[name].replace("@@", ARGUMENTS)
-    if name == "llama3_json":
-        call = "<|python_tag|>" + call
+    if name != "harmony" and FORMATS[name].bare:
+        call = FORMATS[name].start + call
     assert family.allows(held, answer)
     assert family.allows(held, call)
     assert not family.allows(held, answer.replace("{}", "Hello"))
@@ -285,6 +310,16 @@ def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
     held = family.hold([tool("f", UNIQUE, strict=False)])
     assert held.unenforced == ["uniqueItems"]
     assert family.walks(held)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_GRAMMAR))
+def test_calls_without_a_grammar_are_read_but_not_forced(name: str) -> None:
+    """Free ones are as ever; to force one, or to insist on its schema, is refused with the format's name."""
+    family = Family(name)
+    assert family.hold([tool("f", NOTHING, strict=False)], tool_choice="auto").constraint is None
+    for wishes in ({}, {"tool_choice": "auto"}):
+        with pytest.raises(ApiError, match=f"'{name}', which cannot be constrained"):
+            family.hold(**wishes)
 
 
 def test_a_format_without_a_grammar_is_named() -> None:

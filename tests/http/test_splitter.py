@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqengine_http.tool_calls import FORMATS, Delta, HarmonySplitter, Markers, Splitter
+from zmqengine_http.tool_calls import FORMATS, Delta, HarmonySplitter, Markers, Splitter, find_markers
 from zmqengine_http.tool_calls.lenient import read_whole
 
 HERMES = Markers("<think>", "</think>", FORMATS["json_tools"])
@@ -63,6 +63,42 @@ def test_reasoning_content_and_calls_come_apart(cuts: list[int]) -> None:
     assert reasoning == "hm </thin\n"
     assert content == "I add.\n"
     assert calls == [Delta("call", '{"a":1}', "add")] * 2
+
+
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (f"{CALL}\n\nI have added them.", "I have added them."),
+        (f"{CALL}\n \n{CALL} \n", ""),
+        (f"One moment. \n{CALL} and\n\n done\n", "One moment. \n and\n\n done\n"),
+    ],
+)
+def test_white_space_behind_a_call_is_content_where_something_follows(
+    text: str, content: str, cuts: list[int]
+) -> None:
+    """However it is cut: alone it belongs to the format, between words it does not."""
+    assert split(text, cuts)[1] == content
+
+
+@given(CUTS)
+def test_an_end_of_reasoning_that_had_no_start_is_no_content(cuts: list[int]) -> None:
+    """Models that are told not to reason begin so; in the midst of an answer it is text."""
+    assert split("\n</think>\n\nYes.", cuts) == ("", "Yes.", [])
+    assert split(f"</think>{CALL}", cuts) == ("", "", [Delta("call", '{"a":1}', "add")])
+    assert split("hm</think></think>Yes.", cuts, reasoning_open=True) == ("hm", "Yes.", [])
+    assert split("Say </think>", cuts) == ("", "Say </think>", [])
+
+
+@given(CUTS)
+def test_what_frames_the_content_is_left_out(cuts: list[int]) -> None:
+    """Command R puts its answers between markers."""
+    markers = find_markers(
+        {}, "<|START_THINKING|> <|END_THINKING|> <|START_RESPONSE|> <|START_ACTION|> tools"
+    )
+    text = "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"
+    assert split(text, cuts, markers) == ("hm", "Yes.", [])
+    assert split(text, cuts, markers, calls=False) == ("hm", "Yes.", [])
 
 
 @given(CUTS)
@@ -215,6 +251,34 @@ WRITTEN = {
         '\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
         '<invoke name="g">\n<parameter name="b">}</parameter>\n</invoke>\n',
     ),
+    "seed_oss": (
+        "\n<function=f>\n<parameter=a>1</parameter>\n</function>\n"
+        "<function=g>\n<parameter=b>}</parameter>\n</function>\n",
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "deepseek_v4"),
+        (
+            f'\n<{BAR}DSML{BAR}invoke name="f">\n<{BAR}DSML{BAR}parameter name="a" string="false">1'
+            f"</{BAR}DSML{BAR}parameter>\n</{BAR}DSML{BAR}invoke>\n"
+            f'<{BAR}DSML{BAR}invoke name="g">\n<{BAR}DSML{BAR}parameter name="b" string="true">}}'
+            f"</{BAR}DSML{BAR}parameter>\n</{BAR}DSML{BAR}invoke>\n",
+        ),
+    ),
+    "kimi_k3": (
+        '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|open|>argument key="b" type="string"<|sep|>}'
+        "<|close|>argument<|sep|><|close|>call<|sep|>",
+    ),
+    "cohere": (
+        '[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
+        '    {"tool_call_id": "1", "tool_name": "g", "parameters": {"b": "}"}}\n]',
+    ),
+    "apertus": ('[{"f": {"a": 1}}, {"g": {"b": "}"}}]',),
+    "json_list": (
+        '[{"name": "f", "arguments": {"a": 1}, "id": "a1"}, {"name": "g", "arguments": {"b": "}"}, "id": "b2"}]',
+        '\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}\n',
+    ),
+    "olmo3": ("f(a=1)\ng(b='}')",),
     "gemma4": ('call:f{a:1}call:g{b:<|"|>}<|"|>}',),
     "function_gemma": ("call:f{a:1}call:g{b:<escape>}<escape>}",),
     "pythonic": ("[f(a=1), g(b='}')]", '[f( a = 1 ),g(b="}",)]'),
@@ -232,6 +296,8 @@ WRITTEN = {
         ),
     ),
 }
+ONE_EACH = ("glm47", "laguna", "minicpm5", "minimax_m3")
+"""Formats with one call between markers, and the one that is not told before its end."""
 JSON_TWO = ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}',)
 
 
@@ -239,7 +305,7 @@ JSON_TWO = ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"
 @given(CUTS)
 @pytest.mark.parametrize(
     ("name", "inside"),
-    [(name, inside) for name in FORMATS if name != "glm47" for inside in WRITTEN.get(name, JSON_TWO)],
+    [(name, inside) for name in FORMATS if name not in ONE_EACH for inside in WRITTEN.get(name, JSON_TWO)],
 )
 def test_every_format_tells_several_calls_as_they_come(name: str, inside: str, cuts: list[int]) -> None:
     """Two after one another, as each format has them, whole and one character at a time."""
@@ -283,6 +349,33 @@ def test_text_between_tags_is_told_by_its_schema(
     text = f"<tool_call>f{arguments}</tool_call>"
     (call,) = split(text, cuts, Markers(calls=format_), schemas=schemas)[2]
     assert (call.kind, call.name, json.loads(call.text)) == ("call", "f", meant)
+
+
+@settings(max_examples=25)
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("name", "inside", "meant"),
+    [
+        ("seed_oss", "<function=f><parameter=b>line\n</parameter></function>", "line\n"),
+        ("seed_oss", "<function=f><parameter=b>\nline\n</parameter></function>", "line"),
+        ("minimax_m2", '<invoke name="f"><parameter name="b">line\n</parameter></invoke>', "line\n"),
+        ("glm47", "f<arg_key>b</arg_key><arg_value>line\n</arg_value>", "line\n"),
+        ("qwen3_coder", "<function=f><parameter=b>\nline\n\n</parameter></function>", "line\n"),
+        ("qwen3_coder", "<function=f><parameter=b>line\n</parameter></function>", "line"),
+        ("minicpm5", '"f"><param name="b"><![CDATA[a < b\n]]></param>', "a < b\n"),
+        ("minicpm5", '"f"><param name="b"></param>', ""),
+    ],
+)
+def test_the_line_break_at_the_end_of_a_file_is_kept(
+    name: str, inside: str, meant: str, cuts: list[int]
+) -> None:
+    """It is the value's, except where the format has one around each value."""
+    format_ = FORMATS[name]
+    schemas = {"f": {"properties": {"b": {"type": "string"}}}}
+    assert format_.parse(inside, schemas)[0].arguments == {"b": meant}
+    text = format_.start + inside + format_.end
+    (call,) = split(text, cuts, Markers(calls=format_), schemas=schemas)[2]
+    assert (call.kind, json.loads(call.text)) == ("call", {"b": meant})
 
 
 def test_a_text_between_tags_comes_while_it_is_written() -> None:

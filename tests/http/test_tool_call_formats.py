@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqengine_http.tool_calls import FORMATS, Call, find_markers
+from zmqengine_http.tool_calls import FORMATS, Call, Markers, Splitter, find_markers
+from zmqengine_http.tool_calls.call_format import Schemas
 from zmqengine_http.tool_calls.lenient import Malformed, read_whole
 
 WEATHER = Call("get_weather", {"city": "Łódź", "days": 3})
@@ -22,6 +23,7 @@ SCHEMAS = {
     }
 }
 BAR, GAP = "\uff5c", "\u2581"
+MARK = "]<]minimax[>["
 WRITTEN = [
     ("json_tools", '\n{"name": "get_weather", "arguments": {"city": "Łódź", "days": 3}}\n'),
     ("json_tools", '{"name": "get_weather", "arguments": "{\\"city\\": \\"Łódź\\", \\"days\\": 3}"}'),
@@ -49,6 +51,39 @@ WRITTEN = [
         "get_weather\n<arg_key>city</arg_key>\n<arg_value>Łódź</arg_value>\n"
         "<arg_key>days</arg_key><arg_value>3</arg_value>\n",
     ),
+    ("json_list", '[{"name": "get_weather", "arguments": {"city": "Łódź", "days": 3}, "id": "call1"}]'),
+    (
+        "cohere",
+        '[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Łódź", "days": 3}}\n]',
+    ),
+    ("apertus", '[{"get_weather": {"city": "Łódź", "days": 3}}]'),
+    ("llama4_json", '<|python_end|>{"name": "get_weather", "parameters": {"city": "Łódź", "days": 3}}'),
+    (
+        "llama4_json",
+        '{"type": "function", "name": "get_weather", "parameters": {"city": "Łódź", "days": 3}}<|python_end|>',
+    ),
+    (
+        "seed_oss",
+        "\n<function=get_weather>\n<parameter=city>Łódź</parameter>\n<parameter=days>3</parameter>\n</function>\n",
+    ),
+    (
+        "deepseek_v32",
+        f'\n<{BAR}DSML{BAR}invoke name="get_weather">\n<{BAR}DSML{BAR}parameter name="city" string="true">Łódź'
+        f'</{BAR}DSML{BAR}parameter>\n<{BAR}DSML{BAR}parameter name="days" string="false">3'
+        f"</{BAR}DSML{BAR}parameter>\n</{BAR}DSML{BAR}invoke>\n",
+    ),
+    ("minicpm5", '"get_weather"><param name="city"><![CDATA[Łódź]]></param><param name="days">3</param>'),
+    (
+        "minimax_m3",
+        f'\n{MARK}<invoke name="get_weather">{MARK}<city>Łódź{MARK}</city>{MARK}<days>3{MARK}</days>{MARK}</invoke>\n',
+    ),
+    (
+        "kimi_k3",
+        '<|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Łódź'
+        '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+        "<|close|>call<|sep|>",
+    ),
+    ("olmo3", 'get_weather(city="Łódź", days=3)'),
     ("gemma4", 'call:get_weather{city:<|"|>Łódź<|"|>,days:3}'),
     ("gemma4", "call:get_weather{'city': 'Łódź', 'days': 3}"),
     ("function_gemma", "call:get_weather{city:<escape>Łódź<escape>,days:3}"),
@@ -87,6 +122,10 @@ def test_a_call_is_read_in_each_format(name: str, text: str) -> None:
         ("mistral", "a[ARGS]{}b[ARGS]{}"),
         ("mistral", "a[ARGS]{}[TOOL_CALLS]b[ARGS]{}"),
         ("pythonic", "[a(), b()]"),
+        ("olmo3", "\na()\nb()\n"),
+        ("json_list", '\n{"name": "a", "arguments": {}}\n{"name": "b", "arguments": {}}\n'),
+        ("apertus", '[{"a": {}}, {"b": {}}]'),
+        ("minimax_m3", "".join(f"{MARK}<invoke name={name}>{MARK}</invoke>\n" for name in "ab")),
         ("gemma4", "call:a{}call:b{}"),
         ("llama3_json", '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}'),
     ],
@@ -157,6 +196,22 @@ def test_the_lenient_reader_never_guesses(text: str) -> None:
         ("... <|python_tag|> ... tools", "llama3_json"),
         ("... <|tool_call>call: ... <tool_call|>", "gemma4"),
         ("... <tool_call>{name}<arg_key>", "glm47"),
+        ("... <seed:tool_call>\n<function=", "seed_oss"),
+        (f"set dsml = '{BAR}DSML{BAR}' ... '<' + dsml + 'function_calls>'", "deepseek_v32"),
+        (f"set dsml = '{BAR}DSML{BAR}' ... '<' + dsml + 'tool_calls>'", "deepseek_v4"),
+        ("... <|START_ACTION|>", "cohere"),
+        ("... <|tools_prefix|>", "apertus"),
+        ("... <|tool_call|>[{", "granite"),
+        ("... <|tool|>tools<|/tool|>", "phi4_mini"),
+        ("... <TOOLCALL>", "nemotron"),
+        ("... <functions> ... <function_calls>", "olmo3"),
+        ("... <tool_calls>[{{ call }}]</tool_calls>", "json_list"),
+        ("... <|action_start|><|plugin|>", "internlm2"),
+        ("... <|function_call|>", "gigachat3"),
+        ("... <|python_start|> ... tools", "llama4_json"),
+        ('... <function name="f"><param name="a">', "minicpm5"),
+        ("... set ns = ']<]minimax[>[' ... <tool_call>", "minimax_m3"),
+        ("... <|open|> ... <|close|> ... <|sep|> ... <tool_call>", "kimi_k3"),
     ],
 )
 def test_the_format_is_read_off_the_chat_template(template: str, name: str) -> None:
@@ -170,3 +225,74 @@ def test_facts_win_over_the_template() -> None:
     markers = find_markers(facts, "<tool_call> <think> </think>")
     assert (markers.think_start, markers.think_end) == ("<t>", "</t>")
     assert markers.calls == FORMATS["pythonic"]
+
+
+def test_a_general_fact_yields_to_a_format_of_the_templates_own() -> None:
+    """A worker calls all that has `<tool_call>` in its template JSON between tags."""
+    facts = {"tool_parser": "json_tools", "tool_call_start": "<tool_call>", "tool_call_end": "</tool_call>"}
+    assert find_markers(facts, "]<]minimax[>[ <tool_call> tool_call.name").calls == FORMATS["minimax_m3"]
+    assert find_markers(facts, "nothing of its own").calls == FORMATS["json_tools"]
+
+
+@pytest.mark.parametrize(
+    ("template", "start", "end"),
+    [
+        ("... <think> ... </think>", "<think>", "</think>"),
+        ("<seed:think> </seed:think>", "<seed:think>", "</seed:think>"),
+        ("<mm:think> </mm:think>", "<mm:think>", "</mm:think>"),
+        ("[THINK] ... [/THINK]", "[THINK]", "[/THINK]"),
+        ("<|START_THINKING|> <|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|inner_prefix|> <|inner_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+        ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        ("<|open|> <|close|> <|sep|>", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        # It takes the marker of others out of what users paste.
+        ("<|channel>thought <channel|> split('</think>')", "<|channel>thought", "<channel|>"),
+    ],
+)
+def test_the_markers_of_reasoning_are_read_off_the_chat_template(template: str, start: str, end: str) -> None:
+    """Each family has its own."""
+    assert find_markers({}, template)[:2] == (start, end)
+
+
+def test_nested_tags_are_objects_and_lists() -> None:
+    """By their schema where there is one, and by their names where there is none."""
+    schemas: Schemas = {
+        "f": {"properties": {"n": {"type": "array", "items": {"type": "integer"}}, "o": {"type": "object"}}}
+    }
+
+    def tag(name: str, inside: str) -> str:
+        return f"{MARK}<{name}>{inside}{MARK}</{name}>"
+
+    numbers = tag("n", tag("item", "1"))
+    inside = numbers + tag("o", tag("a", "x < y\n") + tag("l", tag("item", "1") + tag("item", tag("b", ""))))
+    text = f'{MARK}<invoke name="f">{inside}{MARK}</invoke>'
+    arguments: dict[str, object] = {"n": [1], "o": {"a": "x < y\n", "l": ["1", {"b": ""}]}}
+    assert FORMATS["minimax_m3"].parse(text, schemas) == [Call("f", arguments)]
+    for broken in (text[:-3], text.replace("</o>", "</p>"), text + numbers):
+        with pytest.raises(Malformed):
+            FORMATS["minimax_m3"].parse(broken, schemas)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, found in FORMATS.items() if found.write))
+@given(
+    st.dictionaries(
+        st.from_regex("[a-z]{1,5}", fullmatch=True),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+            ),
+            max_leaves=6,
+        ),
+    )
+)
+def test_what_is_written_for_a_template_is_read_back(name: str, arguments: dict[str, object]) -> None:
+    """Calls that a template has no place for are in the content, as the model would have written them."""
+    format_ = FORMATS[name]
+    assert format_.write
+    calls = [Call("f", arguments), Call("g", {})]
+    splitter = Splitter(Markers(calls=format_), calls=True)
+    deltas = splitter.feed(format_.write(calls)) + splitter.finish()
+    assert not [delta for delta in deltas if delta.kind == "content"]
+    told = "".join(delta.text if delta.kind != "call_end" else "\n" for delta in deltas)
+    assert [json.loads(line) for line in told.strip("\n").split("\n")] == [arguments, {}]

@@ -43,7 +43,7 @@ class Tokenizer:
         self._added = {id_: token.content for id_, token in added.items()}
         self._by_byte = "ByteLevel" in repr(self._tokenizer.decoder)
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
-        self._template: ChatTemplate | None = None
+        self._templates: dict[str, ChatTemplate] = {}
         self._segments = SegmentCache(self._tokenizer, self._encode_parts)
 
     def to_json(self) -> bytes:
@@ -101,9 +101,10 @@ class Tokenizer:
     ) -> str:
         """The prompt text for a conversation. `kwargs` are further variables of the template.
 
-        Raises `BadRequest` if the model has no chat template, or with what the template objects to.
+        A model may have a template of its own for chats with tools. Raises `BadRequest` if the model has no chat
+        template, or with what the template objects to.
         """
-        template = self._compiled_template()
+        template = self._compiled_template(tools=bool(tools))
         if template is None:
             raise BadRequest("the model has no chat template: use generate() with a prompt")
         variables = {
@@ -118,16 +119,28 @@ class Tokenizer:
     @property
     def template_variables(self) -> frozenset[str]:
         """The names that the chat template reads; none without one. Raises `BadRequest` if it is broken."""
-        template = self._compiled_template()
+        return self.variables_of_template(tools=False)
+
+    def variables_of_template(self, *, tools: bool) -> frozenset[str]:
+        """The names that the template for chats with or without tools reads."""
+        template = self._compiled_template(tools=tools)
         return template.variables if template else frozenset()
 
-    def _compiled_template(self) -> ChatTemplate | None:
-        if self._template is None and self.chat_template is not None:
+    def template_for(self, *, tools: bool) -> str | None:
+        """The chat template, or the one that the model has for chats with tools."""
+        named = self.facts.get("chat_template_tool_use") if tools else None
+        return named if isinstance(named, str) and named else self.chat_template
+
+    def _compiled_template(self, *, tools: bool) -> ChatTemplate | None:
+        source = self.template_for(tools=tools)
+        if source is None:
+            return None
+        if source not in self._templates:
             # Imported here: Jinja is a tenth of the time to import the client, and completions need none.
             from zmqengine_client.text.chat_template import ChatTemplate
 
-            self._template = ChatTemplate(self.chat_template)
-        return self._template
+            self._templates[source] = ChatTemplate(source)
+        return self._templates[source]
 
     def encode_chat(
         self,

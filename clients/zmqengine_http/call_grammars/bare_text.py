@@ -38,13 +38,21 @@ def bare_value(rules: Rules, function: Function, schema: object, end: str) -> st
     for keyword in sorted(passed_over(schema)):
         rules.pass_over(function, keyword)
     if kinds and "string" not in kinds:
-        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        whole = {**definitions, **schema} if isinstance(schema, Mapping) else {}
-        return f"{rules.value(whole, function)} {_closing(rules, end)}"
+        return json_value(rules, function, schema, end)
     choices = [choice for part in alternatives(schema, root) for choice in _texts(rules, function, part, end)]
     if "null" in kinds:
         choices.append(f"{rules.text('null')} {_closing(rules, end)}")
     return one_of(dict.fromkeys(choices))
+
+
+def json_value(rules: Rules, function: Function, schema: object, end: str) -> str:
+    """A value as JSON, and the tag behind it."""
+    root = function.parameters
+    for keyword in sorted(passed_over(schema)):
+        rules.pass_over(function, keyword)
+    definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    whole = {**definitions, **schema} if isinstance(schema, Mapping) else {}
+    return f"{rules.value(whole, function)} {_closing(rules, end)}"
 
 
 def _closing(rules: Rules, end: str) -> str:

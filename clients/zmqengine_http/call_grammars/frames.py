@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zmqengine_http.call_grammars.bare_text import bare_value, members
+from zmqengine_http.call_grammars.bare_text import bare_value, json_value, members
 from zmqengine_http.call_grammars.lark import Function, Rules, one_of
 from zmqengine_http.call_grammars.written_values import (
     FUNCTION_GEMMA,
@@ -21,8 +21,10 @@ from zmqengine_http.call_grammars.written_values import (
     object_members,
 )
 from zmqengine_http.errors import bad_field
-from zmqengine_http.tool_calls.formats import BAR, GAP, Format
-from zmqengine_http.tool_calls.typed import resolved
+from zmqengine_http.tool_calls.call_format import Format
+from zmqengine_http.tool_calls.formats import FORMATS
+from zmqengine_http.tool_calls.json_formats import BAR, GAP
+from zmqengine_http.tool_calls.typed import kinds_of, resolved
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -63,6 +65,59 @@ def _json_tools(rules: Rules, calls: Calls) -> str:
     return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
 
 
+def _listed(rules: Rules, calls: Calls, one: str) -> str:
+    """Calls in brackets, on one line or each on its own."""
+    space = rules.rule(rules.expression("\\n? {0,4}"))
+    return f'"[" {space} {_repeated(rules, calls, one, f"{rules.text(chr(44))} {space}")} {space} "]"'
+
+
+def _json_in_list(rules: Rules, calls: Calls) -> str:
+    one = _each(calls, lambda function: _json_call(rules, function, "arguments"))
+    end = f" {rules.marker(calls.format.end)}" if calls.format.end else ""
+    return f"{_listed(rules, calls, one)}{end}"
+
+
+def _json_list(rules: Rules, calls: Calls) -> str:
+    line, end = rules.text("\n"), rules.marker(calls.format.end)
+    one = _each(calls, lambda function: _json_call(rules, function, "arguments"))
+    # MiniMax M1 has each call on a line of its own.
+    lines = f"{line} {_repeated(rules, calls, one, line)} {line}"
+    return f"({_listed(rules, calls, one)} | {lines}) {end}"
+
+
+def _cohere(rules: Rules, calls: Calls) -> str:
+    def write(function: Function) -> str:
+        name = rules.text(f'", "tool_name": {json.dumps(function.name)}, "parameters": ')
+        return f"{rules.text(opening)} {number} {name} {rules.arguments(function)} {rules.text('}')}"
+
+    opening, number = '{"tool_call_id": "', rules.expression("[0-9]{1,3}")
+    return f"{_listed(rules, calls, _each(calls, write))} {rules.marker(calls.format.end)}"
+
+
+def _apertus(rules: Rules, calls: Calls) -> str:
+    def write(function: Function) -> str:
+        return (
+            f"{rules.text(f'{{{json.dumps(function.name)}: ')} {rules.arguments(function)} {rules.text('}')}"
+        )
+
+    return f"{_listed(rules, calls, _each(calls, write))} {rules.marker(calls.format.end)}"
+
+
+def _internlm(rules: Rules, calls: Calls) -> str:
+    call = _each(calls, lambda function: _json_call(rules, function, "arguments"))
+    one = f"{rules.text(chr(10))} {call} {rules.marker(calls.format.end)}"
+    return _repeated(rules, calls, one, rules.marker(calls.format.start))
+
+
+def _one_json(rules: Rules, calls: Calls) -> str:
+    return _each(calls, lambda function: _json_call(rules, function, "arguments"))
+
+
+def _llama4_json(rules: Rules, calls: Calls) -> str:
+    one = _each(calls, lambda function: _json_call(rules, function, "parameters"))
+    return _repeated(rules, calls, one, "")
+
+
 def _llama3_json(rules: Rules, calls: Calls) -> str:
     one = _each(calls, lambda function: _json_call(rules, function, "parameters"))
     return _repeated(rules, calls, one, rules.text("; "))
@@ -80,21 +135,43 @@ def _mistral(rules: Rules, calls: Calls) -> str:
     return f'" "? "[" {_repeated(rules, calls, one, rules.text(", "))} "]"'
 
 
-def _qwen3_coder(rules: Rules, calls: Calls) -> str:
-    line = rules.text("\n")
+def _function_tags(padding: str) -> Callable[[Rules, Calls], str]:
+    """Functions and parameters named in their tags, with `padding` around values."""
+
+    def write_all(rules: Rules, calls: Calls) -> str:
+        line = rules.text("\n")
+
+        def write(function: Function) -> str:
+            parts = [rules.text(f"<function={function.name}>\n")]
+            for name, schema, needed in members(rules, function):
+                value = bare_value(rules, function, schema, f"{padding}</parameter>")
+                head = rules.text(f"<parameter={_tag_name(function, name)}>{padding}")
+                parameter = rules.rule(f"{head} {value} {line}")
+                parts.append(parameter if needed else f"{parameter}?")
+            return " ".join([*parts, rules.text("</function>\n")])
+
+        one = f"{line} {_each(calls, write)} {rules.marker(calls.format.end)}"
+        return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
+
+    return write_all
+
+
+def _dsml(rules: Rules, calls: Calls) -> str:
+    line, mark = rules.text("\n"), f"{BAR}DSML{BAR}"
 
     def write(function: Function) -> str:
-        parts = [rules.text(f"<function={function.name}>\n")]
+        parts = [rules.text(f'<{mark}invoke name="{function.name}">\n')]
         for name, schema, needed in members(rules, function):
-            value = bare_value(rules, function, schema, "\n</parameter>")
-            parameter = rules.rule(
-                f"{rules.text(f'<parameter={_tag_name(function, name)}>' + chr(10))} {value} {line}"
-            )
+            # What may be a text or something else is written as JSON.
+            text = kinds_of(schema, function.parameters) == {"string"}
+            value = (bare_value if text else json_value)(rules, function, schema, f"</{mark}parameter>")
+            told = "true" if text else "false"
+            head = rules.text(f'<{mark}parameter name="{_tag_name(function, name)}" string="{told}">')
+            parameter = rules.rule(f"{head} {value} {line}")
             parts.append(parameter if needed else f"{parameter}?")
-        return " ".join([*parts, rules.text("</function>\n")])
+        return " ".join([*parts, rules.text(f"</{mark}invoke>\n")])
 
-    one = f"{line} {_each(calls, write)} {rules.marker(calls.format.end)}"
-    return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
+    return f"{line} {_repeated(rules, calls, _each(calls, write), '')} {rules.marker(calls.format.end)}"
 
 
 def _minimax(rules: Rules, calls: Calls) -> str:
@@ -146,7 +223,7 @@ def _gemma(style: Style) -> Callable[[Rules, Calls], str]:
     return write_all
 
 
-def _pythonic(rules: Rules, calls: Calls) -> str:
+def _python_calls(rules: Rules, calls: Calls, between: str) -> str:
     def write(function: Function) -> str:
         values = WrittenValues(rules, function, PYTHON)
         parameters = resolved(function.parameters, function.parameters)
@@ -163,8 +240,15 @@ def _pythonic(rules: Rules, calls: Calls) -> str:
         inside = values.members(named, lambda name: rules.text(f"{name}="))
         return f"{rules.text(f'{function.name}(')} {inside} {rules.text(')')}"
 
-    one = _each(calls, write)
-    return f'"[" {_repeated(rules, calls, one, rules.text(", "))} "]" {rules.marker(calls.format.end)}'
+    return _repeated(rules, calls, _each(calls, write), rules.text(between))
+
+
+def _pythonic(rules: Rules, calls: Calls) -> str:
+    return f'"[" {_python_calls(rules, calls, ", ")} "]" {rules.marker(calls.format.end)}'
+
+
+def _olmo(rules: Rules, calls: Calls) -> str:
+    return f"{_python_calls(rules, calls, chr(10))} {rules.marker(calls.format.end)}"
 
 
 def _kimi(rules: Rules, calls: Calls) -> str:
@@ -207,15 +291,31 @@ def _tag_name(function: Function, name: str) -> str:
 
 _FRAMES: dict[str, Callable[[Rules, Calls], str]] = {
     "json_tools": _json_tools,
+    "json_list": _json_list,
     "longcat": _json_tools,
-    "qwen3_coder": _qwen3_coder,
-    "minimax_m2": _minimax,
+    "nemotron": _json_in_list,
+    "phi4_mini": _json_in_list,
+    "granite": _json_in_list,
+    "internlm2": _internlm,
+    "gigachat3": _one_json,
+    "cohere": _cohere,
+    "apertus": _apertus,
     "mistral": _mistral,
     "llama3_json": _llama3_json,
+    "llama4_json": _llama4_json,
+    "qwen3_coder": _function_tags("\n"),
+    "seed_oss": _function_tags(""),
+    "minimax_m2": _minimax,
+    "deepseek_v32": _dsml,
+    "deepseek_v4": _dsml,
     "glm47": _glm,
+    "laguna": _glm,
     "gemma4": _gemma(GEMMA),
     "function_gemma": _gemma(FUNCTION_GEMMA),
     "pythonic": _pythonic,
+    "olmo3": _olmo,
     "kimi_k2": _kimi,
     "deepseek_v3": _deepseek,
 }
+WITHOUT_GRAMMAR = frozenset(FORMATS) - frozenset(_FRAMES)
+"""The formats that can be read and not held to: to force a call in one of these is a 400."""

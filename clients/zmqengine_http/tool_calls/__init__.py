@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from zmqengine_http.tool_calls.call_format import Call, Format
 from zmqengine_http.tool_calls.deltas import Delta, TextSplitter
-from zmqengine_http.tool_calls.formats import FORMATS, Call, Format
+from zmqengine_http.tool_calls.formats import FORMATS
 from zmqengine_http.tool_calls.harmony import HarmonySplitter
 from zmqengine_http.tool_calls.markers import Markers, find_markers
 from zmqengine_http.tool_calls.splitter import Splitter
@@ -31,6 +32,6 @@ def make_splitter(
     """
     if markers.harmony:
         return HarmonySplitter(calls=bool(tools))
-    if not markers.think_end and not (tools and markers.calls):
+    if not (markers.think_end or markers.frames or (tools and markers.calls)):
         return None
     return Splitter(markers, reasoning_open=reasoning_open, calls=bool(tools), schemas=tools)

@@ -5,43 +5,89 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.formats import FORMATS, Format
+from zmqengine_http.tool_calls.call_format import Format
+from zmqengine_http.tool_calls.formats import FORMATS
 
 HARMONY = "<|channel|>"
+_GENERAL = "json_tools"
+"""What a worker calls whatever has a call between tags, some formats of their own among it."""
 
 
 class Markers(NamedTuple):
-    """Where reasoning and tool calls are in a model's text. `harmony`: the channels of gpt-oss instead of both."""
+    """Where reasoning and tool calls are in a model's text. `harmony`: the channels of gpt-oss instead of both.
+
+    `frames` stand around the content and are no part of it.
+    """
 
     think_start: str = ""
     think_end: str = ""
     calls: Format | None = None
     harmony: bool = False
+    frames: tuple[str, ...] = ()
 
+
+_XTML = ("<|open|>", "<|close|>", "<|sep|>")
 
 # In the order of testing: the first of which every part is in the template.
 _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("minimax_m2", ("<minimax:tool_call>",)),
+    *((name, (FORMATS[name].start,)) for name in ("minimax_m2", "seed_oss")),
+    ("minimax_m3", ("]<]minimax[>[",)),
+    ("deepseek_v32", ("DSML", "function_calls")),
+    ("deepseek_v4", ("DSML", "tool_calls")),
     ("gemma4", ("<|tool_call>", "<tool_call|>")),
     ("function_gemma", ("<start_function_call>",)),
     ("longcat", ("<longcat_tool_call>",)),
+    ("kimi_k3", _XTML),
     ("glm47", ("<arg_key>",)),
     ("pythonic", ("<|tool_call_start|>",)),
     ("pythonic", ("<|tool_list_start|>",)),
     ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("minicpm5", ('<function name="', '<param name="')),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("deepseek_v3", (FORMATS["deepseek_v3"].start,)),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("phi4_mini", ("<|tool_call|>", "<|/tool_call|>")),
+    # Phi-4-mini's own template has no more than the tools in it.
+    ("phi4_mini", ("<|tool|>", "<|/tool|>")),
+    *((name, (FORMATS[name].start,)) for name in ("granite", "nemotron", "internlm2", "gigachat3")),
+    *((name, (FORMATS[name].start,)) for name in ("cohere", "apertus")),
+    ("olmo3", ("<function_calls>", "<functions>")),
+    ("json_list", ("<tool_calls>", "</tool_calls>")),
     ("json_tools", ("<tool_call>",)),
+    ("llama4_json", ("<|python_start|>", "tools")),
     ("llama3_json", ("<|python_tag|>", "tools")),
     ("llama3_json", ('{"name": function name, "parameters":',)),
+)  # fmt: skip
+
+# In the order of testing: the signs, and the markers of reasoning they stand for.
+_THINK_SIGNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
+    (_XTML, "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    (("[BEGIN FINAL RESPONSE]",), "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    *(
+        ((end,), start, end)
+        for start, end in (
+            ("<|START_THINKING|>", "<|END_THINKING|>"),
+            ("<|inner_prefix|>", "<|inner_suffix|>"),
+            ("<seed:think>", "</seed:think>"),
+            ("<mm:think>", "</mm:think>"),
+            ("<longcat_think>", "</longcat_think>"),
+            ("[THINK]", "[/THINK]"),
+            ("<think>", "</think>"),
+        )
+    ),
 )
 
-_THINK_SIGNS = (
-    ("<think>", "</think>"),
-    ("<longcat_think>", "</longcat_think>"),
-    ("<|channel>thought", "<channel|>"),
+_FRAMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("<|START_RESPONSE|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    (("<|START_TEXT|>",), ("<|START_TEXT|>", "<|END_TEXT|>")),
+    (
+        _XTML,
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    (("[END FINAL RESPONSE]",), ("[END FINAL RESPONSE]",)),
 )
+"""What stands around the content, behind its signs."""
 
 
 def find_markers(facts: Mapping[str, object], chat_template: str | None) -> Markers:
@@ -53,17 +99,19 @@ def find_markers(facts: Mapping[str, object], chat_template: str | None) -> Mark
     template = chat_template or ""
     if HARMONY in template and "<|message|>" in template:
         return Markers(harmony=True)
-    return Markers(*_thinking(facts, template), calls=_calls(facts, template))
+    frames = [each for signs, marks in _FRAMES if _has(template, signs) for each in marks]
+    return Markers(*_thinking(facts, template), calls=_calls(facts, template), frames=tuple(frames))
 
 
 def _calls(facts: Mapping[str, object], template: str) -> Format | None:
-    name = facts.get("tool_parser") or next(
-        (name for name, signs in _TEMPLATE_SIGNS if all(sign in template for sign in signs)), None
-    )
-    found = FORMATS.get(str(name))
+    signed = next((name for name, signs in _TEMPLATE_SIGNS if _has(template, signs)), None)
+    given = facts.get("tool_parser")
+    if signed and given in (None, "", _GENERAL):
+        return FORMATS[signed]
+    found = FORMATS.get(str(given))
     start, end = facts.get("tool_call_start"), facts.get("tool_call_end")
     if found is None and start and end:
-        found = FORMATS["json_tools"]
+        found = FORMATS[_GENERAL]
     if found is not None and isinstance(start, str) and start and start != found.start:
         found = found._replace(start=start, end=end if isinstance(end, str) else found.end)
     return found
@@ -73,4 +121,8 @@ def _thinking(facts: Mapping[str, object], template: str) -> tuple[str, str]:
     start, end = facts.get("think_start"), facts.get("think_end")
     if isinstance(start, str) and isinstance(end, str) and start and end:
         return start, end
-    return next((signs for signs in _THINK_SIGNS if signs[1] in template), ("", ""))
+    return next(((start, end) for signs, start, end in _THINK_SIGNS if _has(template, signs)), ("", ""))
+
+
+def _has(template: str, signs: tuple[str, ...]) -> bool:
+    return all(sign in template for sign in signs)

@@ -7,12 +7,14 @@ format's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from zmqengine_http.tool_calls.call_format import Format, Schemas
+from zmqengine_http.tool_calls.content_edges import ContentEdges
 from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
-from zmqengine_http.tool_calls.formats import Format, Schemas
 from zmqengine_http.tool_calls.lenient import Malformed
 from zmqengine_http.tool_calls.markers import Markers
 from zmqengine_http.tool_calls.streamed import Reader
@@ -46,6 +48,7 @@ class Splitter:
         self._streamed = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
+        self._edges = ContentEdges(markers.think_end)
         self.saw_call = False
 
     @property
@@ -66,6 +69,8 @@ class Splitter:
         if self._state == "call" and self._streamed:
             return self._finish_streamed()
         held, self._held = self._held, ""
+        if self._state == "content":
+            held = self._edges.content(held)
         if self._state == "call":
             return self._parsed(held, complete=not (self._format and self._format.end))
         return [Delta(self._state, held)] if held else []
@@ -85,12 +90,19 @@ class Splitter:
             return False
         if self._state == "call":
             return self._advance_call(deltas)
-        if self._state == "content" and self._begins_bare_call():
-            return True
+        if self._state == "content":
+            rest = self._edges.begins_with_end(self._held)
+            if rest is not None:
+                self._held, self._trim_newlines = rest, True
+                return True
+            if self._edges.may_begin_with_end(self._held):
+                return False
+            if self._begins_bare_call():
+                return True
         return self._advance_text(deltas, self._state)
 
     def _advance_text(self, deltas: list[Delta], kind: Kind) -> bool:
-        place, marker = self._earliest(self._sought())
+        place, marker = earliest(self._held, self._sought())
         if not marker:
             keep = max((overlap(self._held, sought) for sought in self._sought()), default=0)
             self._emit(deltas, kind, len(self._held) - keep)
@@ -99,7 +111,7 @@ class Splitter:
         self._held = self._held[len(marker) :]
         if self._format and marker == self._format.start and kind == "content":
             self._state, self._call_start = "call", marker
-        else:
+        elif marker not in self._markers.frames:
             self._state = "reasoning" if marker == self._markers.think_start else "content"
             self._trim_newlines = True
         return True
@@ -124,6 +136,8 @@ class Splitter:
         self._state, self._streamed, self._arguments = "content", False, None
         # White space between two calls, and after the last, is part of the format.
         self._trim_newlines = self.saw_call
+        if self.saw_call:
+            self._edges.after_call()
         return True
 
     def _begin_call(self, deltas: list[Delta]) -> bool:
@@ -167,23 +181,16 @@ class Splitter:
         assert self._format
         tail = self._format.tail.match(inside)
         text = inside[tail.end() :].strip(_BETWEEN) if tail else ""
-        deltas = self._parsed(text, complete=True) if text else []
-        return [delta for delta in deltas if delta.kind == "call"]
+        return (whole_calls(text, self._format, self._schemas) or []) if text else []
 
     def _parsed(self, inside: str, *, complete: bool, end: str = "") -> list[Delta]:
         """The calls in a text, or the text itself where it holds none."""
         assert self._format
-        try:
-            if not complete:
-                raise Malformed("cut short")
-            calls = self._format.parse(inside, self._schemas)
-            deltas = [
-                Delta("call", msgspec.json.encode(call.arguments).decode(), call.name) for call in calls
-            ]
-        except (Malformed, RecursionError, msgspec.MsgspecError, UnicodeError):
+        calls = whole_calls(inside, self._format, self._schemas) if complete else None
+        if calls is None:
             return [Delta("content", self._call_start + inside + end)]
         self.saw_call = True
-        return deltas
+        return calls
 
     def _begins_bare_call(self) -> bool:
         """Whether the answer begins with `{` in a format where that is a call."""
@@ -198,14 +205,33 @@ class Splitter:
     def _sought(self) -> list[str]:
         if self._state == "reasoning":
             return [self._markers.think_end]
-        starts = [self._markers.think_start, self._format.start if self._format else ""]
+        starts = [
+            self._markers.think_start,
+            self._format.start if self._format else "",
+            *self._markers.frames,
+        ]
         return [start for start in starts if start]
-
-    def _earliest(self, markers: list[str]) -> tuple[int, str]:
-        found = [(self._held.find(marker), marker) for marker in markers]
-        return min(((place, marker) for place, marker in found if place >= 0), default=(-1, ""))
 
     def _emit(self, deltas: list[Delta], kind: Kind, length: int) -> None:
         text, self._held = self._held[:length], self._held[length:]
-        if text and not (kind == "content" and self.saw_call and not text.strip()):
+        if kind == "content":
+            text = self._edges.content(text)
+        if text:
             deltas.append(Delta(kind, text))
+
+
+def whole_calls(text: str, format_: Format, schemas: Schemas) -> list[Delta] | None:
+    """The calls in a text, None if it is no text of calls."""
+    try:
+        return [
+            Delta("call", msgspec.json.encode(call.arguments).decode(), call.name)
+            for call in format_.parse(text, schemas)
+        ]
+    except (Malformed, RecursionError, msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def earliest(text: str, markers: Sequence[str]) -> tuple[int, str]:
+    """The first place of any of the markers, and which it is; -1 and none if there is none."""
+    found = [(text.find(marker), marker) for marker in markers]
+    return min(((place, marker) for place, marker in found if place >= 0), default=(-1, ""))

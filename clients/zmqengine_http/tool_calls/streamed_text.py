@@ -8,42 +8,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from zmqengine_http.tool_calls.deltas import overlap
 from zmqengine_http.tool_calls.streamed import ArgumentsReader, escaped
-from zmqengine_http.tool_calls.typed import kinds_of, property_of, typed
+from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
 
 TAG_CHARS_MAX = 1000
+
+
+class Tags(NamedTuple):
+    """The tags around values.
+
+    `opening` matches those before a value, with its key as the first group, and its type as the group `told` where they
+    tell it; `within` matches the beginning of one. One of `closings` stands behind a value, one of `ends` behind the
+    last. `padded`: line breaks at both ends of a value always belong to its tags.
+    """
+
+    opening: re.Pattern[str]
+    within: re.Pattern[str]
+    closings: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+    padded: bool = False
 
 
 class TaggedArguments:
     """`feed` it what follows the name of a function; it gives JSON until the arguments end.
 
-    `opening` matches the tags before a value, with its key as the group; one of `closings` stands behind it. The
-    arguments end with one of `ends`, which is taken, or before `call_end`, which is left in `rest`; then `done` is
-    true. Other tags are passed over.
+    The arguments end with one of the tags' `ends`, which is taken, or before `call_end`, which is left in `rest`; then
+    `done` is true. Other tags are passed over.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, object],
-        opening: re.Pattern[str],
-        closings: tuple[str, ...],
-        ends: tuple[str, ...],
-        call_end: str,
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, object], tags: Tags, call_end: str) -> None:
         self.done = False
         self.broken = False
         self.rest = ""
         self._parameters = parameters
-        self._opening = opening
-        self._closings = closings
-        self._ends = ends
+        self._tags = tags
         self._call_end = call_end
-        self._key: str | None = None
+        self._in_value = False
+        self._kinds: frozenset[str] = frozenset()
         self._in_text = False
+        self._padded = tags.padded
         self._nested: ArgumentsReader | None = None
         self._at_start = False
         self._count = -1
@@ -56,7 +64,7 @@ class TaggedArguments:
             self._count = 0
             pieces.append("{")
         while not (self.done or self.broken):
-            piece = self._between() if self._key is None else self._in_value(self._key)
+            piece = self._value() if self._in_value else self._between()
             if piece is None:
                 break
             pieces.append(piece)
@@ -68,14 +76,16 @@ class TaggedArguments:
             self.rest = ""
             return None
         self.rest = self.rest[place:]
-        opened = self._opening.match(self.rest)
+        opened = self._tags.opening.match(self.rest)
         if opened:
             self.rest = self.rest[opened.end() :]
-            self._key, self._at_start = opened[1].strip(), True
+            key = opened[1].strip()
+            self._kinds = told_kinds(self._parameters, key, opened.groupdict().get("told"))
+            self._in_value = self._at_start = True
             comma = "," if self._count else ""
             self._count += 1
-            return f'{comma}"{escaped(self._key)}":'
-        for end in self._ends:
+            return f'{comma}"{escaped(key)}":'
+        for end in self._tags.ends:
             if self.rest.startswith(end):
                 self.rest = self.rest[len(end) :]
                 return self._end()
@@ -92,48 +102,41 @@ class TaggedArguments:
 
     def _may_open(self) -> bool:
         """Whether what is held may still become one of the tags."""
-        if any(end.startswith(self.rest) for end in (*self._ends, self._call_end)):
+        if any(end.startswith(self.rest) for end in (*self._tags.ends, self._call_end)):
             return True
-        closed = self.rest.find(">")
-        if closed < 0:
-            return len(self.rest) < TAG_CHARS_MAX
-        # A key between tags of its own: what follows it may not have come.
-        return (
-            self.rest.startswith("<arg_key>")
-            and "<arg_value>" not in self.rest[:TAG_CHARS_MAX]
-            and (len(self.rest) < TAG_CHARS_MAX)
-        )
+        return len(self.rest) < TAG_CHARS_MAX and self._tags.within.fullmatch(self.rest) is not None
 
-    def _in_value(self, key: str) -> str | None:
-        if self._nested is not None or self._begins_nested(key):
+    def _value(self) -> str | None:
+        if self._nested is not None or self._begins_nested():
             return self._in_nested()
-        if not self._in_text and not self._begins_text(key):
-            return self._whole_value(key)
+        if not self._in_text and not self._begins_text():
+            return self._whole_value()
         place = self._closing_place()
         piece = ""
         if self._at_start:
             if not self.rest:
                 return None
             self._at_start, self._in_text = False, True
+            self._padded = self._tags.padded or self.rest.startswith("\n")
             self.rest = self.rest.removeprefix("\n")
             piece = '"'
             place = self._closing_place()
         if place is not None:
             at, closing = place
-            text, self.rest = self.rest[:at].removesuffix("\n"), self.rest[at + len(closing) :]
-            self._key, self._in_text = None, False
-            return piece + escaped(text) + '"'
-        keep = max(overlap(self.rest, closing) for closing in self._closings)
+            text, self.rest = self.rest[:at], self.rest[at + len(closing) :]
+            self._in_value = self._in_text = False
+            return piece + escaped(text.removesuffix("\n") if self._padded else text) + '"'
+        keep = max(overlap(self.rest, closing) for closing in self._tags.closings)
         sure = len(self.rest) - keep
-        # A line break before the closing tag belongs to the tag.
-        sure -= self.rest[:sure].endswith("\n")
+        # A line break before the closing tag may belong to the tag.
+        sure -= self._padded and self.rest[:sure].endswith("\n")
         text, self.rest = self.rest[:sure], self.rest[sure:]
         return piece + escaped(text) if piece or text else None
 
-    def _begins_nested(self, key: str) -> bool:
+    def _begins_nested(self) -> bool:
         """Whether the value is an object or a list."""
-        kinds = kinds_of(property_of(self._parameters, key), self._parameters)
-        if self._in_text or not kinds or "string" in kinds or not self.rest.lstrip().startswith(("{", "[")):
+        beside_text = not self._kinds or "string" in self._kinds
+        if self._in_text or beside_text or not self.rest.lstrip().startswith(("{", "[")):
             return False
         self._nested = ArgumentsReader(arrays=True)
         return True
@@ -151,29 +154,29 @@ class TaggedArguments:
         if place is None:
             return None
         self.rest = self.rest[place[0] + len(place[1]) :]
-        self._key, self._nested = None, None
+        self._in_value, self._nested = False, None
         return ""
 
-    def _begins_text(self, key: str) -> bool:
+    def _begins_text(self) -> bool:
         """Whether the value is a text for sure, so that it can be told before its end."""
-        kinds = kinds_of(property_of(self._parameters, key), self._parameters)
-        if "string" not in kinds:
+        if "string" not in self._kinds:
             return False
-        if "null" not in kinds:
+        if "null" not in self._kinds:
             return True
         start = self.rest.removeprefix("\n")
-        nothing = [f"null{line}{closing}" for line in ("", "\n") for closing in self._closings]
+        nothing = [f"null{line}{closing}" for line in ("", "\n") for closing in self._tags.closings]
         return not any(text.startswith(start) or start.startswith(text) for text in nothing)
 
-    def _whole_value(self, key: str) -> str | None:
+    def _whole_value(self) -> str | None:
         place = self._closing_place()
         if place is None:
             return None
         at, closing = place
         text, self.rest = self.rest[:at], self.rest[at + len(closing) :]
-        self._key = None
-        return msgspec.json.encode(typed(text, self._parameters, key)).decode()
+        self._in_value = False
+        value = typed(without_padding(text, always=self._tags.padded), self._kinds)
+        return msgspec.json.encode(value).decode()
 
     def _closing_place(self) -> tuple[int, str] | None:
-        found = [(self.rest.find(closing), closing) for closing in self._closings]
+        found = [(self.rest.find(closing), closing) for closing in self._tags.closings]
         return min(((place, closing) for place, closing in found if place >= 0), default=None)

@@ -13,10 +13,8 @@ _KINDS: dict[type, str] = {
 }  # fmt: skip
 
 
-def typed(text: str, parameters: Schema, key: str) -> object:
-    """The argument `key` of a function with these `parameters`: a string when in doubt."""
-    text = text.removeprefix("\n").removesuffix("\n")
-    kinds = kinds_of(property_of(parameters, key), parameters)
+def typed(text: str, kinds: frozenset[str]) -> object:
+    """What a text is, of these types: a string when in doubt."""
     if "string" in kinds:
         return None if text == "null" and "null" in kinds else text
     try:
@@ -24,6 +22,26 @@ def typed(text: str, parameters: Schema, key: str) -> object:
     except Malformed:
         return text
     return value if kinds or isinstance(value, (dict, list)) else text
+
+
+def without_padding(text: str, *, always: bool = False) -> str:
+    """A text without the line breaks that belong to the tags around it.
+
+    That is one at either end; the one at the end only if there is one at the start, or the format `always` has both.
+    """
+    inner = text.removeprefix("\n")
+    return inner.removesuffix("\n") if always or len(inner) < len(text) else text
+
+
+def told_kinds(parameters: Schema, key: str, told: str | None = None) -> frozenset[str]:
+    """The types that an argument may have by its schema, and by what its own tag tells.
+
+    A tag tells the name of a type, or `true` for a string and `false` for anything else.
+    """
+    kinds = kinds_of(property_of(parameters, key), parameters)
+    if told is None:
+        return kinds
+    return frozenset({"string"}) if told in ("true", "string") else (kinds - {"string"}) or frozenset({"any"})
 
 
 def property_of(parameters: Schema, key: str) -> object:

@@ -1,0 +1,179 @@
+"""Formats whose arguments are JSON. Together with what stands around it a call is an object, or a marker and a name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from zmqengine_http.tool_calls.call_format import Call, Format, Schemas, as_arguments, some
+from zmqengine_http.tool_calls.lenient import Malformed, read_value, read_whole
+
+# DeepSeek's markers are written with a fullwidth bar and a lower block for a space.
+BAR, GAP = "\uff5c", "\u2581"
+_BETWEEN = " \t\r\n;,"
+
+
+def parse_json(text: str, schemas: Schemas) -> list[Call]:
+    """`{"name": ..., "arguments": {...}}`, or several, in a list, after one another or separated by `;`."""
+    return some([_json_call(item) for item in _values(text)])
+
+
+def _values(text: str) -> list[object]:
+    """The values in a text, those of lists one by one."""
+    values: list[object] = []
+    at = 0
+    while text[at:].strip(_BETWEEN):
+        at += len(text[at:]) - len(text[at:].lstrip(_BETWEEN))
+        value, at = read_value(text, at)
+        values += value if isinstance(value, list) else [value]
+    return values
+
+
+def _json_call(value: object) -> Call:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    name = (value.get("name") or value.get("tool_name")) if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(name, str):
+        raise Malformed("a call is an object with a name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    return Call(name, as_arguments(read_whole(arguments) if isinstance(arguments, str) else arguments))
+
+
+def parse_llama4(text: str, schemas: Schemas) -> list[Call]:
+    """JSON calls, before or behind the marker that ends Python."""
+    return parse_json(text.replace("<|python_end|>", " "), schemas)
+
+
+def parse_keyed(text: str, schemas: Schemas) -> list[Call]:
+    """`[{"name": {...}}, ...]` of Apertus."""
+    calls = []
+    for value in _values(text):
+        if not isinstance(value, dict):
+            raise Malformed("a call is an object")
+        calls += [Call(name, as_arguments(arguments)) for name, arguments in value.items()]
+    return some(calls)
+
+
+_MISTRAL_BARE_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=\{)")
+_MISTRAL_HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?\[ARGS\]\s*")
+
+
+def parse_mistral(text: str, schemas: Schemas) -> list[Call]:
+    """A list of JSON calls, or `name[ARGS]{...}` one after another."""
+    if text.lstrip().startswith("["):
+        return parse_json(text, schemas)
+    calls, at = [], 0
+    while text[at:].strip():
+        at += len("[TOOL_CALLS]") if text.startswith("[TOOL_CALLS]", at) else 0
+        header = _MISTRAL_HEADER.match(text, at) or _MISTRAL_BARE_HEADER.match(text, at)
+        if not header:
+            raise Malformed("no function name")
+        arguments, at = read_value(text, header.end())
+        calls.append(Call(header[1], as_arguments(arguments)))
+    return some(calls)
+
+
+_KIMI_CALL = re.compile(
+    r"<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*"
+    r"<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
+    re.DOTALL,
+)
+
+
+def parse_kimi(text: str, schemas: Schemas) -> list[Call]:
+    """The calls in a tool-call section of Kimi K2."""
+    return some([Call(name, as_arguments(read_whole(inside))) for name, inside in _KIMI_CALL.findall(text)])
+
+
+_DEEPSEEK_CALL = re.compile(
+    f"<{BAR}tool{GAP}call{GAP}begin{BAR}>(.*?)<{BAR}tool{GAP}sep{BAR}>(.*?)<{BAR}tool{GAP}call{GAP}end{BAR}>",
+    re.DOTALL,
+)
+_FENCED = re.compile(r"\s*([\w.-]+)\s*```(?:json)?\s*(.*?)```\s*", re.DOTALL)
+
+
+def parse_deepseek(text: str, schemas: Schemas) -> list[Call]:
+    """The calls in a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) and V3.1 (name and JSON)."""
+    calls = []
+    for head, rest in _DEEPSEEK_CALL.findall(text):
+        fenced = _FENCED.fullmatch(rest)
+        name, arguments = fenced.groups() if fenced else (head.strip(), rest)
+        calls.append(Call(name, as_arguments(read_whole(arguments))))
+    return some(calls)
+
+
+# A call alone, or the next one of a list.
+_JSON_HEADER = re.compile(
+    r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_JSON_TAIL = re.compile(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}')
+_LLAMA4_HEADER = re.compile(r"\s*(?:<\|python_end\|>)?" + _JSON_HEADER.pattern)
+_KEYED_HEADER = re.compile(r'\s*\[?\s*\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
+# The list of JSON calls, and the name with the arguments behind it.
+_MISTRAL_START = re.compile(
+    r'\s*\[?\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)|'
+    r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)"
+)
+_MISTRAL_TAIL = re.compile(r'(?:\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\})?')
+_KIMI_HEADER = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+)
+_KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>")
+_DEEPSEEK_HEADER = re.compile(
+    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*(?:function\\s*<{BAR}tool{GAP}sep{BAR}>\\s*([\\w.-]+)\\s*```(?:json)?"
+    f"|([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>)\\s*(?=\\{{)"
+)
+_DEEPSEEK_TAIL = re.compile(f"\\s*(?:```\\s*)?<{BAR}tool{GAP}call{GAP}end{BAR}>")
+
+
+def _json(start: str, end: str = "") -> Format:
+    return Format(start, end, parse_json, _JSON_HEADER, _JSON_TAIL)
+
+
+def _write_each(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>\n{json.dumps(_named(call), ensure_ascii=False)}\n</tool_call>" for call in calls
+    )
+
+
+def _write_list(start: str, end: str = "") -> Format:
+    def write(calls: Sequence[Call]) -> str:
+        return f"{start}{json.dumps([_named(call) for call in calls], ensure_ascii=False)}{end}"
+
+    return _json(start, end)._replace(write=write)
+
+
+def _named(call: Call) -> dict[str, object]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+JSON_FORMATS: dict[str, Format] = {
+    "json_tools": _json("<tool_call>", "</tool_call>")._replace(write=_write_each),
+    # Jamba, MiniMax M1, Hunyuan A13B, Apriel.
+    "json_list": _json("<tool_calls>", "</tool_calls>"),
+    "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
+    "nemotron": _json("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": _write_list("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _write_list("<|tool_call|>"),
+    "internlm2": _json("<|action_start|><|plugin|>", "<|action_end|>"),
+    "gigachat3": _json("<|function_call|>"),
+    "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
+    "apertus": Format("<|tools_prefix|>", "<|tools_suffix|>", parse_keyed, _KEYED_HEADER, re.compile(r"\s*\}")),
+    "mistral": Format("[TOOL_CALLS]", "", parse_mistral, _MISTRAL_START, _MISTRAL_TAIL),
+    "llama3_json": _json("<|python_tag|>")._replace(bare=True),
+    "llama4_json": Format(
+        "<|python_start|>", "", parse_llama4, _LLAMA4_HEADER, re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"), bare=True
+    ),
+    "kimi_k2": Format(
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", parse_kimi, _KIMI_HEADER, _KIMI_TAIL
+    ),
+    "deepseek_v3": Format(
+        f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
+        f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
+        parse_deepseek,
+        _DEEPSEEK_HEADER,
+        _DEEPSEEK_TAIL,
+    ),
+}  # fmt: skip

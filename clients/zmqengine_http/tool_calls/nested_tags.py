@@ -1,0 +1,80 @@
+"""Calls of MiniMax M3: values as tags within tags, each tag behind a mark that no text has in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from zmqengine_http.tool_calls.call_format import Call, Schemas, some
+from zmqengine_http.tool_calls.lenient import DEPTH_MAX, Malformed
+from zmqengine_http.tool_calls.typed import Schema, alternatives, kinds_of, typed
+
+MARK = "]<]minimax[>["
+_TAG = re.compile(re.escape(MARK) + r"<(/?)([^<>]+)>")
+_INVOKE = re.compile(r"""invoke name=["']?([^"'\s]+)["']?""")
+
+
+class _Tag(NamedTuple):
+    """A tag and the text behind it."""
+
+    closes: bool
+    name: str
+    text: str
+
+
+def parse_nested(text: str, schemas: Schemas) -> list[Call]:
+    """`<invoke name="name"><key>value</key>...</invoke>`: objects have tags of keys in them, lists of `item`."""
+    places = list(_TAG.finditer(text))
+    ends = [*(place.start() for place in places[1:]), len(text)]
+    tags = iter(
+        [_Tag(bool(tag[1]), tag[2], text[tag.end() : end]) for tag, end in zip(places, ends, strict=False)]
+    )
+    calls = []
+    for tag in tags:
+        found = _INVOKE.fullmatch(tag.name)
+        if tag.closes or not found:
+            raise Malformed("no call")
+        schema = schemas.get(found[1], {})
+        members = _members(tags, _INVOKE, schema, schema, DEPTH_MAX)
+        calls.append(Call(found[1], dict(members)))
+    return some(calls)
+
+
+def _members(
+    tags: Iterator[_Tag], closing: re.Pattern[str] | str, schema: object, root: Schema, depth: int
+) -> list[tuple[str, object]]:
+    """The keys and values up to the tag that closes what they are in."""
+    members: list[tuple[str, object]] = []
+    for tag in tags:
+        if tag.closes:
+            if tag.name == closing or (tag.name == "invoke" and closing is _INVOKE):
+                return members
+            raise Malformed(f"no place for the end of {tag.name[:40]}")
+        if not depth:
+            raise Malformed("nested too deep")
+        members.append((tag.name, _value(tags, tag, _part(schema, root, tag.name), root, depth - 1)))
+    raise Malformed("a tag is not closed")
+
+
+def _value(tags: Iterator[_Tag], tag: _Tag, schema: object, root: Schema, depth: int) -> object:
+    inner = _members(tags, tag.name, schema, root, depth)
+    kinds = kinds_of(schema, root)
+    if not inner:
+        if not tag.text and "string" not in kinds and kinds & {"array", "object"}:
+            return [] if "array" in kinds else {}
+        return typed(tag.text, kinds)
+    if "array" in kinds or (not kinds and all(name == "item" for name, _ in inner)):
+        return [value for _, value in inner]
+    return dict(inner)
+
+
+def _part(schema: object, root: Schema, name: str) -> object:
+    """The schema of a member or an item."""
+    for choice in alternatives(schema, root):
+        properties = choice.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+        if name == "item" and "items" in choice:
+            return choice["items"]
+    return None

@@ -1,0 +1,146 @@
+"""Formats whose arguments are bare text between tags: what they are, their schema tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from zmqengine_http.tool_calls.call_format import Call, Format, Schemas, some
+from zmqengine_http.tool_calls.json_formats import BAR, parse_json
+from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
+from zmqengine_http.tool_calls.streamed import Reader
+from zmqengine_http.tool_calls.streamed_text import TaggedArguments, Tags
+from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
+
+# DeepSeek has a prefix before each word, MiniCPM wraps what has tags in it.
+_PREFIX = f"(?:{BAR}DSML{BAR})?"
+_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'>\s]+)["']?\s*>"""
+_PARAMETER = (
+    rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)["']?([^"'>\s]+)["']?"""
+    r"""(?:\s+string="(?P<told>true|false)")?[^>]*>"""
+)
+_XML_FUNCTION = re.compile(rf"{_FUNCTION}(.*?)</{_PREFIX}(?:function|invoke)>", re.DOTALL)
+_XML_PARAMETER = re.compile(
+    rf"{_PARAMETER}(?:<!\[CDATA\[(?P<held>.*?)\]\]>|(?P<value>.*?))</{_PREFIX}(?:parameter|param)>", re.DOTALL
+)
+
+
+def parse_xml(text: str, schemas: Schemas) -> list[Call]:
+    """`<function=name><parameter=key>value</parameter></function>` of Qwen3-Coder, and its `invoke` relatives."""
+    return _xml_calls(text, schemas, padded=False)
+
+
+def parse_padded_xml(text: str, schemas: Schemas) -> list[Call]:
+    """The same, with a line break around each value."""
+    return _xml_calls(text, schemas, padded=True)
+
+
+def _xml_calls(text: str, schemas: Schemas, *, padded: bool) -> list[Call]:
+    calls = []
+    for name, inside in _XML_FUNCTION.findall(text):
+        schema = schemas.get(name, {})
+        values: dict[str, object] = {}
+        for found in _XML_PARAMETER.finditer(inside):
+            if found["held"] is not None:
+                values[found[1]] = typed(found["held"], told_kinds(schema, found[1], found["told"]))
+            else:
+                value = without_padding(found["value"], always=padded)
+                values[found[1]] = typed(value, told_kinds(schema, found[1], found["told"]))
+        calls.append(Call(name, values))
+    return some(calls)
+
+
+def parse_minicpm(text: str, schemas: Schemas) -> list[Call]:
+    """`"name"><param name="key">value</param>...` of MiniCPM 5, whose start marker is a part of the tag."""
+    return parse_xml(f"<function name={text}</function>", schemas)
+
+
+_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def parse_glm(text: str, schemas: Schemas) -> list[Call]:
+    """`name<arg_key>key</arg_key><arg_value>value</arg_value>...` of GLM 4.5 and later."""
+    name = text.split("<arg_key>", 1)[0].strip()
+    if not re.fullmatch(r"[\w.-]+", name):
+        return parse_json(text, schemas)
+    schema = schemas.get(name, {})
+    values = {
+        key.strip(): typed(without_padding(value), told_kinds(schema, key.strip()))
+        for key, value in _GLM_ARGUMENT.findall(text)
+    }
+    return [Call(name, values)]
+
+
+_KIMI_CALL = re.compile(
+    r'<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>(.*?)<\|close\|>call<\|sep\|>', re.DOTALL
+)
+_KIMI_OPENING = re.compile(
+    r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<told>\w+)")?[^<]*<\|sep\|>', re.DOTALL
+)
+_KIMI_ARGUMENT = re.compile(rf"{_KIMI_OPENING.pattern}(?P<value>.*?)<\|close\|>argument<\|sep\|>", re.DOTALL)
+
+
+def parse_kimi_tags(text: str, schemas: Schemas) -> list[Call]:
+    """The calls in a section of tools of Kimi K3, where each argument tells its type."""
+    calls = []
+    for name, inside in _KIMI_CALL.findall(text):
+        schema = schemas.get(name, {})
+        values = {
+            found[1]: typed(without_padding(found["value"]), told_kinds(schema, found[1], found["told"]))
+            for found in _KIMI_ARGUMENT.finditer(inside)
+        }
+        calls.append(Call(name, values))
+    return some(calls)
+
+
+_XML_HEADER = re.compile(rf"\s*{_FUNCTION}")
+_XML_OPENING = re.compile(_PARAMETER)
+_WITHIN_TAG = re.compile(r"<[^>]*")
+_XML = Tags(_XML_OPENING, _WITHIN_TAG, ("</parameter>", "</param>"), ("</function>", "</invoke>"))
+_DSML = Tags(_XML_OPENING, _WITHIN_TAG, (f"</{BAR}DSML{BAR}parameter>",), (f"</{BAR}DSML{BAR}invoke>",))
+_MINICPM = Tags(
+    re.compile(_PARAMETER + r"(?:<!\[CDATA\[|(?=[^<])|(?=<[^!]))"),
+    re.compile(r"<[^>]*(?:>(?:<!?\[?C?D?A?T?A?)?)?"),
+    ("]]></param>", "</param>"),
+)
+_GLM = Tags(
+    re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL),
+    re.compile(r"<[^>]*|<arg_key>(?:(?!<arg_value>).)*", re.DOTALL),
+    ("</arg_value>",),
+)
+_KIMI = Tags(
+    _KIMI_OPENING,
+    re.compile(r"<(?:(?!<\|sep\|>).)*", re.DOTALL),
+    ("<|close|>argument<|sep|>",),
+    ("<|close|>call<|sep|>",),
+)
+
+
+def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] = _XML_HEADER) -> Format:
+    def read(parameters: Mapping[str, object], call_end: str) -> Reader:
+        return TaggedArguments(parameters, tags, call_end)
+
+    return Format(start, end, parse_padded_xml if tags.padded else parse_xml, header, read=read)
+
+
+_GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
+_MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+)["']?\s*>""")
+_KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>')
+
+TAGGED_FORMATS: dict[str, Format] = {
+    "qwen3_coder": _tagged("<tool_call>", "</tool_call>", _XML._replace(padded=True)),
+    "seed_oss": _tagged("<seed:tool_call>", "</seed:tool_call>"),
+    "minimax_m2": _tagged("<minimax:tool_call>", "</minimax:tool_call>"),
+    # Told when they are whole.
+    "minimax_m3": Format(f"{MARK}<tool_call>", f"{MARK}</tool_call>", parse_nested, re.compile("(?!)")),
+    "deepseek_v32": _tagged(f"<{BAR}DSML{BAR}function_calls>", f"</{BAR}DSML{BAR}function_calls>", _DSML),
+    "deepseek_v4": _tagged(f"<{BAR}DSML{BAR}tool_calls>", f"</{BAR}DSML{BAR}tool_calls>", _DSML),
+    "minicpm5": _tagged("<function name=", "</function>", _MINICPM, header=_MINICPM_HEADER)._replace(
+        parse=parse_minicpm
+    ),
+    "glm47": _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(parse=parse_glm),
+    "laguna": _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(parse=parse_glm),
+    "kimi_k3": _tagged("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", _KIMI, header=_KIMI_HEADER)._replace(
+        parse=parse_kimi_tags
+    ),
+}
