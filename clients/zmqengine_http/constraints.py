@@ -11,6 +11,7 @@ import msgspec
 
 from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Constraint
 from zmqengine_http.call_grammars.answers import Wanted, answer_grammar
+from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
 from zmqengine_http.call_grammars.lark import Function, Rules
 from zmqengine_http.errors import bad_field
 from zmqengine_http.prompts import Prompt
@@ -100,7 +101,9 @@ def _wanted(
 
 def _calls_are_free(model: Model) -> bool:
     """Whether calls that the model may make cannot be held to anything."""
-    return not model.limits.constraints or not (model.markers.harmony or model.markers.calls)
+    calls = model.markers.calls
+    known = model.markers.harmony or (calls is not None and calls.name not in WITHOUT_GRAMMAR)
+    return not model.limits.constraints or not known
 
 
 def _some_strict(wishes: Wishes) -> bool:

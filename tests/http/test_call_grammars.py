@@ -314,12 +314,11 @@ def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_GRAMMAR))
 def test_calls_without_a_grammar_are_read_but_not_forced(name: str) -> None:
-    """Free ones are as ever; to force one, or to insist on its schema, is refused with the format's name."""
+    """Strict ones are free, and that is told; to force one is refused with the format's name."""
     family = Family(name)
-    assert family.hold([tool("f", NOTHING, strict=False)], tool_choice="auto").constraint is None
-    for wishes in ({}, {"tool_choice": "auto"}):
-        with pytest.raises(ApiError, match=f"'{name}', which cannot be constrained"):
-            family.hold(**wishes)
+    assert family.hold(tool_choice="auto") == Held(None, ["strict"])
+    with pytest.raises(ApiError, match=f"'{name}', which cannot be constrained"):
+        family.hold()
 
 
 def test_a_format_without_a_grammar_is_named() -> None:

@@ -99,6 +99,10 @@ def test_what_frames_the_content_is_left_out(cuts: list[int]) -> None:
     text = "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"
     assert split(text, cuts, markers) == ("hm", "Yes.", [])
     assert split(text, cuts, markers, calls=False) == ("hm", "Yes.", [])
+    # Solar Open ends its reasoning with what is a frame of the content.
+    markers = find_markers({}, "<|think|> <|content|> <|tool_call:begin|>")
+    text = "<|think|>hm<|end|><|begin|>assistant<|content|>Yes.<|end|>"
+    assert split(text, cuts, markers) == ("hm", "Yes.", [])
 
 
 @given(CUTS)
@@ -279,6 +283,19 @@ WRITTEN = {
         '\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}\n',
     ),
     "olmo3": ("f(a=1)\ng(b='}')",),
+    "solar_open": (
+        "".join(
+            f"<|tool_call:begin|>{name}1<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"
+            for name, arguments in (("f", '{"a": 1}'), ("g", '{"b": "}"}'))
+        ),
+    ),
+    "hunyuan_v3": (
+        "".join(
+            f"\n<tool_call:opensource>{name}<tool_sep:opensource>\n<arg_key:opensource>{key}</arg_key:opensource>\n"
+            f"<arg_value:opensource>{value}</arg_value:opensource>\n</tool_call:opensource>"
+            for name, key, value in (("f", "a", "1"), ("g", "b", "}"))
+        ),
+    ),
     "gemma4": ('call:f{a:1}call:g{b:<|"|>}<|"|>}',),
     "function_gemma": ("call:f{a:1}call:g{b:<escape>}<escape>}",),
     "pythonic": ("[f(a=1), g(b='}')]", '[f( a = 1 ),g(b="}",)]'),
@@ -296,7 +313,7 @@ WRITTEN = {
         ),
     ),
 }
-ONE_EACH = ("glm47", "laguna", "minicpm5", "minimax_m3")
+ONE_EACH = ("glm47", "laguna", "minicpm5", "functionary", "minimax_m3")
 """Formats with one call between markers, and the one that is not told before its end."""
 JSON_TWO = ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "}"}}',)
 

@@ -84,6 +84,18 @@ WRITTEN = [
         "<|close|>call<|sep|>",
     ),
     ("olmo3", 'get_weather(city="Łódź", days=3)'),
+    ("functionary", 'get_weather>{"city": "Łódź", "days": 3}'),
+    (
+        "solar_open",
+        "<|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>"
+        '{"city": "Łódź", "days": 3}<|tool_call:end|>',
+    ),
+    (
+        "hunyuan_v3",
+        "\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Łódź</arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n"
+        "<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n",
+    ),
     ("gemma4", 'call:get_weather{city:<|"|>Łódź<|"|>,days:3}'),
     ("gemma4", "call:get_weather{'city': 'Łódź', 'days': 3}"),
     ("function_gemma", "call:get_weather{city:<escape>Łódź<escape>,days:3}"),
@@ -207,6 +219,9 @@ def test_the_lenient_reader_never_guesses(text: str) -> None:
         ("... <functions> ... <function_calls>", "olmo3"),
         ("... <tool_calls>[{{ call }}]</tool_calls>", "json_list"),
         ("... <|action_start|><|plugin|>", "internlm2"),
+        ("... <|tool_calls|><|tool_call:begin|>", "solar_open"),
+        ("{% set suffix = ':opensource' %} ... '<tool_sep{}>'.format(suffix)", "hunyuan_v3"),
+        ("... <function={{ name }}> ... <|python_tag|>", "functionary"),
         ("... <|function_call|>", "gigachat3"),
         ("... <|python_start|> ... tools", "llama4_json"),
         ('... <function name="f"><param name="a">', "minicpm5"),
@@ -244,6 +259,8 @@ def test_a_general_fact_yields_to_a_format_of_the_templates_own() -> None:
         ("<|START_THINKING|> <|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),
         ("<|inner_prefix|> <|inner_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
         ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        ("<|think|> <|tool_call:begin|>", "<|think|>", "<|end|>"),
+        ("':opensource' '<think{}>'", "<think:opensource>", "</think:opensource>"),
         ("<|open|> <|close|> <|sep|>", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         # It takes the marker of others out of what users paste.
         ("<|channel>thought <channel|> split('</think>')", "<|channel>thought", "<channel|>"),

@@ -318,4 +318,4 @@ _FRAMES: dict[str, Callable[[Rules, Calls], str]] = {
     "deepseek_v3": _deepseek,
 }
 WITHOUT_GRAMMAR = frozenset(FORMATS) - frozenset(_FRAMES)
-"""The formats that can be read and not held to: to force a call in one of these is a 400."""
+"""The formats that are read and not held to: calls in them are free, and to force one is a 400."""

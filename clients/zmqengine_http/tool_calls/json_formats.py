@@ -103,6 +103,25 @@ def parse_deepseek(text: str, schemas: Schemas) -> list[Call]:
     return some(calls)
 
 
+def parse_named(text: str, schemas: Schemas) -> list[Call]:
+    """`name>{...}` of Functionary, whose start marker is a part of the tag."""
+    name, _, arguments = text.partition(">")
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise Malformed("no function name")
+    return [Call(name, as_arguments(read_whole(arguments)))]
+
+
+_SOLAR_CALL = re.compile(
+    r"<\|tool_call:begin\|>.*?<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>(.*?)<\|tool_call:end\|>",
+    re.DOTALL,
+)
+
+
+def parse_solar(text: str, schemas: Schemas) -> list[Call]:
+    """The calls of Solar Open, each with an id, a name and its arguments."""
+    return some([Call(name, as_arguments(read_whole(inside))) for name, inside in _SOLAR_CALL.findall(text)])
+
+
 # A call alone, or the next one of a list.
 _JSON_HEADER = re.compile(
     r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
@@ -126,6 +145,12 @@ _DEEPSEEK_HEADER = re.compile(
     f"|([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>)\\s*(?=\\{{)"
 )
 _DEEPSEEK_TAIL = re.compile(f"\\s*(?:```\\s*)?<{BAR}tool{GAP}call{GAP}end{BAR}>")
+
+
+_NAMED_HEADER = re.compile(r"([\w.-]+)>\s*(?=\{)")
+_SOLAR_HEADER = re.compile(
+    r"\s*<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>\s*(?=\{)"
+)
 
 
 def _json(start: str, end: str = "") -> Format:
@@ -161,6 +186,10 @@ JSON_FORMATS: dict[str, Format] = {
     "gigachat3": _json("<|function_call|>"),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
     "apertus": Format("<|tools_prefix|>", "<|tools_suffix|>", parse_keyed, _KEYED_HEADER, re.compile(r"\s*\}")),
+    "functionary": Format("<function=", "</function>", parse_named, _NAMED_HEADER),
+    "solar_open": Format(
+        "<|tool_calls|>", "<|calls|>", parse_solar, _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>")
+    ),
     "mistral": Format("[TOOL_CALLS]", "", parse_mistral, _MISTRAL_START, _MISTRAL_TAIL),
     "llama3_json": _json("<|python_tag|>")._replace(bare=True),
     "llama4_json": Format(

@@ -38,9 +38,11 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("function_gemma", ("<start_function_call>",)),
     ("longcat", ("<longcat_tool_call>",)),
     ("kimi_k3", _XTML),
+    ("hunyuan_v3", (":opensource", "<tool_sep")),
     ("glm47", ("<arg_key>",)),
     ("pythonic", ("<|tool_call_start|>",)),
     ("pythonic", ("<|tool_list_start|>",)),
+    ("solar_open", ("<|tool_call:begin|>",)),
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("minicpm5", ('<function name="', '<param name="')),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
@@ -54,6 +56,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("olmo3", ("<function_calls>", "<functions>")),
     ("json_list", ("<tool_calls>", "</tool_calls>")),
     ("json_tools", ("<tool_call>",)),
+    ("functionary", ("<function=", "<|python_tag|>")),
     ("llama4_json", ("<|python_start|>", "tools")),
     ("llama3_json", ("<|python_tag|>", "tools")),
     ("llama3_json", ('{"name": function name, "parameters":',)),
@@ -63,6 +66,8 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _THINK_SIGNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
     (_XTML, "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    (("<|tool_call:begin|>", "<|think|>"), "<|think|>", "<|end|>"),
+    ((":opensource", "<think"), "<think:opensource>", "</think:opensource>"),
     (("[BEGIN FINAL RESPONSE]",), "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     *(
         ((end,), start, end)
@@ -85,6 +90,7 @@ _FRAMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         _XTML,
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
+    (("<|tool_call:begin|>", "<|think|>"), ("<|begin|>assistant", "<|content|>", "<|end|>")),
     (("[END FINAL RESPONSE]",), ("[END FINAL RESPONSE]",)),
 )
 """What stands around the content, behind its signs."""

@@ -111,7 +111,7 @@ class Splitter:
         self._held = self._held[len(marker) :]
         if self._format and marker == self._format.start and kind == "content":
             self._state, self._call_start = "call", marker
-        elif marker not in self._markers.frames:
+        elif kind == "reasoning" or marker == self._markers.think_start:
             self._state = "reasoning" if marker == self._markers.think_start else "content"
             self._trim_newlines = True
         return True

@@ -71,6 +71,35 @@ def parse_glm(text: str, schemas: Schemas) -> list[Call]:
     return [Call(name, values)]
 
 
+# Hunyuan 3 has a suffix on each tag.
+_SUFFIX = r"(?::\w+)?"
+_HUNYUAN_CALL = re.compile(
+    rf"<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>(.*?)</tool_call{_SUFFIX}>", re.DOTALL
+)
+_HUNYUAN_OPENING = re.compile(
+    rf"<arg_key{_SUFFIX}>(.*?)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>", re.DOTALL
+)
+_HUNYUAN_ARGUMENT = re.compile(rf"{_HUNYUAN_OPENING.pattern}(?P<value>.*?)</arg_value{_SUFFIX}>", re.DOTALL)
+
+
+def parse_hunyuan(text: str, schemas: Schemas) -> list[Call]:
+    """The calls in a section of Hunyuan 3: `name<tool_sep>` and arguments as GLM writes them."""
+    return _tagged_calls(text, schemas, _HUNYUAN_CALL, _HUNYUAN_ARGUMENT)
+
+
+def _tagged_calls(
+    text: str, schemas: Schemas, call: re.Pattern[str], argument: re.Pattern[str]
+) -> list[Call]:
+    calls = []
+    for name, inside in call.findall(text):
+        schema, values = schemas.get(name, {}), {}
+        for found in argument.finditer(inside):
+            key, told = found[1].strip(), found.groupdict().get("told")
+            values[key] = typed(without_padding(found["value"]), told_kinds(schema, key, told))
+        calls.append(Call(name, values))
+    return some(calls)
+
+
 _KIMI_CALL = re.compile(
     r'<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>(.*?)<\|close\|>call<\|sep\|>', re.DOTALL
 )
@@ -82,15 +111,7 @@ _KIMI_ARGUMENT = re.compile(rf"{_KIMI_OPENING.pattern}(?P<value>.*?)<\|close\|>a
 
 def parse_kimi_tags(text: str, schemas: Schemas) -> list[Call]:
     """The calls in a section of tools of Kimi K3, where each argument tells its type."""
-    calls = []
-    for name, inside in _KIMI_CALL.findall(text):
-        schema = schemas.get(name, {})
-        values = {
-            found[1]: typed(without_padding(found["value"]), told_kinds(schema, found[1], found["told"]))
-            for found in _KIMI_ARGUMENT.finditer(inside)
-        }
-        calls.append(Call(name, values))
-    return some(calls)
+    return _tagged_calls(text, schemas, _KIMI_CALL, _KIMI_ARGUMENT)
 
 
 _XML_HEADER = re.compile(rf"\s*{_FUNCTION}")
@@ -114,6 +135,12 @@ _KIMI = Tags(
     ("<|close|>argument<|sep|>",),
     ("<|close|>call<|sep|>",),
 )
+_HUNYUAN = Tags(
+    _HUNYUAN_OPENING,
+    re.compile(r"<[^>]*|<arg_key(?:(?!<arg_value[^>]*>).)*", re.DOTALL),
+    ("</arg_value:opensource>", "</arg_value>"),
+    ("</tool_call:opensource>", "</tool_call>"),
+)
 
 
 def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] = _XML_HEADER) -> Format:
@@ -125,6 +152,7 @@ def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] 
 
 _GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
 _MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+)["']?\s*>""")
+_HUNYUAN_HEADER = re.compile(rf"\s*<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>")
 _KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>')
 
 TAGGED_FORMATS: dict[str, Format] = {
@@ -140,6 +168,9 @@ TAGGED_FORMATS: dict[str, Format] = {
     ),
     "glm47": _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(parse=parse_glm),
     "laguna": _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(parse=parse_glm),
+    "hunyuan_v3": _tagged(
+        "<tool_calls:opensource>", "</tool_calls:opensource>", _HUNYUAN, header=_HUNYUAN_HEADER
+    )._replace(parse=parse_hunyuan),
     "kimi_k3": _tagged("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", _KIMI, header=_KIMI_HEADER)._replace(
         parse=parse_kimi_tags
     ),
