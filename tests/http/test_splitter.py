@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqengine_http.tool_calls import FORMATS, Delta, HarmonySplitter, Markers, Splitter, find_markers
+from zmqengine_http.tool_calls import (
+    FORMATS,
+    Delta,
+    HarmonySplitter,
+    Markers,
+    Splitter,
+    find_markers,
+    make_splitter,
+)
 from zmqengine_http.tool_calls.lenient import read_whole
 
 HERMES = Markers("<think>", "</think>", FORMATS["json_tools"])
@@ -255,6 +263,10 @@ WRITTEN = {
         '\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
         '<invoke name="g">\n<parameter name="b">}</parameter>\n</invoke>\n',
     ),
+    "muse_spark": (
+        '\n<atem:invoke name="f">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n'
+        '<atem:invoke name="g">\n<atem:parameter name="b">}</atem:parameter>\n</atem:invoke>\n',
+    ),
     "seed_oss": (
         "\n<function=f>\n<parameter=a>1</parameter>\n</function>\n"
         "<function=g>\n<parameter=b>}</parameter>\n</function>\n",
@@ -440,3 +452,49 @@ def test_gpt_oss_text_that_is_cut_short_is_content(text: str, content: str) -> N
     deltas = splitter.feed(text) + splitter.finish()
     assert "".join(delta.text for delta in deltas) == content
     assert all(delta.kind == "content" for delta in deltas)
+
+
+MUSE = (
+    " to=self<|message|>hm < |<|eom|><|start|>assistant<|message|>Let me see.<|eom|>"
+    "<|start|>assistant to=add<|message|>"
+    '<atem:function_calls>\n<atem:invoke name="add">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n'
+    "</atem:function_calls>"
+)
+
+
+@given(CUTS)
+def test_addresses_of_muse_come_apart(cuts: list[int]) -> None:
+    """To itself is reasoning, to a function is a call, and the rest is content."""
+    markers = find_markers({"tool_parser": "muse_spark"}, "to=self <atem:function_calls> <tool_call>")
+    schemas = {"add": {"properties": {"a": {"type": "integer"}}}}
+    splitter = make_splitter(markers, reasoning_open=False, tools=schemas)
+    assert splitter is not None
+    places = sorted({0, len(MUSE), *(cut % len(MUSE) for cut in cuts)})
+    deltas = [d for start, end in itertools.pairwise(places) for d in splitter.feed(MUSE[start:end])]
+    deltas += splitter.finish()
+    assert "".join(d.text for d in deltas if d.kind == "reasoning") == "hm < |"
+    assert "".join(d.text for d in deltas if d.kind == "content") == "Let me see."
+    assert joined_calls(deltas) == [Delta("call", '{"a":1}', "add")]
+    assert splitter.saw_call
+    assert not splitter.in_reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<|message|>Hello", "Hello"),
+        ("Hello, plain", "Hello, plain"),
+        (" to=add<|message|>broken", "broken"),
+        (" to=add<|mess", ""),
+    ],
+)
+def test_muse_text_that_is_cut_short_is_content(text: str, content: str) -> None:
+    """A header is never shown, and what is no call is content."""
+    nothing: dict[str, dict[str, object]] = {}
+    for tools in (nothing, {"add": nothing}):
+        splitter = make_splitter(
+            find_markers({}, "to=self <atem:function_calls>"), reasoning_open=False, tools=tools
+        )
+        assert splitter is not None
+        deltas = splitter.feed(text) + splitter.finish()
+        assert "".join(delta.text for delta in deltas) == content

@@ -72,6 +72,11 @@ WRITTEN = [
         f'</{BAR}DSML{BAR}parameter>\n<{BAR}DSML{BAR}parameter name="days" string="false">3'
         f"</{BAR}DSML{BAR}parameter>\n</{BAR}DSML{BAR}invoke>\n",
     ),
+    (
+        "muse_spark",
+        '\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Łódź</atem:parameter>\n'
+        '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n',
+    ),
     ("minicpm5", '"get_weather"><param name="city"><![CDATA[Łódź]]></param><param name="days">3</param>'),
     (
         "minimax_m3",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from zmqengine_http.tool_calls.addressed import AddressedSplitter
 from zmqengine_http.tool_calls.call_format import Call, Format
 from zmqengine_http.tool_calls.deltas import Delta, TextSplitter
 from zmqengine_http.tool_calls.formats import FORMATS
@@ -32,6 +33,8 @@ def make_splitter(
     """
     if markers.harmony:
         return HarmonySplitter(calls=bool(tools))
+    if markers.addressed:
+        return AddressedSplitter(markers.calls if tools else None, tools)
     if not (markers.think_end or markers.frames or (tools and markers.calls)):
         return None
     return Splitter(markers, reasoning_open=reasoning_open, calls=bool(tools), schemas=tools)

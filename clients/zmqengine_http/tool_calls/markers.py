@@ -9,6 +9,7 @@ from zmqengine_http.tool_calls.call_format import Format
 from zmqengine_http.tool_calls.formats import FORMATS
 
 HARMONY = "<|channel|>"
+_ADDRESSED = FORMATS["muse_spark"]
 _GENERAL = "json_tools"
 """What a worker calls whatever has a call between tags, some formats of their own among it."""
 
@@ -16,7 +17,7 @@ _GENERAL = "json_tools"
 class Markers(NamedTuple):
     """Where reasoning and tool calls are in a model's text. `harmony`: the channels of gpt-oss instead of both.
 
-    `frames` stand around the content and are no part of it.
+    `frames` stand around the content and are no part of it. `addressed`: the messages of Muse instead of markers.
     """
 
     think_start: str = ""
@@ -24,6 +25,7 @@ class Markers(NamedTuple):
     calls: Format | None = None
     harmony: bool = False
     frames: tuple[str, ...] = ()
+    addressed: bool = False
 
 
 _XTML = ("<|open|>", "<|close|>", "<|sep|>")
@@ -105,6 +107,8 @@ def find_markers(facts: Mapping[str, object], chat_template: str | None) -> Mark
     template = chat_template or ""
     if HARMONY in template and "<|message|>" in template:
         return Markers(harmony=True)
+    if _ADDRESSED.start in template and "to=self" in template:
+        return Markers(calls=_ADDRESSED, addressed=True)
     frames = [each for signs, marks in _FRAMES if _has(template, signs) for each in marks]
     return Markers(*_thinking(facts, template), calls=_calls(facts, template), frames=tuple(frames))
 

@@ -12,8 +12,8 @@ from zmqengine_http.tool_calls.streamed import Reader
 from zmqengine_http.tool_calls.streamed_text import TaggedArguments, Tags
 from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
 
-# DeepSeek has a prefix before each word, MiniCPM wraps what has tags in it.
-_PREFIX = f"(?:{BAR}DSML{BAR})?"
+# DeepSeek and Muse have a prefix before each word, MiniCPM wraps what has tags in it.
+_PREFIX = f"(?:{BAR}DSML{BAR}|atem:)?"
 _FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'>\s]+)["']?\s*>"""
 _PARAMETER = (
     rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)["']?([^"'>\s]+)["']?"""
@@ -119,6 +119,7 @@ _XML_OPENING = re.compile(_PARAMETER)
 _WITHIN_TAG = re.compile(r"<[^>]*")
 _XML = Tags(_XML_OPENING, _WITHIN_TAG, ("</parameter>", "</param>"), ("</function>", "</invoke>"))
 _DSML = Tags(_XML_OPENING, _WITHIN_TAG, (f"</{BAR}DSML{BAR}parameter>",), (f"</{BAR}DSML{BAR}invoke>",))
+_ATEM = Tags(_XML_OPENING, _WITHIN_TAG, ("</atem:parameter>",), ("</atem:invoke>",))
 _MINICPM = Tags(
     re.compile(_PARAMETER + r"(?:<!\[CDATA\[|(?=[^<])|(?=<[^!]))"),
     re.compile(r"<[^>]*(?:>(?:<!?\[?C?D?A?T?A?)?)?"),
@@ -163,6 +164,7 @@ TAGGED_FORMATS: dict[str, Format] = {
     "minimax_m3": Format(f"{MARK}<tool_call>", f"{MARK}</tool_call>", parse_nested, re.compile("(?!)")),
     "deepseek_v32": _tagged(f"<{BAR}DSML{BAR}function_calls>", f"</{BAR}DSML{BAR}function_calls>", _DSML),
     "deepseek_v4": _tagged(f"<{BAR}DSML{BAR}tool_calls>", f"</{BAR}DSML{BAR}tool_calls>", _DSML),
+    "muse_spark": _tagged("<atem:function_calls>", "</atem:function_calls>", _ATEM),
     "minicpm5": _tagged("<function name=", "</function>", _MINICPM, header=_MINICPM_HEADER)._replace(
         parse=parse_minicpm
     ),
