@@ -142,7 +142,7 @@ def turn_of(model: Model, turn: Message, calls: Sequence[Called]) -> Turn:
     if same < len(prompt) and prompt.rfind(">", 0, same) < within and same - within < 30:
         same = within
     start, end = model.markers.think_start, model.markers.think_end
-    rest, text = prompt[same:], whole[same:]
+    rest, text = prompt[same:], whole[same:].partition("RESULT-0")[0]
     if rest.replace(start, "").replace(end, "").strip() if start else rest.strip():
         raise NotComparable(f"the history does not go on from the prompt, which ends {rest[-40:]!r}")
     at = 0
@@ -152,7 +152,7 @@ def turn_of(model: Model, turn: Message, calls: Sequence[Called]) -> Turn:
             raise NotComparable("the history has no calls")
         at = max(at, found + len(name))
     places = [place for mark in _ENDS if (place := text.find(mark, at)) >= 0]
-    answer = text[: min(places, default=text.find("RESULT-0"))]
+    answer = text[: min(places, default=len(text))]
     open_ = bool(start) and prompt[:same].rfind(start) > prompt[:same].rfind(end)
     if start and rest.lstrip().startswith(start) and end in answer:
         open_ = start not in answer or answer.find(end) < answer.find(start)
