@@ -177,10 +177,14 @@ class ConstrainedRunner:
                     attack = msgspec.structs.replace(self._request(FREE, tokens=32), constraint=constraint)
                     await session.send(attack).outcome()
             ended_s = time.perf_counter()
+            # The silence in which the last one ended lasts until the next token.
+            await stream.wait_chunks(stream.chunks + 1)
             stream.cancel()
             record = (await stream.outcome()).record(None)
         silence_ms = longest_silence_ms(record, started_s, ended_s)
-        return {} if silence_ms is None else {"silence_max_ms": silence_ms}
+        if silence_ms is None:
+            raise TargetError("the honest stream ended before what came beside it")
+        return {"silence_max_ms": silence_ms}
 
     async def _together(self, session: Session, requests: Sequence[RequestSpec], users: int) -> Measures:
         records = [outcome.record(None) for outcome in await closed_loop(session, requests, users)]

@@ -28,6 +28,11 @@ class HttpStream:
         self._left = asyncio.Event()
         self._task = asyncio.ensure_future(self._run(request))
 
+    @property
+    def chunks(self) -> int:
+        """How many events of the stream have arrived."""
+        return self._chunks
+
     async def wait_chunks(self, chunks: int) -> bool:
         """Wait for so many events of the stream."""
         if self._chunks < chunks and not self._task.done():

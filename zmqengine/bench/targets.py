@@ -40,6 +40,11 @@ class Outcome(Protocol):
 class Stream(Protocol):
     """A request in flight."""
 
+    @property
+    def chunks(self) -> int:
+        """How many chunks with tokens have arrived."""
+        ...
+
     async def wait_chunks(self, chunks: int) -> bool:
         """Wait until so many chunks with tokens have arrived; False if it ended before."""
         ...

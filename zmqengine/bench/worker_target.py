@@ -44,13 +44,18 @@ class WorkerStream:
         )
         self._task = asyncio.ensure_future(self._run())
 
+    @property
+    def chunks(self) -> int:
+        """How many chunks of tokens have arrived."""
+        return len(self._arrivals)
+
     async def wait_chunks(self, chunks: int) -> bool:
         """Wait for so many chunks of tokens."""
-        if len(self._arrivals) < chunks and not self._task.done():
+        if self.chunks < chunks and not self._task.done():
             self._wanted = chunks
             self._reached.clear()
             await self._reached.wait()
-        return len(self._arrivals) >= chunks
+        return self.chunks >= chunks
 
     def cancel(self) -> None:
         """Stop reading, which aborts the request."""
