@@ -36,4 +36,5 @@ def harness(make_harness: Callable[..., Harness]) -> Harness:
 @pytest.fixture
 def small_heap() -> None:
     """What other tests have left is not looked at: with all that they import it would take seconds each time."""
+    gc.collect()
     gc.freeze()

@@ -104,7 +104,7 @@ def test_killed_writers_leave_nothing_wrong(tmp_path: Path, kills: int) -> None:
         # They take room until nobody has gone on with them for a while: let that while be over.
         for path in parts:
             os.utime(path, (0, 0))
-    assert seen > 4 * kills
+    assert seen > 4 * kills, (last, evicted, len(directory), sorted(os.listdir(directory.path)))
     assert evicted > kills
 
 
