@@ -83,8 +83,12 @@ def test_killed_writers_leave_nothing_wrong(tmp_path: Path, kills: int) -> None:
                 last[number] = int(writer.stdout.readline())
         for number, writer in enumerate(writers):
             writer.kill()
-            # It went on until now: of what it began before its last runs, the other one's may have taken the room.
-            last[number] = max([last[number], *map(int, writer.communicate(timeout=WAIT_S)[0].split())])
+            writer.wait(WAIT_S)
+            # It went on until now: of what it began before its last runs, the other one's may have taken the room. Some
+            # of what it said since may have been read ahead, which `communicate` would not see.
+            assert writer.stdout is not None
+            last[number] = max([last[number], *map(int, writer.stdout.read().split())])
+            writer.stdout.close()
         directory = Directory(tmp_path, SALT, Bounds(bytes_max, 0, 1 << 60))
         directory.look()
         parts = list(directory.path.glob("*.part"))
