@@ -39,9 +39,8 @@ EXPOSED = (
     "x-unenforced-keywords",
 )
 """Response headers that a page of another origin may read: what clients log and what retries need."""
-
-
 READY_WAIT_S = 5.0
+"""How long one of several processes waits for a worker before it takes connections."""
 
 
 class HttpApp:

@@ -92,6 +92,7 @@ def _run(serve: Serve, config: HttpConfig, listener: socket.socket) -> None:
     # A terminal's Ctrl-C is for the parent, which tells all; without it nobody would.
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    logs.configure(config)
     sys.exit(serve(config, listener))
 
 

@@ -50,7 +50,6 @@ def serve(config: HttpConfig) -> int:
 
 def run(config: HttpConfig, listener: socket.socket) -> int:
     """Serve at a bound socket, in this process, until a signal; returns the exit code."""
-    logs.configure(config)
     server = _Server(uvicorn_config(HttpApp(config), config))
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn raises the signal again when it has shut down; ending well is not to look like a death.

@@ -35,10 +35,10 @@ def bare_value(rules: Rules, function: Function, schema: object, end: str) -> st
     """A value and the tag behind it; `end` begins with the line break that belongs to the tag, if there is one."""
     root = function.parameters
     kinds = kinds_of(schema, root)
-    for keyword in sorted(passed_over(schema)):
-        rules.pass_over(function, keyword)
     if kinds and "string" not in kinds:
         return json_value(rules, function, schema, end)
+    for keyword in sorted(passed_over(schema)):
+        rules.pass_over(function, keyword)
     choices = [choice for part in alternatives(schema, root) for choice in _texts(rules, function, part, end)]
     if "null" in kinds:
         choices.append(f"{rules.text('null')} {_closing(rules, end)}")

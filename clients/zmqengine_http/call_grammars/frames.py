@@ -135,6 +135,18 @@ def _mistral(rules: Rules, calls: Calls) -> str:
     return f'" "? "[" {_repeated(rules, calls, one, rules.text(", "))} "]"'
 
 
+def _with_parameters(
+    rules: Rules, function: Function, opening: str, closing: str, write: Callable[[str, object], str]
+) -> str:
+    """The tags of a function around its parameters, each on a line of its own: `write` gets its name and schema."""
+    line = rules.text("\n")
+    parts = [rules.text(opening)]
+    for name, schema, needed in members(rules, function):
+        parameter = rules.rule(f"{write(_tag_name(function, name), schema)} {line}")
+        parts.append(parameter if needed else f"{parameter}?")
+    return " ".join([*parts, rules.text(closing)])
+
+
 def _function_tags(padding: str) -> Callable[[Rules, Calls], str]:
     """Functions and parameters named in their tags, with `padding` around values."""
 
@@ -142,13 +154,12 @@ def _function_tags(padding: str) -> Callable[[Rules, Calls], str]:
         line = rules.text("\n")
 
         def write(function: Function) -> str:
-            parts = [rules.text(f"<function={function.name}>\n")]
-            for name, schema, needed in members(rules, function):
+            def parameter(name: str, schema: object) -> str:
                 value = bare_value(rules, function, schema, f"{padding}</parameter>")
-                head = rules.text(f"<parameter={_tag_name(function, name)}>{padding}")
-                parameter = rules.rule(f"{head} {value} {line}")
-                parts.append(parameter if needed else f"{parameter}?")
-            return " ".join([*parts, rules.text("</function>\n")])
+                return f"{rules.text(f'<parameter={name}>{padding}')} {value}"
+
+            opening = f"<function={function.name}>\n"
+            return _with_parameters(rules, function, opening, "</function>\n", parameter)
 
         one = f"{line} {_each(calls, write)} {rules.marker(calls.format.end)}"
         return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
@@ -160,16 +171,16 @@ def _dsml(rules: Rules, calls: Calls) -> str:
     line, mark = rules.text("\n"), f"{BAR}DSML{BAR}"
 
     def write(function: Function) -> str:
-        parts = [rules.text(f'<{mark}invoke name="{function.name}">\n')]
-        for name, schema, needed in members(rules, function):
+        def parameter(name: str, schema: object) -> str:
             # What may be a text or something else is written as JSON.
             text = kinds_of(schema, function.parameters) == {"string"}
             value = (bare_value if text else json_value)(rules, function, schema, f"</{mark}parameter>")
             told = "true" if text else "false"
-            head = rules.text(f'<{mark}parameter name="{_tag_name(function, name)}" string="{told}">')
-            parameter = rules.rule(f"{head} {value} {line}")
-            parts.append(parameter if needed else f"{parameter}?")
-        return " ".join([*parts, rules.text(f"</{mark}invoke>\n")])
+            head = rules.text(f'<{mark}parameter name="{name}" string="{told}">')
+            return f"{head} {value}"
+
+        opening = f'<{mark}invoke name="{function.name}">\n'
+        return _with_parameters(rules, function, opening, f"</{mark}invoke>\n", parameter)
 
     return f"{line} {_repeated(rules, calls, _each(calls, write), '')} {rules.marker(calls.format.end)}"
 
@@ -178,13 +189,13 @@ def _minimax(rules: Rules, calls: Calls) -> str:
     line = rules.text("\n")
 
     def write(function: Function) -> str:
-        parts = [rules.text(f'<invoke name="{function.name}">\n')]
-        for name, schema, needed in members(rules, function):
+        def parameter(name: str, schema: object) -> str:
             value = bare_value(rules, function, schema, "</parameter>")
-            head = rules.text(f'<parameter name="{_tag_name(function, name)}">')
-            parameter = rules.rule(f"{head} {value} {line}")
-            parts.append(parameter if needed else f"{parameter}?")
-        return " ".join([*parts, rules.text("</invoke>\n")])
+            head = rules.text(f'<parameter name="{name}">')
+            return f"{head} {value}"
+
+        opening = f'<invoke name="{function.name}">\n'
+        return _with_parameters(rules, function, opening, "</invoke>\n", parameter)
 
     one = _each(calls, write)
     return f"{line} {_repeated(rules, calls, one, '')} {rules.marker(calls.format.end)}"

@@ -36,18 +36,32 @@ def parse_padded_xml(text: str, schemas: Schemas) -> list[Call]:
 
 
 def _xml_calls(text: str, schemas: Schemas, *, padded: bool) -> list[Call]:
-    calls = []
-    for name, inside in _XML_FUNCTION.findall(text):
-        schema = schemas.get(name, {})
-        values: dict[str, object] = {}
-        for found in _XML_PARAMETER.finditer(inside):
-            if found["held"] is not None:
-                values[found[1]] = typed(found["held"], told_kinds(schema, found[1], found["told"]))
-            else:
-                value = without_padding(found["value"], always=padded)
-                values[found[1]] = typed(value, told_kinds(schema, found[1], found["told"]))
-        calls.append(Call(name, values))
-    return some(calls)
+    return _tagged_calls(text, schemas, _XML_FUNCTION, _XML_PARAMETER, padded=padded)
+
+
+def _tagged_calls(
+    text: str, schemas: Schemas, call: re.Pattern[str], argument: re.Pattern[str], *, padded: bool = False
+) -> list[Call]:
+    return some(
+        [
+            Call(name, _arguments(inside, schemas.get(name, {}), argument, padded=padded))
+            for name, inside in call.findall(text)
+        ]
+    )
+
+
+def _arguments(
+    inside: str, schema: Mapping[str, object], argument: re.Pattern[str], *, padded: bool = False
+) -> dict[str, object]:
+    """What `argument` finds: its first group is the key, `value` the text or `held` one to be taken as it is."""
+    values: dict[str, object] = {}
+    for found in argument.finditer(inside):
+        key, groups = found[1].strip(), found.groupdict()
+        text = groups.get("held")
+        if text is None:
+            text = without_padding(groups["value"], always=padded)
+        values[key] = typed(text, told_kinds(schema, key, groups.get("told")))
+    return values
 
 
 def parse_minicpm(text: str, schemas: Schemas) -> list[Call]:
@@ -55,7 +69,8 @@ def parse_minicpm(text: str, schemas: Schemas) -> list[Call]:
     return parse_xml(f"<function name={text}</function>", schemas)
 
 
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_GLM_OPENING = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
+_GLM_ARGUMENT = re.compile(rf"{_GLM_OPENING.pattern}(?P<value>.*?)</arg_value>", re.DOTALL)
 
 
 def parse_glm(text: str, schemas: Schemas) -> list[Call]:
@@ -63,12 +78,7 @@ def parse_glm(text: str, schemas: Schemas) -> list[Call]:
     name = text.split("<arg_key>", 1)[0].strip()
     if not re.fullmatch(r"[\w.-]+", name):
         return parse_json(text, schemas)
-    schema = schemas.get(name, {})
-    values = {
-        key.strip(): typed(without_padding(value), told_kinds(schema, key.strip()))
-        for key, value in _GLM_ARGUMENT.findall(text)
-    }
-    return [Call(name, values)]
+    return [Call(name, _arguments(text, schemas.get(name, {}), _GLM_ARGUMENT))]
 
 
 # Hunyuan 3 has a suffix on each tag.
@@ -85,19 +95,6 @@ _HUNYUAN_ARGUMENT = re.compile(rf"{_HUNYUAN_OPENING.pattern}(?P<value>.*?)</arg_
 def parse_hunyuan(text: str, schemas: Schemas) -> list[Call]:
     """The calls in a section of Hunyuan 3: `name<tool_sep>` and arguments as GLM writes them."""
     return _tagged_calls(text, schemas, _HUNYUAN_CALL, _HUNYUAN_ARGUMENT)
-
-
-def _tagged_calls(
-    text: str, schemas: Schemas, call: re.Pattern[str], argument: re.Pattern[str]
-) -> list[Call]:
-    calls = []
-    for name, inside in call.findall(text):
-        schema, values = schemas.get(name, {}), {}
-        for found in argument.finditer(inside):
-            key, told = found[1].strip(), found.groupdict().get("told")
-            values[key] = typed(without_padding(found["value"]), told_kinds(schema, key, told))
-        calls.append(Call(name, values))
-    return some(calls)
 
 
 _KIMI_CALL = re.compile(
@@ -126,7 +123,7 @@ _MINICPM = Tags(
     ("]]></param>", "</param>"),
 )
 _GLM = Tags(
-    re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL),
+    _GLM_OPENING,
     re.compile(r"<[^>]*|<arg_key>(?:(?!<arg_value>).)*", re.DOTALL),
     ("</arg_value>",),
 )

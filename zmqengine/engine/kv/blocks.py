@@ -145,7 +145,7 @@ class BlockLayout:
         self, group: _Group, singles: list[Any], start: int, end: int, place: Place | None
     ) -> mx.array:
         caches = [singles[cache] for cache, _ in group.arrays]
-        if place is not None and place.part is not None and not any(map(_has_gaps, caches)):
+        if place is not None and place.part is not None and not any(map(_is_cut_alone, caches)):
             shift = place.part.columns - place.held
             return place.part.cut(singles, group.arrays, place.row, shift + start, shift + end)
 
@@ -163,7 +163,7 @@ class BlockLayout:
         return mx.concatenate([cut(singles[cache], name) for cache, name in group.arrays])[:, None]
 
 
-def _has_gaps(cache: Any) -> bool:
+def _is_cut_alone(cache: Any) -> bool:
     return type(cache) is KVCache or cache.gaps is not None
 
 
