@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from statistics import median
 
 import pytest
 
-from tests.worker.harness import Harness
+from tests.worker.harness import ARRIVAL_MS_MAX, Harness
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.worker.service_order import PREFILL_COST
-from zmqengine.worker.service_rates import ServiceRates
+from zmqengine.worker.service_rates import DEADLINE_MARGIN, ServiceRates
 from zmqengine.worker.ticket import Ticket
 
 
@@ -134,15 +133,22 @@ def test_estimates_of_a_busy_worker_come_true(
     numbers = count()
     live = dict.fromkeys(crowd, "")
 
-    def pass_with_a_crowd() -> None:
+    def pass_with_a_crowd() -> set[str]:
+        """Who is still served."""
         new = [front_end for front_end, name in live.items() if not name or name in front_end.ends]
         for front_end in new:
             live[front_end] = f"r{next(numbers)}"
             front_end.send(front_end.insert_message(live[front_end], [7] * 150, max_tokens=40))
         harness.read_commands(len(new))
         harness.pass_()
+        running = {request.id for request in harness.actor.batch.lifecycle.live()}
         for front_end in crowd:
             front_end.read()
+            while live[front_end] not in running and live[front_end] not in front_end.ends:
+                # A crowd that hears of its ends passes later is a smaller one.
+                assert front_end.out.poll(ARRIVAL_MS_MAX), "no end arrived"
+                front_end.read()
+        return running
 
     admission = harness.actor.batch.rows.admission
     ratios = []
@@ -155,8 +161,8 @@ def test_estimates_of_a_busy_worker_come_true(
         estimate = admission.rates.meets_deadline(ticket, started_s, places_ahead=places)
         probe.send(probe.insert_message(f"probe{number}", [9] * 150, max_tokens=40))
         harness.read_commands(1)
-        while f"probe{number}" not in probe.ends:
-            pass_with_a_crowd()
-            probe.read()
+        while f"probe{number}" in pass_with_a_crowd():
+            pass
         ratios.append(estimate.total_s / (harness.clock() - started_s))
-    assert 0.8 < median(ratios) < 1.25, ratios
+    # Who has a deadline is given as much to spare. Counted: 1.26 to 1.31.
+    assert all(1 / DEADLINE_MARGIN < ratio < DEADLINE_MARGIN for ratio in ratios), ratios
