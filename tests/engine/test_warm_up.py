@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.support.engines import make_engine
 from zmqengine.engine import warm_up
-from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.interface import RowRequest, StepResult
 
 
 def test_an_engine_is_as_new_after_it(model):
@@ -57,14 +58,67 @@ def test_its_rounds_fit(rows_max, context):
 
 
 def test_prompts_of_every_size_are_read_within_its_time(model):
-    """The most usual ones before all else, and every one before the speed of reading is measured."""
+    """The most usual ones before all else, and the others when every number of rows was met."""
     engine = make_engine(model, rows_max=2, context_tokens=300)
     order: list[Any] = []
-    warm_up.warm_up(
+    measured = warm_up.warm_up(
         engine, 64, 50.0, order.append, order.append, lambda until_s: order.append(("sizes", until_s))
     )
     engine.close()
-    first, last, measured = [found for found in order if not isinstance(found, float)]
+    assert isinstance(measured, warm_up.Measured)
+    first, *begun, last, before_long = [found for found in order if not isinstance(found, float)]
     assert order[0] == first
     assert first[1] < last[1] < first[1] + 50.0
-    assert isinstance(measured, warm_up.Measured)
+    # Each of these rounds is read at the pace that was measured.
+    assert begun == [measured] * len(list(warm_up.every_number(2, 294)))
+    assert before_long == measured
+    assert [found for found in order if isinstance(found, float)][-1] == 1
+
+
+def test_every_number_of_rows_is_met(model, monkeypatch):
+    """Read together, a step of it, and an end of so many at once; one by one they join, and one by one they end."""
+    engine = make_engine(model, rows_max=6, context_tokens=500)
+    read, decoded, ended = set[int](), set[int](), set[int]()
+    joined = set[tuple[int, int]]()
+    inner = engine.next
+
+    def watched() -> StepResult:
+        before = engine.stats().rows_decoding
+        result = inner()
+        after = engine.stats().rows_decoding
+        firsts = [one for one in result.prefills if one.done == one.total]
+        assert all(one.cached == 0 for one in result.prefills), "a prompt was found instead of read"
+        ends = sum(token.finish is not None for token in result.tokens)
+        read.add(len(firsts))
+        decoded.add(len(result.tokens))
+        ended.add(ends)
+        if len(firsts) == 1 and not ends:
+            joined.add((before, after))
+        return result
+
+    monkeypatch.setattr(engine, "next", watched)
+    warm_up.warm_up(engine, 128, 60.0, read_shapes=lambda until_s: None)
+    engine.close()
+    every = set(range(1, 7))
+    assert every <= read
+    assert every <= decoded
+    assert every <= ended
+    assert {(rows, rows + 1) for rows in range(6)} <= joined
+
+
+def test_what_is_met_once_is_no_measurement(model, monkeypatch):
+    """A reading that was quick is repeated, and the faster one counts: the other did much for the first time."""
+    engine = make_engine(model, rows_max=1, context_tokens=300)
+    read: list[int] = []
+    inner = engine.insert
+
+    def watched(rows: Sequence[RowRequest]) -> Any:
+        read.extend(len(row.prompt) for row in rows)
+        return inner(rows)
+
+    monkeypatch.setattr(engine, "insert", watched)
+    measured = warm_up.warm_up(engine, 64, 60.0)
+    engine.close()
+    assert read.count(129) == 2
+    assert measured is not None
+    assert measured.prompt_tokens_a_second > 0 < measured.step_s

@@ -191,7 +191,7 @@ class MlxEngine:
     def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
         """Do once what traffic will need, for at most about `seconds_max`. Then the engine is as good as new, and reads
         prompts at a pace that suits what was seen."""
-        shapes = partial(read_shapes, self._model, self._sizes.tokens_max)
+        shapes = partial(read_shapes, self._model, few) if (few := self._sizes.tokens_max) else None
         measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin, shapes)
         # The first request would have to map the buffers again there.
         self.reset(keep_buffers=on_cuda())

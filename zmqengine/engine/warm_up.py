@@ -23,9 +23,14 @@ KINDS = (*SAMPLED, PENALISED)
 _STEPS = 4
 _ROWS_FOR_KINDS = 4
 _LONG_TOKENS = 8192
-# Of the time, so much is for the most usual prompts, and so much is left for measuring and for long prompts after that.
+_NUMBERS_MAX = 64
+# Of the time, so much is for the most usual prompts, so much at most for every number of rows, and so much is left for
+# long prompts after all others.
 _USUAL_SHARE = 0.1
-_MEASURING_SHARE = 0.1
+_NUMBERS_SHARE = 0.4
+_LONG_SHARE = 0.1
+# A measurement as short as this is repeated: the first is mostly what is done once.
+_SHORT_S = 1.0
 
 
 class Round(NamedTuple):
@@ -53,39 +58,47 @@ def warm_up(
     seconds_max: float,
     report: Callable[[float], None] = lambda fraction: None,
     begin: Callable[[Measured], None] = lambda measured: None,
-    read_shapes: Callable[[float], object] = lambda until_s: None,
+    read_shapes: Callable[[float], object] | None = None,
 ) -> Measured | None:
     """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
 
-    `begin` is told what was measured, before long prompts are read as they will be. `read_shapes` reads prompts of
-    every size, the most usual ones first, until a time on the clock of `time.perf_counter`; it is called twice.
-    None if time was up before the speed of reading could be seen. Raises what the engine raises.
+    `begin` is told what was measured, before each of the rounds that are read as prompts will be. Where each new shape
+    costs, `read_shapes` reads prompts of every size, the most usual ones first, until a time on the clock of
+    `time.perf_counter`; it is called twice, and every number of rows is met. None if time was up before the speed of
+    reading could be seen. Raises what the engine raises.
     """
     began_s = time.perf_counter()
     until_s = began_s + seconds_max
-    # The most usual ones first, whatever there is time for later.
-    read_shapes(began_s + seconds_max * _USUAL_SHARE)
+    if read_shapes is not None:
+        # The most usual ones first, whatever there is time for later.
+        read_shapes(began_s + seconds_max * _USUAL_SHARE)
     context = engine.info.context_tokens - _STEPS - 2
     rounds = list(plan(engine.rows_max, chunk, context))
+    numbers = [] if read_shapes is None else list(every_number(engine.rows_max, context))
+    every = len(rounds) + len(numbers)
     ids = count(-2, -1)
     for place, one in enumerate(rounds):
         if time.perf_counter() > until_s:
-            log.info("warming up ended early", extra={"done": place, "of": len(rounds)})
-            break
-        started_s = time.perf_counter()
+            log.info("warming up ended early", extra={"done": place, "of": every})
+            return None
         _run(engine, one, ids, until_s)
-        report((place + 1) / len(rounds))
-        log.debug(
-            "warmed up for %d rows of up to %d tokens in %.2f s",
-            len(one.prompts), max(one.prompts), time.perf_counter() - started_s,
-        )  # fmt: skip
-    else:
-        read_shapes(until_s - seconds_max * _MEASURING_SHARE)
-        measured = _measure(engine, chunk, context, ids)
+        report((place + 1) / every)
+    measured = _measure(engine, chunk, context, ids)
+    numbers_until_s = min(until_s, time.perf_counter() + seconds_max * _NUMBERS_SHARE)
+    for place, one in enumerate(numbers, len(rounds)):
+        if time.perf_counter() > numbers_until_s:
+            log.info("warming up ended before every number of rows", extra={"done": place, "of": every})
+            break
+        # What is done once says nothing about the pace.
         begin(measured)
-        _read_at_pace(engine, context, ids, seconds_max / 4)
-        return measured
-    return None
+        _run(engine, one, ids, numbers_until_s)
+        report((place + 1) / every)
+    if read_shapes is not None:
+        read_shapes(until_s - seconds_max * _LONG_SHARE)
+    begin(measured)
+    _read_at_pace(engine, context, ids, seconds_max / 4)
+    report(1.0)
+    return measured
 
 
 def _read_at_pace(engine: Engine, context: int, ids: Iterator[int], seconds_max: float) -> None:
@@ -126,11 +139,27 @@ def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
         yield Round((_within(tokens, context),))
 
 
+def every_number(rows_max: int, context: int) -> Iterator[Round]:
+    """Rounds that meet what depends on the number of rows: it takes a GPU library other kernels, and CUDA new graphs.
+
+    So many are read together, make tokens and end together; they join and end one by one; and few of them have longer
+    prompts.
+    """
+    most = min(rows_max, _NUMBERS_MAX)
+    for rows in range(2, most + 1):
+        yield Round((_within(40, context),) * rows)
+    yield Round((_within(40, context),) * most, in_turn=True)
+    for tokens in (100, 200, 400):
+        for rows in range(2, min(most, 8) + 1):
+            yield Round((_within(tokens, context),) * rows)
+
+
 def _within(tokens: int, context: int) -> int:
     return max(1, min(tokens, context))
 
 
 def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None:
+    started_s = time.perf_counter()
     tokens_max = _STEPS + (len(one.prompts) if one.in_turn else 0)
     rows = [
         _request(next(ids), place, tokens, tokens_max, engine.info.vocab_size, one)
@@ -150,6 +179,10 @@ def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None
             alive -= {token.row for token in result.tokens if token.finish is not None}
     finally:
         engine.remove([row.row for row in rows])
+    log.debug(
+        "warmed up for %d rows of up to %d tokens in %.2f s",
+        len(one.prompts), max(one.prompts), time.perf_counter() - started_s,
+    )  # fmt: skip
 
 
 def _request(
@@ -157,8 +190,8 @@ def _request(
 ) -> RowRequest:
     return RowRequest(
         row=row,
-        # Unlike each other, or they would be taken from the prompt cache.
-        prompt=[1 + (place * 7919 + at * 31 + tokens) % (words - 1) for at in range(tokens)],
+        # Unlike those of all other rows and rounds, or they would be taken from the prompt cache.
+        prompt=[1 + (row * 7919 + at * 31) % (words - 1) for at in range(tokens)],
         max_tokens=tokens_max,
         sampling=one.sampling,
         seed=place,
@@ -167,12 +200,18 @@ def _request(
 
 
 def _measure(engine: Engine, chunk: int, context: int, ids: Iterator[int]) -> Measured:
+    """As a prompt of a few chunks is read, and as one row makes tokens."""
+    started_s = time.perf_counter()
+    first = _measure_once(engine, chunk, context, ids)
+    if time.perf_counter() - started_s > _SHORT_S:
+        return first
+    second = _measure_once(engine, chunk, context, ids)
+    return Measured(max(first[0], second[0]), min(first[1], second[1]))
+
+
+def _measure_once(engine: Engine, chunk: int, context: int, ids: Iterator[int]) -> Measured:
     tokens = _within(2 * chunk + 1, context)
-    row = RowRequest(
-        row=next(ids),
-        prompt=[1 + at * 17 % (engine.info.vocab_size - 1) for at in range(tokens)],
-        max_tokens=_STEPS + 2,
-    )
+    row = _request(next(ids), 0, tokens, _STEPS + 2, engine.info.vocab_size)
     started_s = time.perf_counter()
     times: list[float] = []
     try:
