@@ -43,7 +43,6 @@ class DecodeBatch:
     ) -> None:
         self.rows: list[Row] = []
         self.caches: Caches = []
-        self.steps = 0
         self._model = model
         self._store = store
         self._flight: Flight | None = None
@@ -163,6 +162,7 @@ class DecodeBatch:
         if self._changed:
             self._choosing.set_rows(self.rows)
             self._changed = False
+            kv.start_apart(self.caches)
         is_idle = self._landing is None and not self._start_computes
         kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle)
         logits = self._model(inputs, cache=self.caches)
@@ -172,7 +172,6 @@ class DecodeBatch:
                 row.held += 1
             else:
                 row.window = window.width
-        self.steps += 1
         flight = Flight(list(self.rows), self._choosing.measured, _take_offers(self.rows), window, is_first)
         if self._choosing.constrained:
             kv.start(logits)

@@ -68,7 +68,7 @@ class EngineOptions:
         help="What may be written to --cache-dir in a day, by all who share it.",
     )
     warm_up_s: float = option(
-        60.0,
+        90.0,
         within=(0, 3600),
         help="Time at the start to fit the model to the device, and on a GPU to warm it up as well; 0 for neither.",
     )

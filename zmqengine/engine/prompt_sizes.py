@@ -77,6 +77,7 @@ def usual_shapes(tokens_max: int) -> Iterator[tuple[int, int]]:
 
 def _by_use(tokens_max: int) -> Iterator[tuple[int, int]]:
     yield from ((tokens, 0) for tokens in SIZES)
+    yield from ((_LARGEST, before) for before in range(_LARGEST, tokens_max, _LARGEST))
     for before in range(_LARGEST // 2, tokens_max, _LARGEST // 2):
         yield from ((tokens, before) for tokens in SIZES if tokens <= _LARGEST // 2)
     yield from ((2 * WHOLE, before) for before in range(2 * WHOLE, tokens_max, 4 * WHOLE))

@@ -31,7 +31,7 @@ WIDTH_MAX = 8
 
 # Products of a prompt's attention that may be made without cuDNN in each layer, and those that are made at once. More
 # of them take longer than a plan.
-_UNFUSED_BYTES_MAX = 512 << 20
+_UNFUSED_BYTES_MAX = 256 << 20
 _PART_BYTES = 64 << 20
 _PART_TOKENS_MIN = 128
 _EVEN_COLUMNS = 1024

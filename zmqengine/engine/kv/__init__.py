@@ -25,6 +25,7 @@ from zmqengine.engine.kv.rows import (
     byte_count,
     new_caches,
     start,
+    start_apart,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
 from zmqengine.engine.kv.spans import Spans
@@ -58,4 +59,5 @@ __all__ = [
     "read_together",
     "resident",
     "start",
+    "start_apart",
 ]

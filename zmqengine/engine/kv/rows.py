@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.kv.ragged import RaggedKVCache
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.mlx_lm_border import KVCache, make_prompt_cache
@@ -50,6 +51,15 @@ def arrays(caches: Iterable[Any]) -> list[mx.array]:
 def start(*values: Any) -> None:
     """Begin to compute arrays, or trees of them, without waiting."""
     mx.async_eval(*values)  # type: ignore[no-untyped-call]
+
+
+def start_apart(caches: Caches) -> None:
+    """Begin with what was copied as rows came and went, apart from the step that comes next.
+
+    CUDA graphs are kept: in one with the step, each pair of what was copied and how many rows there are would be new.
+    """
+    if on_cuda():
+        start(arrays(caches))
 
 
 def byte_count(caches: Iterable[Any]) -> int:
