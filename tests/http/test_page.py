@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.serving import Front, get, serving, wait_until
+from tests.http.serving import Front, get, post, serving, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
@@ -112,7 +112,7 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
 @in_browser
 def test_it_chats_and_shows_what_each_token_could_have_been(browser: Browser) -> None:
     """Hovering, or the arrow keys, name the probabilities; a second message carries the first."""
-    say(browser, "Hello", max_tokens=12)
+    say(browser, "Hello", max_tokens=12, seed=1)
     until(browser, "return document.querySelectorAll('.token').length > 3", "tokens")
     until(browser, "return !document.getElementById('send').disabled", "the answer's end")
     until(browser, "return /12 tokens in/.test(document.getElementById('usage').textContent)", "the usage")
@@ -130,6 +130,33 @@ def test_it_chats_and_shows_what_each_token_could_have_been(browser: Browser) ->
     until(browser, "return document.querySelectorAll('.turn.assistant').length === 2", "a second answer")
     until(browser, "return !document.getElementById('send').disabled", "its end")
     assert not browser.find_elements("css selector", ".turn.error")
+
+
+@in_browser
+def test_tokens_that_come_together_are_shown_one_by_one(chromium: Browser) -> None:
+    """Parts of characters among them or not: what hovers is all of the text, and nothing else."""
+    with (
+        FakeWorker(FakeEngineConfig(vocab_size=257, instant=True)) as worker,
+        serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front,
+    ):
+        chromium.get(front.url + "/")
+        until(chromium, "return document.body.dataset.ready === '1'", "the page sees the worker")
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40, "seed": 1}
+        text = post(front, "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+        # The model's tokens are random bytes: most that are no letter of ASCII are parts of nothing.
+        letters = sum(character.isascii() for character in text)
+        assert 10 < letters < 30
+        say(chromium, "Hello", max_tokens=40, seed=1)
+        until(
+            chromium, "return /40 tokens in/.test(document.getElementById('usage').textContent)", "all of it"
+        )
+        shown = (
+            "return [...document.querySelectorAll('.turn.assistant .token')].map((each) => each.textContent)"
+        )
+        tokens = chromium.execute_script(shown)
+        assert "".join(tokens) == text
+        assert [token for token in tokens if token.isascii()] == [token for token in text if token.isascii()]
+        assert max(map(len, tokens)) > 1
 
 
 @in_browser

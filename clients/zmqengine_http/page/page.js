@@ -166,6 +166,28 @@
     return made;
   };
 
+  // What hovers is the text itself. Tokens that are parts of characters are shown as one, up to the next that is not.
+  const tokens = (entries, text) => {
+    const made = [];
+    let parts = [], place = 0;
+    const showParts = (end) => {
+      if (end > place) made.push(parts.length ? token({ ...parts[0], token: text.slice(place, end) }) : text.slice(place, end));
+      parts = [];
+    };
+    for (const entry of entries) {
+      const at = !entry.token || entry.token.includes("\ufffd") ? -1 : text.indexOf(entry.token, place);
+      if (at < 0) {
+        parts.push(entry);
+        continue;
+      }
+      showParts(at);
+      made.push(token(entry));
+      place = at + entry.token.length;
+    }
+    showParts(text.length);
+    return made;
+  };
+
   const showTip = (target) => {
     const tip = $("tip");
     const text = target && target.dataset ? target.dataset.tip : "";
@@ -231,9 +253,7 @@
     const delta = choice.delta || {};
     const text = (delta.reasoning_content || "") + (delta.content || "");
     const entries = choice.logprobs && choice.logprobs.content;
-    // What hovers is the text itself: tokens that make it up exactly are shown one by one.
-    if (entries && entries.length && entries.map((entry) => entry.token).join("") === text) box.append(...entries.map(token));
-    else if (text) box.append(entries && entries.length === 1 ? token({ ...entries[0], token: text }) : text);
+    box.append(...tokens(entries || [], text));
     return delta.content || "";
   };
 
