@@ -16,7 +16,7 @@ def test_an_engine_is_as_new_after_it(model):
     """No rows, no prompts and no counts; the pace is that of this machine, and a request gets the same tokens."""
     engine, fresh = make_engine(model, rows_max=4), make_engine(model, rows_max=4)
     told: list[float] = []
-    engine.warm_up(60.0, told.append)
+    engine.warm_up(600.0, told.append)
     assert told[-1] == 1
     assert told == sorted(told)
     stats = engine.stats()
@@ -62,13 +62,13 @@ def test_prompts_of_every_size_are_read_within_its_time(model):
     engine = make_engine(model, rows_max=2, context_tokens=300)
     order: list[Any] = []
     measured = warm_up.warm_up(
-        engine, 64, 50.0, order.append, order.append, lambda until_s: order.append(("sizes", until_s))
+        engine, 64, 500.0, order.append, order.append, lambda until_s: order.append(("sizes", until_s))
     )
     engine.close()
     assert isinstance(measured, warm_up.Measured)
     first, *begun, last, before_long = [found for found in order if not isinstance(found, float)]
     assert order[0] == first
-    assert first[1] < last[1] < first[1] + 50.0
+    assert first[1] < last[1] < first[1] + 500.0
     # Each of these rounds is read at the pace that was measured.
     assert begun == [measured] * len(list(warm_up.every_number(2, 294)))
     assert before_long == measured
@@ -97,7 +97,7 @@ def test_every_number_of_rows_is_met(model, monkeypatch):
         return result
 
     monkeypatch.setattr(engine, "next", watched)
-    warm_up.warm_up(engine, 128, 60.0, read_shapes=lambda until_s: None)
+    warm_up.warm_up(engine, 128, 600.0, read_shapes=lambda until_s: None)
     engine.close()
     every = set(range(1, 7))
     assert every <= read
@@ -117,7 +117,8 @@ def test_what_is_met_once_is_no_measurement(model, monkeypatch):
         return inner(rows)
 
     monkeypatch.setattr(engine, "insert", watched)
-    measured = warm_up.warm_up(engine, 64, 60.0)
+    monkeypatch.setattr(warm_up, "_SHORT_S", 60.0)
+    measured = warm_up.warm_up(engine, 64, 600.0)
     engine.close()
     assert read.count(129) == 2
     assert measured is not None
