@@ -56,7 +56,7 @@ with zmqengine_client.Client(sys.argv[1]) as client:
     print(len(client.chat([{"role": "user", "content": "hi"}], max_tokens=5, stop="zz").read().tokens))
 """
     done = run(program, worker.address)
-    assert done.stderr == ""
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "5\n"
 
 
