@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 import pytest
@@ -175,19 +176,23 @@ def test_chat_logprobs_go_with_their_tokens(front: Front, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_completion_logprobs_have_the_older_shape(front: Front, stream: bool) -> None:
     """Parallel lists, with offsets that go on from event to event."""
-    reply = post(front, TEXT, {"prompt": [4], "max_tokens": 6, "logprobs": 3, "stream": stream})
-    shapes = (
-        [c["logprobs"] for e in reply.events for c in e["choices"] if c["logprobs"]]
-        if stream
-        else [reply.json["choices"][0]["logprobs"]]
-    )
+    body = {"prompt": [4], "max_tokens": 40, "logprobs": 3, "stream": stream, "seed": 1}
+    reply = post(front, TEXT, body)
+    if stream:
+        shapes = [c["logprobs"] for e in reply.events for c in e["choices"] if c["logprobs"]]
+        text = text_of(reply)
+    else:
+        shapes, text = [reply.json["choices"][0]["logprobs"]], reply.json["choices"][0]["text"]
     tokens = [token for shape in shapes for token in shape["tokens"]]
     offsets = [offset for shape in shapes for offset in shape["text_offset"]]
-    assert len(tokens) == 6
+    assert len(tokens) == len(offsets) == 40
     # A lone byte is no character before the next one shows that it will never be.
-    whole = ["?" if token.startswith("bytes:") else token for token in tokens]
-    sums = [sum(map(len, whole[:place])) for place in range(6)]
-    assert all(0 <= total - offset <= 1 for total, offset in zip(sums, offsets, strict=True))
+    decoder, known = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert offset == len(known)
+        is_part = token.startswith("bytes:")
+        known += decoder.decode(bytes.fromhex(token[6:].replace("\\x", "")) if is_part else token.encode())
+    assert text == known + decoder.decode(b"", final=True)
     assert all(0 < len(top) <= 3 for shape in shapes for top in shape["top_logprobs"])
     assert all(len(shape["token_logprobs"]) == len(shape["tokens"]) for shape in shapes)
 
