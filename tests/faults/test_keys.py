@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.support.sockets import send_if_open
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
@@ -86,9 +86,7 @@ def test_with_a_key_a_client_streams_and_a_stranger_never_reaches_the_actor(team
             if kind == zmq.SUB:
                 socket.setsockopt(zmq.SUBSCRIBE, b"")
             else:
-                # Who has been refused meanwhile has nowhere to send it to.
-                with contextlib.suppress(zmq.Again):
-                    socket.send_multipart(codec.encode(messages.Ping(1)), zmq.DONTWAIT)
+                send_if_open(socket, codec.encode(messages.Ping(1)))
             assert monitor.poll(WAIT_MS)
             socket.close(0)
         after = alice.status().numbers

@@ -13,6 +13,7 @@ import msgpack
 import zmq
 
 from tests.fuzz import seeds
+from tests.support.sockets import send_if_open
 from zmqengine.protocol import codec, messages
 from zmqengine.protocol.addresses import Endpoints, tcp_host_port
 from zmqengine.protocol.messages import MAGIC
@@ -75,21 +76,21 @@ class Attacker:
             sub.setsockopt(zmq.SUBSCRIBE, welcome.topic.encode())
             assert sub.poll(ANSWER_MS), "a well-formed subscription is granted beside all attacks"
             for number in range(10):
-                _send(cmd, [MAGIC + b"I", msgpack.packb(self._insert(welcome.epoch, f"r{number}"))])
-                _send(
+                send_if_open(cmd, [MAGIC + b"I", msgpack.packb(self._insert(welcome.epoch, f"r{number}"))])
+                send_if_open(
                     cmd,
                     [MAGIC + b"A", msgpack.packb({"call": 1, "request": f"r{self._random.randrange(12)}"})],
                 )
                 resume = {"call": 1, "request": f"r{number}", "epoch": welcome.epoch, "from_index": 2**31 - 1}
-                _send(cmd, [MAGIC + b"U", msgpack.packb(resume)])
+                send_if_open(cmd, [MAGIC + b"U", msgpack.packb(resume)])
             self._send_hostile(cmd, count=10)
 
     def oversized(self) -> None:
         """A body just over the limit is refused; one far over it ends the connection."""
         with self._socket(zmq.DEALER, self._endpoints.cmd) as cmd:
-            _send(cmd, [MAGIC + b"I", bytes(self._random.choice([300_000, 3_000_000]))])
-            _send(cmd, [bytes(70_000)])
-            _send(cmd, [b""] * 1000)
+            send_if_open(cmd, [MAGIC + b"I", bytes(self._random.choice([300_000, 3_000_000]))])
+            send_if_open(cmd, [bytes(70_000)])
+            send_if_open(cmd, [b""] * 1000)
             cmd.poll(200)
 
     def take_overs(self) -> None:
@@ -124,10 +125,10 @@ class Attacker:
         """An XSUB may send anything where subscriptions are expected."""
         with self._socket(zmq.XSUB, self._endpoints.out) as xsub:
             for _ in range(30):
-                _send(
+                send_if_open(
                     xsub, [os.urandom(self._random.randrange(40)) for _ in range(self._random.randint(1, 3))]
                 )
-                _send(xsub, [self._random.choice([b"\x00", b"\x01", b"\x02", b""]) + os.urandom(20)])
+                send_if_open(xsub, [self._random.choice([b"\x00", b"\x01", b"\x02", b""]) + os.urandom(20)])
             assert not xsub.poll(50), "somebody else's frame"
 
     # --- below ZeroMQ --------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class Attacker:
             elif shape < 0.2:
                 frames[0] = os.urandom(self._random.randrange(6))
             if frames[0] not in never:
-                _send(to, frames)
+                send_if_open(to, frames)
         while to.poll(20):
             to.recv_multipart()
 
@@ -215,9 +216,3 @@ class Attacker:
             raw.sendall(data)
             raw.settimeout(0.02)
             raw.recv(1000)
-
-
-def _send(to: zmq.Socket[bytes], frames: list[bytes]) -> None:
-    # A connection that the worker has ended takes no more: that is its right.
-    with contextlib.suppress(zmq.Again):
-        to.send_multipart(frames, zmq.DONTWAIT)

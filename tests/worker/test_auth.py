@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
+from tests.support.sockets import send_if_open
 from zmqengine.errors import ConfigError
 from zmqengine.worker.auth import ZAP_ADDRESS, ZapHandler, apply_server
 from zmqengine.worker.keys import KeyPair, load_key_pair, write_key_pair
@@ -106,12 +106,6 @@ def new_keys(tmp_path: Path, name: str) -> KeyPair:
     return load_key_pair(write_key_pair(tmp_path, name).secret)
 
 
-def try_to_send(socket: zmq.Socket[bytes], message: bytes) -> None:
-    """Who has been refused meanwhile has nowhere to send it to."""
-    with contextlib.suppress(zmq.Again):
-        socket.send(message, zmq.DONTWAIT)
-
-
 def test_a_known_key_enters_and_its_frames_carry_it(door: Door) -> None:
     """`User-Id` is the key itself, on commands and on subscriptions, so that a session can be bound to it."""
     keys = new_keys(door.authorized, "alice")
@@ -130,7 +124,7 @@ def test_a_stranger_is_refused_and_nothing_of_theirs_arrives(door: Door, tmp_pat
     """A correct CURVE handshake with a key that is in no file ends in a refusal, on every socket."""
     stranger = new_keys(tmp_path, "stranger")
     dealer = door.client(stranger)
-    try_to_send(dealer, b"let me in")
+    send_if_open(dealer, [b"let me in"])
     assert door.outcome(dealer) == zmq.Event.HANDSHAKE_FAILED_AUTH
     assert door.outcome(door.client(stranger, zmq.SUB)) == zmq.Event.HANDSHAKE_FAILED_AUTH
     friend = door.client(new_keys(door.authorized, "alice"))
@@ -144,7 +138,7 @@ def test_without_curve_nobody_gets_through_the_handshake(door: Door) -> None:
     plain = door.context.socket(zmq.DEALER)
     plain.setsockopt(zmq.LINGER, 0)
     door.connect(plain, door.router)
-    try_to_send(plain, b"hello")
+    send_if_open(plain, [b"hello"])
     assert door.outcome(door.router) == zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     assert not door.router.poll(0)
 
@@ -154,7 +148,7 @@ def test_a_worker_with_another_key_is_not_trusted(door: Door, tmp_path: Path) ->
     keys = new_keys(door.authorized, "alice")
     door.server = new_keys(tmp_path, "impostor")
     client = door.client(keys)
-    try_to_send(client, b"secret prompt")
+    send_if_open(client, [b"secret prompt"])
     assert door.outcome(door.router) == zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     assert not door.router.poll(0)
 
@@ -215,7 +209,7 @@ def test_without_a_handler_nobody_gets_in(tmp_path: Path) -> None:
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, alice.public)
         dealer.setsockopt(zmq.CURVE_SECRETKEY, alice.secret)
         dealer.connect(router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))
-        try_to_send(dealer, b"hello")
+        send_if_open(dealer, [b"hello"])
         assert monitor.poll(WAIT_MS)
         event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
         assert event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from statistics import median
 
 import pytest
 
@@ -164,5 +165,6 @@ def test_estimates_of_a_busy_worker_come_true(
         while f"probe{number}" in pass_with_a_crowd():
             pass
         ratios.append(estimate.total_s / (harness.clock() - started_s))
-    # Who has a deadline is given as much to spare. Counted: 1.26 to 1.31.
+    # Each is 1.26 to 1.4, as commands arrive in one pass or in several. What has a deadline is given more to spare.
+    assert 0.8 < median(ratios) < 1.35, ratios
     assert all(1 / DEADLINE_MARGIN < ratio < DEADLINE_MARGIN for ratio in ratios), ratios

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, pairwise
 from typing import NamedTuple
 
@@ -75,24 +75,24 @@ def warm_up(
     context = engine.info.context_tokens - _STEPS - 2
     rounds = list(plan(engine.rows_max, chunk, context))
     numbers = [] if read_shapes is None else list(every_number(engine.rows_max, context))
-    every = len(rounds) + len(numbers)
-    ids = count(-2, -1)
-    for place, one in enumerate(rounds):
-        if time.perf_counter() > until_s:
-            log.info("warming up ended early", extra={"done": place, "of": every})
-            return None
-        _run(engine, one, ids, until_s)
-        report((place + 1) / every)
+    ids, done, every = count(-2, -1), count(1), len(rounds) + len(numbers)
+
+    def take(some: Sequence[Round], some_until_s: float, prepare: Callable[[], None]) -> bool:
+        for place, one in enumerate(some):
+            if time.perf_counter() > some_until_s:
+                log.info("warming up ended early", extra={"left": len(some) - place, "of": every})
+                return False
+            prepare()
+            _run(engine, one, ids, some_until_s)
+            report(next(done) / every)
+        return True
+
+    if not take(rounds, until_s, lambda: None):
+        return None
     measured = _measure(engine, chunk, context, ids)
     numbers_until_s = min(until_s, time.perf_counter() + seconds_max * _NUMBERS_SHARE)
-    for place, one in enumerate(numbers, len(rounds)):
-        if time.perf_counter() > numbers_until_s:
-            log.info("warming up ended before every number of rows", extra={"done": place, "of": every})
-            break
-        # What is done once says nothing about the pace.
-        begin(measured)
-        _run(engine, one, ids, numbers_until_s)
-        report((place + 1) / every)
+    # What is done once says nothing about the pace.
+    take(numbers, numbers_until_s, lambda: begin(measured))
     if read_shapes is not None:
         read_shapes(until_s - seconds_max * _LONG_SHARE)
     begin(measured)
