@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -39,8 +38,7 @@ def ignored(name: str, note: str) -> Field:
     return Field(name, "ignored", note)
 
 
-@dataclass(frozen=True)
-class ReadBody(Generic[RequestT]):
+class ReadBody(Struct, Generic[RequestT], frozen=True):
     """A request, the names of the fields that were not looked at, and how many unknown keys were inside of others."""
 
     request: RequestT
@@ -70,11 +68,11 @@ class Body(Generic[RequestT]):
         self._prepare = prepare
         self._check = check
         self._unknown_ignored = unknown_ignored
-        self._whole_numbers = frozenset(
-            field.name
-            for field in msgspec.structs.fields(kind)
-            if _is_whole(msgspec.inspect.type_info(field.type))
-        )
+        # Looked up for every field of every request.
+        self._supported = frozenset(self.supported)
+        types = {field.name: msgspec.inspect.type_info(field.type) for field in msgspec.structs.fields(kind)}
+        self._whole_numbers = frozenset(name for name, type_ in types.items() if _is_whole(type_))
+        self._open = tuple(name for name, type_ in types.items() if _takes_unknown(type_))
 
     @property
     def supported(self) -> tuple[str, ...]:
@@ -90,15 +88,19 @@ class Body(Generic[RequestT]):
         except msgspec.ValidationError as error:
             raise from_validation(error) from None
         self._check(request)
-        return ReadBody(request, ignored, count_unknown(body, request))
+        unknown_inside = sum(
+            count_unknown(body[name], getattr(request, name)) for name in self._open if name in body
+        )
+        return ReadBody(request, ignored, unknown_inside)
 
     def _accepted(self, body: dict[str, object], ignore_unknown: bool) -> tuple[dict[str, object], list[str]]:
         accepted: dict[str, object] = {}
         ignored = []
+        supported, whole_numbers = self._supported, self._whole_numbers
         for name, value in body.items():
-            if name in self.supported:
+            if name in supported:
                 if value is not None:
-                    accepted[name] = _whole(value) if name in self._whole_numbers else value
+                    accepted[name] = _whole(value) if name in whole_numbers else value
                 continue
             field = self.fields.get(name)
             if field is None:
@@ -121,14 +123,14 @@ class Body(Generic[RequestT]):
 def count_unknown(document: object, value: object) -> int:
     """How many keys of a document have no part in what it was converted to."""
     if isinstance(value, Struct) and isinstance(document, dict):
-        tag = value.__struct_config__.tag_field
-        inside: list[int] = [
-            count_unknown(document[name], getattr(value, name))
-            for name in value.__struct_fields__
-            if name in document
-        ]
-        here = [name for name in document if name not in value.__struct_fields__ and name != tag]
-        return sum(inside) + len(here)
+        fields, tag = value.__struct_fields__, value.__struct_config__.tag_field
+        count = 0
+        for name, item in document.items():
+            if name not in fields:
+                count += name != tag
+            elif isinstance(item, (dict, list)):
+                count += count_unknown(item, getattr(value, name))
+        return count
     if isinstance(value, (list, tuple)) and isinstance(document, list):
         return sum(map(count_unknown, document, value))
     return 0
@@ -146,6 +148,19 @@ def _is_whole(kind: msgspec.inspect.Type) -> bool:
     return any(isinstance(each, msgspec.inspect.IntType) for each in kinds) and not any(
         isinstance(each, msgspec.inspect.FloatType) for each in kinds
     )
+
+
+def _takes_unknown(kind: msgspec.inspect.Type) -> bool:
+    """Whether there may be keys inside that `count_unknown` counts."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _takes_unknown(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_takes_unknown, kind.types))
+    if isinstance(kind, msgspec.inspect.ListType):
+        return _takes_unknown(kind.item_type)
+    if isinstance(kind, msgspec.inspect.StructType):
+        return not kind.forbid_unknown_fields or any(_takes_unknown(field.type) for field in kind.fields)
+    return False
 
 
 def without_nulls(value: object) -> object:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from zmqengine_http.answer_events import AnswerWriter
 from zmqengine_http.constraints import Wishes, check_constraints, make_constraint
 from zmqengine_http.exchange import Exchange
 from zmqengine_http.generation import Generation, answer_generation
 from zmqengine_http.generation_options import GenerationOptions
-from zmqengine_http.prompts import Conversation, Prompt, encode_chat
+from zmqengine_http.prompts import Conversation, Prompt, encode_chat, is_short
 from zmqengine_http.reasoning import reasoning_variables
 from zmqengine_http.service import Service
 from zmqengine_http.stable_head import HeadChanges, RememberingWriter
@@ -30,8 +30,7 @@ _SESSION_HEADERS = (
 """What agents name their session in: its requests belong to one worker, where its prompt is cached."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chat:
+class Chat(Struct, frozen=True, kw_only=True):
     """Messages, tools and wishes.
 
     Messages and tools are as in `Conversation`; `tool_choice` and `response_format` as in chat completions. `effort` is
@@ -95,13 +94,21 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
     tools = chat.tools if chat.tool_choice != "none" else ()
     variables = {**chat.variables, **_reasoning(exchange, chat)}
 
-    def work() -> tuple[Prompt, HeadChanges]:
-        stable = service.head.stabilise(chat.messages, tools)
-        return encode_chat(chat.model, Conversation(stable.messages, stable.tools, variables)), stable.changes
+    def stable() -> tuple[Conversation, HeadChanges]:
+        made = service.head.stabilise(chat.messages, tools)
+        return Conversation(made.messages, made.tools, variables), made.changes
 
-    prompt, changes = await service.tokenizing.run(
-        exchange.id, exchange.body_bytes, work, lambda done: len(done[0].tokens)
-    )
+    def work() -> tuple[Prompt, HeadChanges]:
+        conversation, changes = stable()
+        return encode_chat(chat.model, conversation), changes
+
+    if is_short(exchange.body_bytes):
+        conversation, changes = stable()
+        prompt = await service.tokenizing.short_chat(chat.model, conversation)
+    else:
+        prompt, changes = await service.tokenizing.run(
+            exchange.id, exchange.body_bytes, work, lambda done: len(done[0].tokens)
+        )
     for name, count in changes.facts().items():
         exchange.facts[f"head_{name}"] = count
         service.meter.head_changed(name, count)

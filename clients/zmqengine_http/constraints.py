@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Constraint
 from zmqengine_http.call_grammars.answers import Wanted, answer_grammar
@@ -21,8 +21,7 @@ from zmqengine_http.worker import Model
 Tools = Sequence[Mapping[str, object]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
+class Wishes(Struct, frozen=True, kw_only=True):
     """What of a request says what the answer must be; tools, choice and format in the shapes of chat completions.
 
     `asked` is what was asked for in other words; `every_call`: also calls of tools that are not strict follow their

@@ -4,6 +4,7 @@ document all derive from one `Endpoint`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,5 +61,8 @@ def post(
         del data
         exchange.note_ignored(read.ignored, read.unknown_inside)
         await exchange.unless_gone(answer(service, exchange, read.request))
+        # Answers of requests that came together end together. The books are closed behind the last of them: one kind
+        # of work after the other takes half the time of both in turn.
+        await asyncio.sleep(0)
 
     return Endpoint(path, "POST", handler, summary, body, streams=streams, error_shape=error_shape)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,8 @@ class Exchange:
         self._headers: list[tuple[bytes, bytes]] = []
         self._receive = receive
         self._send = send
+        self._gone = False
+        self._complete = False
 
     @property
     def started(self) -> bool:
@@ -95,26 +97,25 @@ class Exchange:
                 self.body_bytes = length
                 return b"".join(parts)
 
-    async def unless_gone(self, work: Coroutine[Any, Any, None]) -> None:
+    async def unless_gone(self, work: Awaitable[None]) -> None:
         """Do the work; if the client disconnects meanwhile, cancel it and raise `Disconnected`.
 
         The body must have been read. The work has cleaned up after itself when this returns.
         """
-        working = asyncio.ensure_future(work)
-        watching = asyncio.ensure_future(self._gone())
+        task = asyncio.current_task()
+        assert task is not None
+        # The work runs in the task that is there; only the look-out needs one of its own.
+        watching = asyncio.get_running_loop().create_task(self._cancel_when_gone(task))
         try:
-            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
+            await work
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            if sys.version_info >= (3, 11):
+                task.uncancel()
+            raise Disconnected from None
         finally:
             watching.cancel()
-            if not working.done():
-                working.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await working
-            # A failed task and this frame hold each other, and with them the request's body.
-            del working
-        raise Disconnected
 
     async def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """The whole response."""
@@ -139,11 +140,16 @@ class Exchange:
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """A part of the body; it goes out at once. Waits while the client is behind."""
+        self._complete = last
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def _gone(self) -> None:
+    async def _cancel_when_gone(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        # Servers also say so once the response is complete.
+        if not self._complete:
+            self._gone = True
+            task.cancel()
 
 
 def _request_id(given: str | None) -> str:

@@ -57,9 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Feed the parser, again without its upgrade headers where it stopped at them."""
         self._unset_keepalive_if_required()
         for _ in range(UPGRADES_MAX):
+            head_begins = self._in_head and self._head_bytes == 0
             if self._in_head:
-                if self._head_bytes == 0:
-                    self._expect(self.head_timeout_s)
                 self._head_bytes += len(data)
             try:
                 self.parser.feed_data(data)
@@ -72,6 +71,13 @@ class HttpProtocol(HttpToolsProtocol):
                 return self._refuse(400, "Bad Request")
             if self._in_head and self._head_bytes > self.head_bytes_max:
                 self._refuse(431, "Request Header Fields Too Large")
+            # Once for what has come and not at each step of the parser: most requests come whole, and need no timer.
+            if not self._in_head:
+                self._expect(self.body_timeout_s)
+            elif self._head_bytes == 0:
+                self._expect(None)
+            elif head_begins:
+                self._expect(self.head_timeout_s)
             return None
         return self._refuse(400, "Bad Request")
 
@@ -99,19 +105,13 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._in_head = False
         self._head_bytes = 0
-        self._expect(self.body_timeout_s)
         super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._expect(self.body_timeout_s)
-        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._in_head = True
         self._head_bytes = 0
-        self._expect(None)
         super().on_message_complete()
 
     # --- time ------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """From the texts of a request to token ids, on threads, so that the event loop never waits for a tokenizer.
 
-Only a text so short that the hand-over would cost more, some 0.3 ms, is done at once.
+Only a text so short that the hand-over would cost more, some 0.3 ms, is done at once, together with those that came
+with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_http import logs
-from zmqengine_http.errors import bad_field
+from zmqengine_http.errors import ApiError, bad_field
 from zmqengine_http.template_messages import (
     Messages,
     fitted,
@@ -27,6 +28,7 @@ from zmqengine_http.template_messages import (
     with_system_in_user,
     with_written_arguments,
 )
+from zmqengine_http.text_batches import TextBatches
 from zmqengine_http.text_length import check_text_fits
 from zmqengine_http.worker import Model
 
@@ -58,6 +60,11 @@ class Prompt(msgspec.Struct, frozen=True):
     reasoning_open: bool = False
 
 
+def is_short(size: int) -> bool:
+    """Whether what a body of this length holds is tokenised on the event loop."""
+    return size <= SMALL_BYTES
+
+
 class Tokenizing:
     """A pool of threads for templates and tokenizers. What takes over a second is logged with the request's id.
 
@@ -65,6 +72,7 @@ class Tokenizing:
     """
 
     def __init__(self, threads: int) -> None:
+        self._batches = TextBatches()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -73,7 +81,7 @@ class Tokenizing:
 
     async def run(self, request_id: str, size: int, work: Callable[[], T], count: Callable[[T], int]) -> T:
         """The result of `work`, done on a thread unless it is small."""
-        if size <= SMALL_BYTES:
+        if is_short(size):
             return work()
         started = time.monotonic()
         result = await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -82,19 +90,32 @@ class Tokenizing:
             logs.warning("slow tokenizing", id=request_id, tokens=count(result), seconds=round(seconds, 3))
         return result
 
-    async def text(self, request_id: str, size: int, model: Model, text: str) -> list[int]:
-        """The token ids of a text."""
-        return await self.run(request_id, size, lambda: encode_text(model, text), len)
+    async def texts(self, request_id: str, size: int, model: Model, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text."""
+        if not is_short(size):
+            return await self.run(
+                request_id,
+                size,
+                lambda: [encode_text(model, text) for text in texts],
+                lambda encoded: sum(map(len, encoded)),
+            )
+        for text in texts:
+            check_text_fits("prompt", model, text)
+        return await self._batches.encode(model.tokenizer, texts, add_special_tokens=True)
 
     async def prediction(self, request_id: str, size: int, model: Model, text: str) -> list[int]:
         """The token ids of what an answer may be like."""
         return await self.run(request_id, size, lambda: encode_prediction(model, text), len)
 
-    async def chat(self, request_id: str, size: int, model: Model, conversation: Conversation) -> Prompt:
-        """The prompt of a chat. Raises a 400 if the model's template cannot take it."""
-        return await self.run(
-            request_id, size, lambda: encode_chat(model, conversation), lambda prompt: len(prompt.tokens)
-        )
+    async def short_chat(self, model: Model, conversation: Conversation) -> Prompt:
+        """The prompt of a chat that `is_short`. Raises a 400 if the model's template cannot take it."""
+        text = _chat_text(model, conversation)
+        try:
+            # The template writes the special tokens itself.
+            (tokens,) = await self._batches.encode(model.tokenizer, [text], add_special_tokens=False)
+        except ZmqEngineError as error:
+            raise _refused_messages(error) from None
+        return _chat_prompt(model, tokens)
 
 
 def encode_text(model: Model, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -111,6 +132,16 @@ def encode_prediction(model: Model, text: str) -> list[int]:
 
 def encode_chat(model: Model, conversation: Conversation) -> Prompt:
     """The prompt of a chat. Raises a 400 that says what the template refused."""
+    text = _chat_text(model, conversation)
+    try:
+        # The template writes the special tokens itself.
+        tokens = model.tokenizer.encode(text, add_special_tokens=False)
+    except ZmqEngineError as error:
+        raise _refused_messages(error) from None
+    return _chat_prompt(model, tokens)
+
+
+def _chat_text(model: Model, conversation: Conversation) -> str:
     tools = conversation.tools
     template = model.tokenizer.template_for(tools=bool(tools))
     if not template:
@@ -125,11 +156,13 @@ def encode_chat(model: Model, conversation: Conversation) -> Prompt:
         messages = fitted(conversation.messages, tools, template, variables, model.markers)
         text = _rendered(model, messages, {**tool_variables(tools, variables), **conversation.variables})
         check_text_fits("messages", model, text)
-        # The template writes the special tokens itself.
-        tokens = model.tokenizer.encode(text, add_special_tokens=False)
     except ZmqEngineError as error:
-        raise bad_field("messages", error.message[:500]) from None
-    return Prompt(tokens, _reasoning_open(model, tokens))
+        raise _refused_messages(error) from None
+    return text
+
+
+def _refused_messages(error: ZmqEngineError) -> ApiError:
+    return bad_field("messages", error.message[:500])
 
 
 def _rendered(model: Model, messages: Messages, options: Mapping[str, object]) -> str:
@@ -146,6 +179,10 @@ def _rendered(model: Model, messages: Messages, options: Mapping[str, object]) -
                 with contextlib.suppress(BadRequest):
                     return render(messages, **options)
         raise refusal from None
+
+
+def _chat_prompt(model: Model, tokens: list[int]) -> Prompt:
+    return Prompt(tokens, _reasoning_open(model, tokens))
 
 
 def _reasoning_open(model: Model, tokens: list[int]) -> bool:

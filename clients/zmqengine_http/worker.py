@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from zmqengine.protocol.messages import Description, Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent
@@ -53,8 +53,8 @@ Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
 class Worker:
     """Follows one worker for as long as `run` runs.
 
-    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts. `running` counts
-    the requests this front-end has there.
+    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts. `running` is how
+    many requests this front-end has there: whoever sends one counts it, for as long as it runs.
     """
 
     def __init__(self, address: str, connect: Connect, probe_ms: int) -> None:
@@ -78,15 +78,6 @@ class Worker:
         """The connection; there is one once a model is known."""
         assert self._client is not None
         return self._client
-
-    @contextlib.contextmanager
-    def busy(self, requests: int) -> Iterator[None]:
-        """Count requests for as long as they run."""
-        self.running += requests
-        try:
-            yield
-        finally:
-            self.running -= requests
 
     async def run(self) -> None:
         """Connect, and ask for the state again and again. The client itself mends connections and resumes streams."""

@@ -203,17 +203,17 @@ def test_a_prompt_goes_where_its_prefix_was_unless_that_worker_is_busy() -> None
             return pool.choose(model, prompt, key)
 
         first = home(chat_a)
-        with first.busy(1):
-            second = home(chat_b)
-            assert second is not first
-            # A longer chat with the same beginning goes home, though others are idle.
-            assert home([*chat_a, *[3] * 200]) is first
-            assert home(chat_b) is second
-            third = home([9], "a key")
-        with third.busy(1):
-            assert home([9], "a key") is third
-        with first.busy(SLACK + 1):
-            assert home(chat_a) is not first
+        first.running = 1
+        second = home(chat_b)
+        assert second is not first
+        # A longer chat with the same beginning goes home, though others are idle.
+        assert home([*chat_a, *[3] * 200]) is first
+        assert home(chat_b) is second
+        third = home([9], "a key")
+        first.running, third.running = 0, 1
+        assert home([9], "a key") is third
+        first.running, third.running = SLACK + 1, 0
+        assert home(chat_a) is not first
 
 
 def test_a_silent_stream_is_kept_alive() -> None:

@@ -61,15 +61,25 @@ class Tokenizer:
         try:
             if not add_special_tokens and len(text) >= TEXT_CHARS_MIN:
                 return self._segments.encode(text)
-            # The batch call lets other threads run meanwhile; `encode` holds the interpreter to its end.
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return self._encode_batch([text], add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError):
             # The library says so of half a surrogate pair.
             raise BadRequest("the text is not valid Unicode") from None
 
-    def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text, as `encode` gives them; all cores of the machine take part."""
+        try:
+            return self._encode_batch(list(texts), add_special_tokens)
+        except (TypeError, UnicodeEncodeError):
+            raise BadRequest("a text is not valid Unicode") from None
+
+    def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        # The batch call lets other threads run meanwhile; `encode` holds the interpreter to its end.
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
+
+    def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encode_batch(list(texts), add_special_tokens=False)
 
     @functools.cached_property
     def longest_token_bytes(self) -> int:

@@ -32,7 +32,7 @@ async def answer_completion(service: Service, exchange: Exchange, request: Compl
     generation = Generation(
         id=f"cmpl-{secrets.token_hex(16)}",
         model=model,
-        prompts=[await _prompt(service, exchange, request, model, prompt) for prompt in request.prompts],
+        prompts=await _prompts(service, exchange, request, model),
         prompt_param="prompt",
         options=options,
     )
@@ -41,18 +41,21 @@ async def answer_completion(service: Service, exchange: Exchange, request: Compl
     await answer_generation(service, exchange, generation, writer, stream=request.stream)
 
 
-async def _prompt(
-    service: Service, exchange: Exchange, request: CompletionRequest, model: Model, prompt: str | list[int]
-) -> Prompt:
-    if not isinstance(prompt, str):
-        check_ids("prompt", prompt, model)
-    suffix = request.suffix
+async def _prompts(
+    service: Service, exchange: Exchange, request: CompletionRequest, model: Model
+) -> list[Prompt]:
+    given = request.prompts
+    for prompt in given:
+        if not isinstance(prompt, str):
+            check_ids("prompt", prompt, model)
+    tokenizing, suffix = service.tokenizing, request.suffix
     if suffix:
-        work = functools.partial(middle_prompt, model, prompt, suffix)
-        return Prompt(await service.tokenizing.run(exchange.id, exchange.body_bytes, work, len))
-    if isinstance(prompt, str):
-        return Prompt(await service.tokenizing.text(exchange.id, exchange.body_bytes, model, prompt))
-    return Prompt(prompt)
+        works = [functools.partial(middle_prompt, model, prompt, suffix) for prompt in given]
+        return [Prompt(await tokenizing.run(exchange.id, exchange.body_bytes, work, len)) for work in works]
+    # Either all of them are texts or none is.
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = await tokenizing.texts(exchange.id, exchange.body_bytes, model, texts) if texts else given
+    return [Prompt(tokens) for tokens in encoded if not isinstance(tokens, str)]
 
 
 ENDPOINTS = (post("/v1/completions", COMPLETION_BODY, answer_completion, "Continue a text", streams=True),)

@@ -1,0 +1,63 @@
+"""Short texts that come in one turn of the event loop are tokenised in one call.
+
+The library shares the texts of a call out among the cores of the machine. Sixty requests that come at once then wait
+for a tokenizer once and together, and not each behind the others on the one thread of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zmqengine_client.errors import BadRequest
+from zmqengine_client.text.tokenizer import Tokenizer
+
+
+class _Waiting(NamedTuple):
+    """The texts of one request."""
+
+    texts: Sequence[str]
+    encoded: asyncio.Future[list[list[int]]]
+
+
+class TextBatches:
+    """Tokenises for the tasks of one event loop, which stands still meanwhile: for short texts only."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[Tokenizer, bool], list[_Waiting]] = {}
+
+    async def encode(
+        self, tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """The token ids of each text. Raises `BadRequest` if one is no Unicode, whatever else is in the batch."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            # Behind all tasks that have their turn now.
+            loop.call_soon(self._encode_waiting)
+        waiting = _Waiting(texts, loop.create_future())
+        self._waiting.setdefault((tokenizer, add_special_tokens), []).append(waiting)
+        return await waiting.encoded
+
+    def _encode_waiting(self) -> None:
+        batches, self._waiting = self._waiting, {}
+        for (tokenizer, special), batch in batches.items():
+            try:
+                encoded = iter(tokenizer.encode_all([text for each in batch for text in each.texts], special))
+            except BadRequest:
+                for each in batch:
+                    _encode_alone(tokenizer, special, each)
+                continue
+            for each in batch:
+                ids = [next(encoded) for _ in each.texts]
+                if not each.encoded.done():
+                    each.encoded.set_result(ids)
+
+
+def _encode_alone(tokenizer: Tokenizer, special: bool, waiting: _Waiting) -> None:
+    if waiting.encoded.done():
+        return
+    try:
+        waiting.encoded.set_result(tokenizer.encode_all(waiting.texts, special))
+    except BadRequest as error:
+        waiting.encoded.set_exception(error)
