@@ -61,14 +61,16 @@ class HttpApp:
             Meter(),
             open_traces(config.tracing),
         )
+        handled = {endpoint.path: _Handled(self.service, endpoint) for endpoint in ENDPOINTS}
+        self._plain = {path: each for path, each in handled.items() if "{" not in path}
         # A bare router: the middleware of an application would cost a call for every token.
-        routes = [Route(endpoint.path, _Handled(self.service, endpoint)) for endpoint in ENDPOINTS]
-        router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
-        router.default = _Handled(self.service, Endpoint("", "", _not_found, "", open=True))
-        self._app: ASGIApp = router
+        routes = [Route(path, each) for path, each in handled.items()]
+        self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+        self._router.default = _Handled(self.service, Endpoint("", "", _not_found, "", open=True))
+        self._app: ASGIApp = self._route
         if config.cors_origins:
             self._app = CORSMiddleware(
-                router,
+                self._route,
                 allow_origins=config.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
@@ -78,6 +80,12 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection event, as ASGI has it."""
         await self._app(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What is asked for by its very path is not searched for. The router has all else: parameters, mounts, start-up.
+        direct = scope["type"] == "http" and not scope.get("root_path")
+        plain = self._plain.get(scope["path"]) if direct else None
+        await (plain or self._router)(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
 
@@ -39,6 +40,10 @@ class Meter:
             registry=self.registry,
             multiprocess_mode="livesum",
         )
+        # The library looks one up under a lock, which takes longer than to count. There are few: paths and statuses.
+        self._requests_of = functools.cache(self._requests.labels)
+        self._seconds_at = functools.cache(self._seconds.labels)
+        self._running_at = functools.cache(self._running.labels)
         self._head_changes = Counter(
             "zmqengine_http_head_changes",
             "What agents changed in the heads of their prompts, and was undone.",
@@ -68,13 +73,13 @@ class Meter:
 
     def began(self, path: str) -> None:
         """A request for the endpoint at `path`, which is not what a client typed: those have no bound."""
-        self._running.labels(path).inc()
+        self._running_at(path).inc()
 
     def ended(self, path: str, status: int, seconds: float) -> None:
         """It was answered, or its client left: status 0."""
-        self._running.labels(path).dec()
-        self._requests.labels(path, str(status)).inc()
-        self._seconds.labels(path).observe(seconds)
+        self._running_at(path).dec()
+        self._requests_of(path, str(status)).inc()
+        self._seconds_at(path).observe(seconds)
 
 
 def forget_running(pid: int | None) -> None:

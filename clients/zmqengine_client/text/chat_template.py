@@ -34,6 +34,8 @@ class ChatTemplate:
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise BadRequest(f"the model's chat template is broken: {error}") from None
+        # Copied for every rendering: of Jinja's own chain of maps that is a third of the time.
+        self._template.globals = dict(self._template.globals)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt for these messages. Raises `BadRequest` with what the template objects to."""

@@ -41,6 +41,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {id_: token.content for id_, token in added.items()}
+        self._byte_level = isinstance(self._tokenizer.decoder, ByteLevel)
         self._by_byte = "ByteLevel" in repr(self._tokenizer.decoder)
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._templates: dict[str, ChatTemplate] = {}
@@ -164,7 +165,7 @@ class Tokenizer:
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer | ByteDetokenizer:
         """A new incremental detokeniser for one stream."""
-        if isinstance(self._tokenizer.decoder, ByteLevel):
+        if self._byte_level:
             return ByteDetokenizer(self._plain_bytes if skip_special_tokens else self._all_bytes)
         skip = self._special_ids if skip_special_tokens else ()
 

@@ -63,6 +63,9 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     @property
     def guided(self) -> Constraint | None:
         """What vLLM's fields ask for. Raises a 400 for more than one."""
+        fields = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if self.structured_outputs is None and fields.count(None) == len(fields):
+            return None
         ours = StructuredOutputs(
             json=self.guided_json,
             regex=self.guided_regex,
@@ -81,9 +84,10 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
     def options(self, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
         """The inner form. The fields must have been checked."""
-        bias = {int(key): value for key, value in self.logit_bias.items()}
+        sampling = cast(SamplingOptions, sampling_given(self))
+        sampling["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
         return GenerationOptions(
-            sampling=cast(SamplingOptions, sampling_given(self) | {"logit_bias": bias}),
+            sampling=sampling,
             max_tokens=max_tokens,
             logprobs=logprobs,
             seed=self.seed,

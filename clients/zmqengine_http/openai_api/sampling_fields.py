@@ -31,5 +31,6 @@ else:
 
 def sampling_given(fields: SamplingFields) -> dict[str, Any]:
     """The parameters by name, without those that are None: they were left open."""
-    given = {name: getattr(fields, name) for name in Sampling.__struct_fields__}
-    return {name: value for name, value in given.items() if value is not None}
+    return {
+        name: value for name in Sampling.__struct_fields__ if (value := getattr(fields, name)) is not None
+    }
