@@ -42,8 +42,10 @@ _MONITORED = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _EVENT = struct.Struct("=hi")
-# A plain number: an enumeration's own "&" takes longer than the look at the socket.
+# Plain numbers: an enumeration's own "&" and "|" take longer than the call itself.
 _POLLIN = int(zmq.POLLIN)
+_DONTWAIT = int(zmq.DONTWAIT)
+_DONTWAIT_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class Transport:
@@ -132,7 +134,9 @@ class Transport:
         if socket is None:
             return
         try:
-            socket.send_multipart(action.frames, zmq.DONTWAIT)
+            header, body = action.frames
+            socket.send(header, _DONTWAIT_MORE)
+            socket.send(body, _DONTWAIT)
         except zmq.Again:
             # The core sends it again if it gets no answer.
             log.debug("%s is full", action.channel)
