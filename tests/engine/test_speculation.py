@@ -66,11 +66,10 @@ def outputs(rows: list[RowRequest], run: Run) -> dict[tuple[tuple[int, ...], int
     return {(tuple(request.prompt), seed_key(request.seed)): run.ids(request.row) for request in rows}
 
 
-def drafting(model, rows: list[RowRequest], wanted: Run, **options):
+def drafting(model, rows: list[RowRequest], wanted: Run, *, runs_ahead: bool = False, **options):
     """An engine whose drafts are right seven times out of ten, for four rows out of five."""
-    return make_engine(
-        model, speculation=speculation(Erring(outputs(rows, wanted))), rows_max=ROWS_MAX, **options
-    )
+    drafter = speculation(Erring(outputs(rows, wanted)), runs_ahead=runs_ahead)
+    return make_engine(model, speculation=drafter, rows_max=ROWS_MAX, **options)
 
 
 def same(run: Run, wanted: Run, row: int) -> None:
@@ -83,11 +82,13 @@ def same(run: Run, wanted: Run, row: int) -> None:
             assert [token for token, _ in ours.logprobs.top] == [token for token, _ in theirs.logprobs.top]
 
 
-def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(model):
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(model, runs_ahead):
     """Some are removed, some are parked and come back, most join while windows are on their way."""
     rows = requests()
     wanted = alone(model, rows)
-    engine = drafting(model, rows, wanted, prefill_chunk=32, prefill_chunk_idle=32)
+    options = {"prefill_chunk": 32, "prefill_chunk_idle": 32}
+    engine = drafting(model, rows, wanted, runs_ahead=runs_ahead, **options)
     draw = random.Random(2)
     run, removed = Run(), set()
     for request in rows:
@@ -114,11 +115,13 @@ def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(mo
             same(run, wanted, request.row)
 
 
-def test_windows_save_steps(model):
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_windows_save_steps(model, runs_ahead):
     """What is accepted is not made again: rows that know what comes take a third of the steps."""
     rows = [replace(request, max_tokens=40) for request in requests(8)]
     wanted = alone(model, rows)
-    known = speculation(Erring(outputs(rows, wanted), right=1.0, drafting=1.0), policy=FixedWidth(5))
+    erring = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
+    known = speculation(erring, policy=FixedWidth(5, runs_ahead=runs_ahead))
     counts = []
     for engine in (make_engine(model), make_engine(model, speculation=known)):
         engine.insert(rows)
@@ -127,13 +130,15 @@ def test_windows_save_steps(model):
     assert counts[1] <= counts[0] / 3
 
 
-def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model):
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model, runs_ahead):
     """Nothing follows them, whatever else of the draft was right; the caches left behind are of what was said."""
     rows = requests(6)
     wanted = alone(model, rows)
     stops = {request.row: wanted.ids(request.row)[7] for request in rows}
     known = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
-    engine = make_engine(model, speculation=speculation(known, policy=FixedWidth(6)))
+    policy = FixedWidth(6, runs_ahead=runs_ahead)
+    engine = make_engine(model, speculation=speculation(known, policy=policy))
     engine.insert([replace(request, stop_token_ids=frozenset({stops[request.row]})) for request in rows])
     run = finish(engine)
     for request in rows:

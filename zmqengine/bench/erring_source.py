@@ -16,6 +16,7 @@ class ErringSource:
     """
 
     name = "set"
+    foresees = True
 
     def __init__(
         self, outputs: Mapping[tuple[int, ...], Sequence[int]], right: float, tokens_max: int
@@ -39,5 +40,5 @@ class ErringSource:
     def _draft(self, row: Row, count: int) -> list[int]:
         output = self._outputs[tuple(row.tokens[: row.prompt_tokens])]
         made = len(row.tokens) - row.prompt_tokens
-        coming = output[made : made + min(count, self._tokens_max)]
+        coming = output[made : made + count]
         return [token if self._random.random() < self._right else max(0, token - 1) for token in coming]

@@ -16,13 +16,13 @@ import mlx.core as mx
 from zmqengine.engine import kv
 from zmqengine.engine.backend import start_computes
 from zmqengine.engine.choosing import Choosing
-from zmqengine.engine.drafts.step_costs import WAITED
+from zmqengine.engine.drafts.step_costs import WAITED, started_ahead
 from zmqengine.engine.flight import Flight
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Caches, MadeToken, Row
-from zmqengine.engine.window import Draft, Window
+from zmqengine.engine.window import Window
 
 if TYPE_CHECKING:
     from zmqengine.engine.drafts.speculation import Speculation
@@ -115,34 +115,42 @@ class DecodeBatch:
             # A first token would wait for a whole step more.
             self._landing, self._flight = self._flight, None
             return
-        drafts: list[Draft | None] = []
-        waits = self._must_wait(may_draft)
+        # A row whose last token is on its way needs no further step. A window makes one token at least.
+        self.leave([row for row in self.rows if row.sampled + (row.window > 0) >= row.max_tokens])
+        speculation = self._speculation
+        asks = speculation is not None and speculation.is_due(self.rows) and may_draft()
+        window = self._window_ahead() if asks else None
+        waits = window is None and self._must_wait(asks=asks)
         if waits:
             flight, self._flight = self._flight, None
             if flight is not None:
                 self._report(flight, self._landed)
-            if self._speculation is not None and self.rows and may_draft():
-                drafts = self._speculation.propose(self.rows)
+            if speculation is not None and self.rows and may_draft():
+                drafts = speculation.propose(self.rows)
+                window = Window.of(self.rows, drafts, speculation.widths) if drafts else None
         self._landing = self._flight
-        # A row whose last token is on its way needs no further step.
-        self.leave([row for row in self.rows if row.sampled >= row.max_tokens])
         if not self.rows:
             self._flight = None
-        elif drafts:
-            widths = () if self._speculation is None else self._speculation.widths
-            window = Window.of(self.rows, drafts, widths)
+        elif window is not None:
             self._flight = self._start(window.inputs, window)
-            self._flight.timed_as = window.width
+            self._flight.timed_as = window.width if waits else started_ahead(window.width)
         else:
             self._flight = self._start(self._inputs(self._landing)[:, None], None)
             self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
 
-    def _must_wait(self, may_draft: Callable[[], bool]) -> bool:
+    def _window_ahead(self) -> Window | None:
+        """A window that need not wait for the step on its way: it goes on from wherever that ends."""
+        flight, speculation = self._flight, self._speculation
+        if flight is None or speculation is None or self._choosing.constrained or not flight.has_all(self.rows):
+            return None
+        foreseen = speculation.foresee(self.rows, flight.width)
+        return None if foreseen is None else Window.ahead(flight.coming(self.rows), *foreseen)
+
+    def _must_wait(self, *, asks: bool) -> bool:
         """Whether what comes next depends on the tokens on their way."""
         if self._flight is not None and self._flight.window is not None:
             return True
-        wants = self._speculation is not None and self._speculation.is_worthwhile(self.rows)
-        return wants and may_draft()
+        return asks and self._speculation is not None and self._speculation.is_worthwhile(self.rows)
 
     def land(self, result: StepResult) -> None:
         """Report the tokens of the step before the one that `launch` has started, waiting for them.
@@ -164,14 +172,15 @@ class DecodeBatch:
             self._changed = False
             kv.start_apart(self.caches)
         is_idle = self._landing is None and not self._start_computes
-        kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle)
+        pending = None if window is None else window.pending
+        kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle, pending=pending)
         logits = self._model(inputs, cache=self.caches)
         is_first = not all(row.launched for row in self.rows)
         for row in self.rows:
             if window is None:
                 row.held += 1
             else:
-                row.window = window.width
+                row.window += window.width
         flight = Flight(list(self.rows), self._choosing.measured, _take_offers(self.rows), window, is_first)
         if self._choosing.constrained:
             kv.start(logits)
@@ -213,20 +222,26 @@ class DecodeBatch:
                 self._store.accept(offer)
         if flight.window is not None:
             self._go_back()
+        if self._flight is not None:
+            self._flight.settle(landed.made)
         self._drop(landed.failed)
         self.leave(landed.ended)
         if self._speculation is not None:
-            # Beside others the start of the next one is timed.
-            timed_as = None if flight.timed_as == 1 and self._flight is None else flight.timed_as
+            timed_as = flight.timed_as
+            if self._flight is None and timed_as is not None and (timed_as == 1 or timed_as < 0):
+                # Beside others the start of the next one is timed.
+                timed_as = None
             self._speculation.landed(len(flight.rows), timed_as, landed.judged)
 
     def _go_back(self) -> None:
         """Take back what of a window was not accepted. A row that has joined since has nothing to take back."""
         if self.rows:
-            counts = [row.window for row in self.rows]
+            # What is on its way after a window is one that was started ahead, and stands after it.
+            after = 0 if self._flight is None else self._flight.width
+            counts = [row.window - after for row in self.rows]
             for row in self.rows:
-                row.window = 0
-            kv.go_back(self.caches, counts, self._columns())
+                row.window = after
+            kv.go_back(self.caches, counts, self._columns(), after=after)
 
 
 def _take_offers(rows: Sequence[Row]) -> list[tuple[Row, Offer]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,20 +13,22 @@ from zmqengine.engine import kv
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
-from zmqengine.engine.window import Choices, Draft, Window
+from zmqengine.engine.window import Choices, Coming, Draft, Window
 
 
 @dataclass
 class Landed:
     """Rows that have made what is not a number, by their `id()`; those that failed, and those that ended.
 
-    `judged` are drafts, and how many of their tokens were accepted.
+    `judged` are drafts, and how many of their tokens were accepted. Of a window, `made` is how many tokens of each row
+    were chosen, by its `id()` again.
     """
 
     doubtful: set[int]
     failed: set[int] = field(default_factory=set)
     ended: list[Row] = field(default_factory=list)
     judged: list[tuple[Row, Draft, int]] = field(default_factory=list)
+    made: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -35,8 +37,8 @@ class Flight:
 
     `measured` are the rows that want log-probabilities. `offers` are caches that it goes on from, with the row whose
     logit tells whether they are good. One that `is_first` makes the first token of a row. It has `logits` until its
-    tokens are chosen, and `choices` from then on. Its time is one of steps that are `timed_as` this width, 1 if it was
-    started before the tokens of the step before were known; None if it says nothing.
+    tokens are chosen, and `choices` from then on. Its time is one of steps that are `timed_as` this width, as
+    `StepCosts` counts them; None if it says nothing.
     """
 
     rows: list[Row]
@@ -80,6 +82,31 @@ class Flight:
             return self._chosen.tokens
         return self._chosen.tokens[kv.resident(places)] if places else None
 
+    def has_all(self, here: Sequence[Row]) -> bool:
+        """Whether it makes tokens of all who are `here`."""
+        return {id(row) for row in here} <= {id(row) for row in self.rows}
+
+    def coming(self, here: Sequence[Row]) -> Coming:
+        """What it makes of those who are `here`, who are all among its rows."""
+        tokens = self._chosen.tokens
+        coming = (
+            Coming(mx.ones(tokens.shape, mx.int32), 1, tokens)
+            if self.window is None
+            else self.window.coming(tokens)
+        )
+        if len(here) == len(self.rows):
+            return coming
+        place_of = {id(row): place for place, row in enumerate(self.rows)}
+        places = kv.resident([place_of[id(row)] for row in here])
+        return Coming(coming.counts[places], coming.most, coming.last[places])
+
+    def settle(self, made: Mapping[int, int]) -> None:
+        """The step before it is there, and has made so many tokens of its rows, by their `id()`; one where nothing is
+        said. Now the host knows the drafts of this one."""
+        if self.window is not None and self.window.foreseen:
+            for place, row in enumerate(self.rows):
+                self.window.settle(place, made.get(id(row), 1))
+
     @property
     def _chosen(self) -> Choices:
         assert self.choices is not None, "a step chooses its tokens before anybody asks for them"
@@ -110,6 +137,7 @@ class Flight:
             if row.gone:
                 continue
             accepted = self.window.accepted(place, tokens[place])
+            landed.made[id(row)] = accepted + 1
             taken, message = 0, ""
             finish: EngineFinish | None = None
             for token, logit in zip(tokens[place][: accepted + 1], logits[place], strict=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
@@ -22,6 +23,13 @@ class MadeToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
+class Pending(NamedTuple):
+    """A window on its way, of so many tokens of each row, and how many of them each row will keep: [rows]."""
+
+    width: int
+    kept: mx.array
+
+
 class Row:
     """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
     `ids` are those to be read before the first output. Before the row has caches, `held` is what it may hope for.
@@ -30,7 +38,7 @@ class Row:
     blocks of its tokens. Reading stops at `branches`, as the state there is kept.
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
-    While a window of drafts is on its way, its caches hold `window` tokens more, of which some will be taken back.
+    While windows of drafts are on their way, its caches hold `window` tokens more, of which some will be taken back.
     `history`, `prediction_place` and `draft_state` are what sources of drafts know of it.
     """
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 from zmqengine.engine.kernels import drawing
 from zmqengine.engine.kernels.drawing import Drawn
 from zmqengine.engine.random_bits import uniform
-from zmqengine.engine.row import Row
+from zmqengine.engine.row import Pending, Row
 from zmqengine.sampling_params import Sampling
 
 # Halvings of the search for the top_p threshold: enough for 1 part in 10,000.
@@ -54,10 +54,16 @@ class DrawPlan:
     min_p_floor: mx.array | None
     method: DrawMethod
 
-    def uniforms(self, width: int = 1, ahead: int = 0) -> mx.array:
+    def uniforms(self, width: int = 1, ahead: int | Pending = 0) -> mx.array:
         """`width` numbers in [0, 1) for each row, from its seed and the index of the output token to come, or of the
-        one so many `ahead`."""
-        places = range(ahead, ahead + width)
+        one so many `ahead`: [rows * width, 1]."""
+        if isinstance(ahead, Pending):
+            found = self._uniforms(range(width + ahead.width)).reshape(len(self.rows), -1)
+            kept = ahead.kept if self.index is None else ahead.kept[self.index]
+            return mx.take_along_axis(found, kept[:, None] + mx.arange(width), axis=1).reshape(-1, 1)
+        return self._uniforms(range(ahead, ahead + width))
+
+    def _uniforms(self, places: range) -> mx.array:
         return mx.array([uniform(row.key, row.sampled + place) for row in self.rows for place in places])[
             :, None
         ]
@@ -82,8 +88,12 @@ class KernelPlan:
         self._first: list[int] = []
         self._columns: mx.array | None = None
 
-    def choose(self, logits: mx.array, width: int, ahead: int) -> Chosen:
+    def choose(self, logits: mx.array, width: int, ahead: int | Pending) -> Chosen:
         """As `choose`."""
+        if isinstance(ahead, Pending):
+            plan = drawing.further(drawing.columns([self._drawn(row) for row in self._rows]), ahead.kept)
+            tokens, told = drawing.choose(logits, plan, 0, width)
+            return Chosen(tokens, None, told)
         drawn = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
         if self._columns is None or len(drawn) != 1:
             # Rows that draft get on by unlike numbers of tokens.
@@ -151,16 +161,17 @@ def plan_draw(rows: Sequence[Row], vocab_size: int) -> Plan:
     )
 
 
-def choose(logits: mx.array, plan: Plan, width: int = 1, ahead: int = 0) -> Chosen:
+def choose(logits: mx.array, plan: Plan, width: int = 1, ahead: int | Pending = 0) -> Chosen:
     """The next token for each of `logits` [rows * width, vocab], `width` one after the other for each row: the
-    likeliest, or drawn as the plan says. Rows that will have got on by some tokens are so many `ahead`."""
+    likeliest, or drawn as the plan says. Rows that will have got on by some tokens are so many `ahead`, or as many as
+    they keep of a window on its way."""
     if isinstance(plan, KernelPlan):
         return plan.choose(logits, width, ahead)
     tokens = _choose(logits, plan, width, ahead)
     return Chosen(tokens, mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0], ())
 
 
-def _choose(logits: mx.array, plan: DrawPlan | None, width: int, ahead: int) -> mx.array:
+def _choose(logits: mx.array, plan: DrawPlan | None, width: int, ahead: int | Pending) -> mx.array:
     if plan is None:
         return mx.argmax(logits, axis=-1)
     uniforms = plan.uniforms(width, ahead)

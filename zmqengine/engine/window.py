@@ -16,7 +16,7 @@ import numpy as np
 
 from zmqengine.engine.kernels import drawing
 from zmqengine.engine.penalties import Penalties
-from zmqengine.engine.row import Row
+from zmqengine.engine.row import Pending, Row
 from zmqengine.engine.sampling import LogprobArrays, Plan, choose, measure, widened_places
 
 
@@ -25,6 +25,15 @@ class Draft(NamedTuple):
 
     tokens: Sequence[int]
     source: str
+
+
+class Coming(NamedTuple):
+    """What a step on its way makes of each row, still on the device: how many tokens, [rows], at most `most`; the last
+    of them, [rows]."""
+
+    counts: mx.array
+    most: int
+    last: mx.array
 
 
 class Measured(NamedTuple):
@@ -66,11 +75,19 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """The last token of each row and its draft, padded to `width` tokens: what one call reads."""
+    """The last token of each row and its draft, padded to `width` tokens: what one call reads.
+
+    It may be started while the step before is on its way. Then its `drafts` are those parts of the `foreseen` that
+    stand after what that step makes: the device takes them by itself, and the host is told by `settle`. `pending` is
+    that step, if it is a window.
+    """
 
     drafts: list[Draft | None]
     width: int
     inputs: mx.array
+    drafted: mx.array
+    foreseen: Sequence[Draft | None] = ()
+    pending: Pending | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> Window:
@@ -83,7 +100,28 @@ class Window:
             inputs[place, 0] = row.tokens[-1]
             if draft is not None:
                 inputs[place, 1 : 1 + len(draft.tokens)] = draft.tokens
-        return cls(drafts, width, mx.array(inputs))
+        return cls(drafts, width, mx.array(inputs), mx.array(_table(drafts, width - 1)))
+
+    @classmethod
+    def ahead(cls, coming: Coming, foreseen: Sequence[Draft | None], width: int) -> Window:
+        """The window after a step on its way. What is `foreseen` of a row begins where its known tokens end, and goes
+        on as long as that step and this window may reach."""
+        table = mx.array(_table(foreseen, coming.most + width - 1))
+        drafted = mx.take_along_axis(table, coming.counts[:, None] + mx.arange(width - 1), axis=1)
+        inputs = mx.concatenate([coming.last[:, None].astype(mx.int32), mx.maximum(drafted, 0)], axis=1)
+        pending = Pending(coming.most, coming.counts) if coming.most > 1 else None
+        return cls([None] * len(foreseen), width, inputs.astype(mx.uint32), drafted, foreseen, pending)
+
+    def settle(self, place: int, made: int) -> None:
+        """The step before has made so many tokens of the row at `place`."""
+        draft = self.foreseen[place]
+        tokens = () if draft is None else draft.tokens[made : made + self.width - 1]
+        self.drafts[place] = Draft(tokens, draft.source) if draft is not None and len(tokens) else None
+
+    def coming(self, tokens: mx.array) -> Coming:
+        """What becomes of rows of which the model chose `tokens`, [rows, width]."""
+        counts = self._kept(tokens).sum(axis=-1)
+        return Coming(counts, self.width, mx.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0])
 
     def accepted(self, place: int, tokens: Sequence[int]) -> int:
         """How many tokens of the draft at `place` are those that were chosen."""
@@ -111,7 +149,7 @@ class Window:
             logits = penalties.apply_window(logits, self.inputs[:, 1:])
         raw = logits.reshape(-1, vocab)
         flat = mask(raw)
-        tokens, chosen, told = choose(flat, plan, width)
+        tokens, chosen, told = choose(flat, plan, width, self.pending or 0)
         logprobs = None
         if measured.places:
             index = widened_places(mx.array(list(measured.places)), width)
@@ -123,7 +161,16 @@ class Window:
 
     def _kept(self, tokens: mx.array) -> mx.array:
         """Which of the chosen `tokens` [rows, width] stand: those after an accepted draft, and the first of all."""
-        lengths = mx.array([0 if draft is None else len(draft.tokens) for draft in self.drafts])
-        right = (self.inputs[:, 1:] == tokens[:, :-1]) & (mx.arange(self.width - 1) < lengths[:, None])
+        right = self.drafted == tokens[:, :-1].astype(mx.int32)
         run = mx.cumprod(right.astype(mx.int32), axis=-1)
         return mx.concatenate([mx.ones((len(self.drafts), 1), mx.int32), run], axis=-1)
+
+
+def _table(drafts: Sequence[Draft | None], width: int) -> np.ndarray:
+    """Drafts as [rows, width], and -1 where there is none: no token is equal to that."""
+    table = np.full((len(drafts), width), -1, np.int32)
+    for place, draft in enumerate(drafts):
+        if draft is not None:
+            tokens = draft.tokens[:width]
+            table[place, : len(tokens)] = tokens
+    return table

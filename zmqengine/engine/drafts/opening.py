@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.forced_runs import ForcedRuns
 from zmqengine.engine.drafts.ngrams import Ngrams
@@ -41,7 +42,8 @@ def open_speculation(
     if not sources:
         return None
     costs = StepCosts()
-    policy = BestWidth(costs, positions_max=LOGITS_BYTES_MAX // (4 * vocab_size))
+    positions_max = LOGITS_BYTES_MAX // (4 * vocab_size)
+    policy = BestWidth(costs, positions_max, runs_ahead=on_gpu())
     return Speculation(sources, policy, StepClock(costs), draft_model)
 
 

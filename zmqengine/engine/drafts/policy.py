@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.start_costs import measure_widths
-from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
+from zmqengine.engine.drafts.step_costs import WAITED, StepCosts, started_ahead
 
 WIDTHS = (1, 2, 3, 5, 8)
 """Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
@@ -32,6 +32,11 @@ class WidthPolicy(Protocol):
         ...
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether a window may be started before the tokens of the step before are known."""
+        ...
+
+    @property
     def widths(self) -> Sequence[int]:
         """Of the windows there are, in rising order: one is as wide as the least of these that holds its drafts."""
         ...
@@ -49,10 +54,11 @@ class WidthPolicy(Protocol):
         """Whether no draft of so many rows is worth its step, or that is not known; it is quickly told."""
         ...
 
-    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> Choice:
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True) -> Choice:
         """The width for a step of `rows` rows, of which some have these outlooks.
 
-        The drafts will be made when `ahead` more tokens are known, which have to be waited for.
+        The drafts will be made when `ahead` more tokens are known, which have to be waited for; if nobody `waits`, they
+        are made now, and stand after so many tokens at most.
         """
         ...
 
@@ -66,22 +72,27 @@ class BestWidth:
     width_max = WIDTHS[-1]
     widths = WIDTHS[1:]
 
-    def __init__(self, costs: StepCosts, positions_max: int) -> None:
+    def __init__(self, costs: StepCosts, positions_max: int, *, runs_ahead: bool = False) -> None:
         self._costs = costs
         self.positions_max = positions_max
+        self.runs_ahead = runs_ahead
 
     def prepare(self, model: Any, rows_max: int) -> None:
         """Measure what widths cost."""
-        measure_widths(model, self._costs, rows_max, self.positions_max, self.widths)
+        measure_widths(
+            model, self._costs, rows_max, self.positions_max, self.widths, runs_ahead=self.runs_ahead
+        )
 
     def is_hopeless(self, rows: int) -> bool:
         """Whether even drafts that are always right lose."""
         costs = self._costs
         return not costs.is_current(rows) or all(
-            width < _GAIN_MIN * costs.ratio(rows, width) for width in self._widths(rows)
+            width < _GAIN_MIN * costs.ratio(rows, kind)
+            for width in self._widths(rows)
+            for kind in ((width, started_ahead(width)) if self.runs_ahead else (width,))
         )
 
-    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int) -> Choice:
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True) -> Choice:
         """The width for this step."""
         costs = self._costs
         single_s = costs.single_s(rows)
@@ -90,11 +101,12 @@ class BestWidth:
             max((outlook.token_s for outlook in outlooks), default=0.0) / single_s if single_s else 0.0
         )
         # Whoever stops to run a step ahead has to wait for a step of width 1 once more, when the drafts end.
-        wait = max(0.0, costs.ratio(rows, WAITED) - 1) if ahead else 0.0
+        wait = max(0.0, costs.ratio(rows, WAITED) - 1) if ahead and waits else 0.0
         best = Choice(1, 0.0)
         for width in self._widths(rows):
             tokens = rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)
-            gain = tokens / rows / (costs.ratio(rows, width) + wait + token_cost * (width - 1))
+            step = costs.ratio(rows, width if waits else started_ahead(width))
+            gain = tokens / rows / (step + wait + token_cost * (width - 1))
             if gain > best.gain:
                 best = Choice(width, gain)
         return best if best.gain > _GAIN_MIN else Choice(1, best.gain)

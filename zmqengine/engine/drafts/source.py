@@ -29,9 +29,14 @@ class Outlook(NamedTuple):
 
 
 class DraftSource(Protocol):
-    """Proposes tokens for rows whose output is known up to the last token. Nothing it says can change an output."""
+    """Proposes tokens for rows whose output is known up to the last token. Nothing it says can change an output.
+
+    One that `foresees` can go on beyond tokens that differ from what it expected, so that a long draft says what comes
+    after some that nobody knows yet.
+    """
 
     name: str
+    foresees: bool
 
     def follow(self, row: Row) -> Outlook | None:
         """Look at the tokens that are new since the last call; what could be drafted now, or None.

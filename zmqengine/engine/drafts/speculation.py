@@ -28,14 +28,21 @@ class _Found(NamedTuple):
     outlook: Outlook
 
 
+class Foreseen(NamedTuple):
+    """Drafts for a window of this width, long enough to reach beyond the step on its way."""
+
+    drafts: list[Draft | None]
+    width: int
+
+
 class Speculation:
     """Drafts of all `sources` for the rows of a batch: each row gets those of the first source that has some for it.
 
     `model` is the one of them that holds memory, if any.
 
     A draft needs the last token of its row, and while a step is on its way that is not known. So batches run a step
-    ahead as long as `is_worthwhile` is False, and only then wait for it. What that may lose is bounded by an
-    `Allowance`.
+    ahead as long as `is_worthwhile` is False, and only then wait for it. Where waiting is dear, as on a GPU, they need
+    not: sources `foresee` what comes wherever that step ends. What all that may lose is bounded by an `Allowance`.
     """
 
     def __init__(
@@ -75,18 +82,42 @@ class Speculation:
         """Of windows, in rising order."""
         return self._policy.widths
 
-    def is_worthwhile(self, rows: Sequence[Row]) -> bool:
-        """Whether it is worth waiting for the step on its way to draft after it."""
-        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
+    def is_due(self, rows: Sequence[Row]) -> bool:
+        """Whether it is worth asking what may come: that takes time as well."""
+        if not rows or self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
             return False
-        # To ask every row takes time as well.
         self._unasked += 1
         if self._gain < _GAIN_NEAR and self._unasked < min(len(rows), _UNASKED_STEPS_MAX):
             return False
         self._unasked = 0
+        return True
+
+    def is_worthwhile(self, rows: Sequence[Row]) -> bool:
+        """Whether it is worth waiting for the step on its way to draft after it."""
         _, choice = self._choose(len(rows), self._outlooks(rows), 1)
         self._gain = choice.gain
         return choice.width > 1
+
+    def foresee(self, rows: Sequence[Row], most: int) -> Foreseen | None:
+        """Drafts that need not wait for the step on its way, which makes `most` tokens of a row or less; None if
+        nothing can be said, or who waits gains more."""
+        if not self._policy.runs_ahead:
+            return None
+        outlooks = self._outlooks(rows)
+        found = [one for one in outlooks if one.source.foresees]
+        choice = self._policy.choose(len(rows), [one.outlook for one in found], most, waits=False)
+        # Who has waited for a window once is waiting anyway.
+        _, waiting = self._choose(len(rows), outlooks, 1 if most == 1 else 0)
+        self._gain = max(choice.gain, waiting.gain)
+        if not found or choice.width == 1 or choice.gain < waiting.gain:
+            return None
+        drafts: list[Draft | None] = [None] * len(rows)
+        for one in found:
+            row = rows[one.place]
+            count = most + min(choice.width - 1, one.outlook.tokens_max)
+            (tokens,) = one.source.propose([row], [count])
+            drafts[one.place] = Draft(tokens, one.source.name)
+        return Foreseen(drafts, choice.width)
 
     def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""

@@ -12,21 +12,29 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.backend import on_gpu
-from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
-from zmqengine.engine.row import Caches
+from zmqengine.engine.drafts.step_costs import WAITED, StepCosts, started_ahead
+from zmqengine.engine.row import Caches, Pending
+from zmqengine.engine.window import Coming, Draft, Window
 
-_SECONDS_MAX = 1.0
+_SECONDS_MAX = 1.5
 _TRIES = 5
 _AHEAD_STEPS = 4
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
 def measure_widths(
-    model: Any, costs: StepCosts, rows_max: int, positions_max: int, widths: Sequence[int]
+    model: Any,
+    costs: StepCosts,
+    rows_max: int,
+    positions_max: int,
+    widths: Sequence[int],
+    *,
+    runs_ahead: bool = False,
 ) -> None:
-    """Time each of `widths` for one row, for the most rows, and in between, for about a second in all.
+    """Time each of `widths` for one row, for the most rows, and in between, for a second or two in all.
 
-    A step without drafts is started before the step before has ended; one with drafts is started afterwards.
+    A step without drafts is started before the step before has ended; one with drafts is started afterwards, and where
+    a policy `runs_ahead` before as well.
     The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
     such steps with gaps as well: kernels that are compiled when they are first used take seconds.
     """
@@ -34,10 +42,10 @@ def measure_widths(
     mx.eval(kv.read_alone(model, first, _PROMPT))
     counts = sorted({1, min(8, rows_max), rows_max})
     for rows in counts:
-        until_s = time.perf_counter() + _SECONDS_MAX / len(counts)
+        until_s = time.perf_counter() + _SECONDS_MAX * (1 + runs_ahead) / len(counts)
         wide = [width for width in widths if rows * width <= positions_max]
         steps = _Steps(model, kv.merge([first] * rows), rows)
-        steps.time(costs, wide, until_s)
+        steps.time(costs, wide, until_s, wide if runs_ahead else [])
         if on_gpu():
             steps.prepare(wide)
 
@@ -51,10 +59,13 @@ class _Steps:
         self._rows = rows
         self._held = [len(_PROMPT)] * rows
 
-    def time(self, costs: StepCosts, widths: Sequence[int], until_s: float) -> None:
+    def time(
+        self, costs: StepCosts, widths: Sequence[int], until_s: float, widths_ahead: Sequence[int]
+    ) -> None:
         """The least of a few times of each kind, which are taken in turns: what holds one up may hold up another."""
         kinds: dict[int, Callable[[], None]] = {1: self.ahead, WAITED: partial(self.waited, 1)}
         kinds |= {width: partial(self.waited, width) for width in widths}
+        kinds |= {started_ahead(width): partial(self.windows_ahead, width) for width in widths_ahead}
         best_s = dict.fromkeys(kinds, math.inf)
         # The first of a kind compiles.
         for number in range(1 + _TRIES):
@@ -66,7 +77,8 @@ class _Steps:
                 if number:
                     best_s[width] = min(best_s[width], time.perf_counter() - started_s)
                 self._go_back([len(_PROMPT)] * self._rows)
-        best_s[1] /= _AHEAD_STEPS
+        for width in (1, *map(started_ahead, widths_ahead)):
+            best_s[width] /= _AHEAD_STEPS
         timed = {width: seconds for width, seconds in best_s.items() if seconds < math.inf}
         if 1 in timed:
             costs.measured(self._rows, timed)
@@ -90,12 +102,35 @@ class _Steps:
             waiting = tokens
         tokens.tolist()
 
+    def windows_ahead(self, width: int) -> None:
+        """The same with drafts of which some are right."""
+        known = [Draft(_PROMPT, "")] * self._rows
+        first = mx.array([_PROMPT[0]] * self._rows, dtype=mx.uint32)
+        coming, waiting = Coming(mx.ones(self._rows, mx.int32), 1, first), None
+        for _ in range(_AHEAD_STEPS):
+            window = Window.ahead(coming, known, width)
+            tokens = self._step(window.inputs, is_idle=False, pending=window.pending)
+            coming = window.coming(tokens)
+            kv.start(coming.counts, coming.last, tokens)
+            if waiting is not None:
+                self._keep(waiting, width, after=width)
+            waiting = coming.counts
+        assert waiting is not None
+        self._keep(waiting, width)
+        kv.close_gaps(self._caches, self._held)
+
+    def _keep(self, counts: mx.array, width: int, after: int = 0) -> None:
+        kept: Any = counts.tolist()
+        self._held = [held - width + count for held, count in zip(self._held, kept, strict=True)]
+        kv.go_back(self._caches, [width - count for count in kept], self._held, after=after)
+
     def waited(self, width: int) -> None:
         """A step of that width from tokens that are known."""
         self._step(mx.array([_PROMPT[:width]] * self._rows, dtype=mx.uint32), is_idle=True).tolist()
 
-    def _step(self, inputs: mx.array, *, is_idle: bool) -> mx.array:
-        kv.make_room(self._caches, inputs.shape[1], self._held, idle=on_gpu() and is_idle)
+    def _step(self, inputs: mx.array, *, is_idle: bool, pending: Pending | None = None) -> mx.array:
+        idle = on_gpu() and is_idle
+        kv.make_room(self._caches, inputs.shape[1], self._held, idle=idle, pending=pending)
         self._held = [held + inputs.shape[1] for held in self._held]
         return mx.argmax(self._model(inputs, cache=self._caches), axis=-1)
 

@@ -9,6 +9,13 @@ from collections.abc import Mapping
 WAITED = 0
 """Instead of a width: a step of width 1 that was started when the tokens of the step before were known. One that was
 started ahead of them has the width 1."""
+
+
+def started_ahead(width: int) -> int:
+    """Instead of a width: one of a step that was started before the tokens of the step before were known."""
+    return -width if width > 1 else width
+
+
 # The third of the last so many steps counts, by time: a step that the system held up says nothing.
 _SAMPLES, _PLACE = 7, 2
 # A step of width 1 is known when it was timed so often. If none was timed in so many steps, drafts pause until one is,
@@ -102,13 +109,13 @@ class StepCosts:
         It is not less than one, nor more than it takes to make its tokens one by one after a wait: what says otherwise
         was held up by something else.
         """
-        return min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, width))
+        return min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, abs(width)))
 
     def _measured_ratio(self, rows: int, width: int) -> float:
         near = self._near(rows, width)
         if near is not None:
             return near
-        return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (width - 1))
+        return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (abs(width) - 1))
 
     def _near(self, rows: int, width: int) -> float | None:
         """The ratio of this width for the number of rows that is nearest, of those it is known of."""

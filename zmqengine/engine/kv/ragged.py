@@ -12,7 +12,7 @@ from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
-from zmqengine.engine.row import Caches
+from zmqengine.engine.row import Caches, Pending
 
 # Gaps are read by every step. They are closed when they are more than this, and a part of what rows hold.
 _GAP_COLUMNS_MAX = 64
@@ -30,6 +30,7 @@ class Gaps:
 
     def __init__(self, hidden: np.ndarray) -> None:
         self.hidden = hidden
+        self._pending: tuple[int, Pending] | None = None
         self._visible: mx.array | None = None
         self._marks: mx.array | None = None
 
@@ -39,21 +40,34 @@ class Gaps:
         self.hidden[:, stop:] = False
         for row, count in enumerate(counts):
             self.hidden[row, stop - count : stop] = True
+        self._pending = self._visible = self._marks = None
+
+    def hide_pending(self, stop: int, pending: Pending) -> None:
+        """The last columns before `stop` are of a window on its way. What a row does not keep of them is not used, and
+        the host is not waited for to say so; it does with `hide`."""
+        self._pending = stop - pending.width, pending
         self._visible = self._marks = None
 
     def visible(self, columns: int) -> mx.array:
         """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
         self._widen(columns)
         if self._visible is None:
-            self._visible = mx.array(~self.hidden)[:, None, None]
+            self._visible = ~self._hidden()[:, None, None]
         return self._visible[..., :columns]
 
     def marks(self, columns: int) -> mx.array:
         """The same the other way round, for `Spans`: [rows, columns or more]."""
         self._widen(columns)
         if self._marks is None:
-            self._marks = mx.array(self.hidden.astype(np.uint8))
+            self._marks = self._hidden().astype(mx.uint8)
         return self._marks
+
+    def _hidden(self) -> mx.array:
+        hidden = mx.array(self.hidden)
+        if self._pending is not None:
+            start, (width, kept) = self._pending
+            hidden[:, start : start + width] = mx.arange(width) >= kept[:, None]
+        return hidden
 
     def _widen(self, columns: int) -> None:
         missing = columns - self.hidden.shape[1]
@@ -151,9 +165,16 @@ def can_go_back(caches: Caches) -> bool:
     return all(type(cache) is RaggedKVCache for cache in caches)
 
 
-def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
-    """Take the last `counts[i]` tokens from row i, which then holds `held[i]`. Nothing is copied."""
-    first, common = caches[0], min(counts)
+def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int], *, after: int = 0) -> None:
+    """Take the last `counts[i]` tokens from row i, which then holds `held[i]`. Nothing is copied.
+
+    They may stand before the columns of a window of `after` tokens, which was started when they were `Pending`.
+    """
+    first = caches[0]
+    if after:
+        first.gaps.hide(first._idx - after, counts)
+        return
+    common = min(counts)
     stop, gaps = first._idx - common, first.gaps
     if gaps is None and max(counts) > common:
         gaps = Gaps(np.zeros((len(counts), first.keys.shape[2]), np.bool_))
@@ -166,11 +187,13 @@ def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
         cache.gaps = gaps
 
 
-def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool = False) -> None:
+def make_room(
+    caches: Caches, columns: int, held: Sequence[int], *, idle: bool = False, pending: Pending | None = None
+) -> None:
     """Before `columns` are added to a batch whose rows hold `held`: close gaps where that is due.
 
     A cache that is full is copied anyway, so that is the time to close them. While the device is `idle`, it begins with
-    the first layers before the host has come to the last.
+    the first layers before the host has come to the last. The last tokens that rows hold may be of a `pending` window.
     """
     first = caches[0]
     if getattr(first, "gaps", None) is not None:
@@ -178,6 +201,8 @@ def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool =
         is_full = first._idx + columns > first.keys.shape[2]
         if is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX):
             close_gaps(caches, held)
+    if pending is not None:
+        _stand_after(caches, held, pending)
     ragged = [cache for cache in caches if type(cache) is RaggedKVCache and cache.keys is not None]
     if ragged:
         first = ragged[0]
@@ -185,6 +210,17 @@ def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool =
         for place, cache in enumerate(ragged):
             cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
             cache.begins = idle and place % _BEGIN_LAYERS == 1
+
+
+def _stand_after(caches: Caches, held: Sequence[int], pending: Pending) -> None:
+    """New columns are to follow what rows keep of a window on its way, whose columns are the last."""
+    first = caches[0]
+    gaps = first.gaps or Gaps(np.zeros((len(held), first.keys.shape[2]), np.bool_))
+    gaps.hide_pending(first._idx, pending)
+    offset = resident(mx.array([count - pending.width for count in held], dtype=mx.int32) + pending.kept)
+    for cache in caches:
+        cache.offset = offset
+        cache.gaps = gaps
 
 
 def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
