@@ -141,7 +141,12 @@ class DecodeBatch:
     def _window_ahead(self) -> Window | None:
         """A window that need not wait for the step on its way: it goes on from wherever that ends."""
         flight, speculation = self._flight, self._speculation
-        if flight is None or speculation is None or self._choosing.constrained or not flight.has_all(self.rows):
+        if (
+            flight is None
+            or speculation is None
+            or self._choosing.constrained
+            or not flight.has_all(self.rows)
+        ):
             return None
         foreseen = speculation.foresee(self.rows, flight.width)
         return None if foreseen is None else Window.ahead(flight.coming(self.rows), *foreseen)

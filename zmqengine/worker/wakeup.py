@@ -36,6 +36,8 @@ class Wakeup:
                 pass
 
     def close(self) -> None:
-        """Free the pipe."""
-        os.close(self._reader)
-        os.close(self._writer)
+        """Free the pipe. Idempotent: whoever rings later must not write to what has got its number since."""
+        reader, writer, self._reader, self._writer = self._reader, self._writer, -1, -1
+        for fd in (reader, writer):
+            if fd >= 0:
+                os.close(fd)

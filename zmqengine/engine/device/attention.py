@@ -159,7 +159,7 @@ def ragged_attention(
 
     The result is [rows, heads, width, dim]. `parts` is how many blocks share a row's columns; 0 for what is best.
     """
-    call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, spans.hidden is not None, parts)
+    call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
     inputs = [
         queries, keys, values, spans.starts, spans.stop,
         _nothing() if spans.hidden is None else spans.hidden, _scalar(scale),
@@ -169,17 +169,17 @@ def ragged_attention(
 
 
 def _call(
-    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, holes: bool, parts: int
+    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     rows, heads, width, dim = shape
     together = _heads_together(heads // key_heads, dim)
     blocks = rows * (heads // together)
-    return _prepared(dtype, shape, together, parts or _parts(blocks * width, columns), holes)
+    return _prepared(dtype, shape, together, parts or _parts(blocks * width, columns))
 
 
 @lru_cache(maxsize=256)
 def _prepared(
-    dtype: mx.Dtype, shape: tuple[int, ...], together: int, parts: int, holes: bool
+    dtype: mx.Dtype, shape: tuple[int, ...], together: int, parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel with all that is the same in every layer and step."""
     rows, heads, width, dim = shape
@@ -189,7 +189,6 @@ def _prepared(
         ("G", together),
         ("SPLITS", parts),
         ("WARPS", _WARPS),
-        ("HOLES", holes),
     ]
     call: dict[str, Any] = {
         "template": template,

@@ -20,6 +20,8 @@
   const int b = blockIdx.x / blocks, first_head = (blockIdx.x % blocks) * G;
   const int h = first_head / (heads / key_heads);
   const int w = blockIdx.y;
+  // To compile another kernel for it would hold up everybody for seconds when the first gap comes.
+  const bool holes = hidden_shape[1] > 1;
   const int first = starts[b], last = stop[0] - (W - 1 - w);
   int lo = first, hi = last;
   if (SPLITS > 1) {
@@ -56,7 +58,7 @@
   }
   for (; i - slot < hi; i += STEP) {
     bool used = i < hi;
-    if (HOLES) used = used && !hidden[b * hidden_shape[1] + min(i, hi - 1)];
+    if (holes) used = used && !hidden[b * hidden_shape[1] + min(i, hi - 1)];
 #pragma unroll
     for (int c = 0; c < CH; c++) {
       kk[c] = next_k[c];
