@@ -24,7 +24,7 @@ class ErringSource:
         self._outputs = outputs
         self._tokens_max = tokens_max
         self._right = right
-        self._random = random.Random(0)
+        self._random = random.Random(str(sorted(outputs)))
 
     def follow(self, row: Row) -> Outlook | None:
         """Always the same."""

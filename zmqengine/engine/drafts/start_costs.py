@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,12 +42,9 @@ def measure_widths(
     mx.eval(kv.read_alone(model, first, _PROMPT))
     counts = sorted({1, min(8, rows_max), rows_max})
     for rows in counts:
-        until_s = time.perf_counter() + _SECONDS_MAX * (1 + runs_ahead) / len(counts)
         wide = [width for width in widths if rows * width <= positions_max]
         steps = _Steps(model, kv.merge([first] * rows), rows)
-        steps.time(costs, wide, until_s, wide if runs_ahead else [])
-        if on_gpu():
-            steps.prepare(wide)
+        steps.time(costs, wide, wide if runs_ahead else [], _SECONDS_MAX / len(counts))
 
 
 class _Steps:
@@ -60,36 +57,40 @@ class _Steps:
         self._held = [len(_PROMPT)] * rows
 
     def time(
-        self, costs: StepCosts, widths: Sequence[int], until_s: float, widths_ahead: Sequence[int]
+        self, costs: StepCosts, widths: Sequence[int], widths_ahead: Sequence[int], seconds: float
     ) -> None:
-        """The least of a few times of each kind, which are taken in turns: what holds one up may hold up another."""
-        kinds: dict[int, Callable[[], None]] = {1: self.ahead, WAITED: partial(self.waited, 1)}
-        kinds |= {width: partial(self.waited, width) for width in widths}
+        """Those without drafts of rows as long as each other, the others of rows with gaps, as they are in use."""
+        even = [len(_PROMPT)] * self._rows
+        best_s = self._best({1: self.ahead, WAITED: partial(self.waited, 1)}, even, seconds / 4)
+        kinds: dict[int, Callable[[], None]] = {width: partial(self.waited, width) for width in widths}
         kinds |= {started_ahead(width): partial(self.windows_ahead, width) for width in widths_ahead}
+        uneven = [len(_PROMPT) + (row > 0) for row in range(self._rows)]
+        best_s |= self._best(kinds, uneven, seconds * 3 / 4 * (_AHEAD_STEPS if widths_ahead else 1))
+        for width in (1, *map(started_ahead, widths_ahead)):
+            best_s[width] /= _AHEAD_STEPS
+        timed = {width: its_s for width, its_s in best_s.items() if its_s < math.inf}
+        if 1 in timed:
+            costs.measured(self._rows, timed)
+        if on_gpu():
+            self.waited(1)
+
+    def _best(
+        self, kinds: Mapping[int, Callable[[], None]], held: list[int], seconds: float
+    ) -> dict[int, float]:
+        """The least of a few times of each kind, which are taken in turns: what holds one up may hold up another."""
+        until_s = time.perf_counter() + seconds
         best_s = dict.fromkeys(kinds, math.inf)
         # The first of a kind compiles.
         for number in range(1 + _TRIES):
-            for width, steps in kinds.items():
+            for kind, steps in kinds.items():
                 started_s = time.perf_counter()
                 if started_s > until_s:
-                    break
+                    return best_s
                 steps()
                 if number:
-                    best_s[width] = min(best_s[width], time.perf_counter() - started_s)
-                self._go_back([len(_PROMPT)] * self._rows)
-        for width in (1, *map(started_ahead, widths_ahead)):
-            best_s[width] /= _AHEAD_STEPS
-        timed = {width: seconds for width, seconds in best_s.items() if seconds < math.inf}
-        if 1 in timed:
-            costs.measured(self._rows, timed)
-
-    def prepare(self, widths: Sequence[int]) -> None:
-        """A step of each width with gaps, where there can be some."""
-        if self._rows > 1:
-            held = [len(_PROMPT) + (row > 0) for row in range(self._rows)]
-            for width in (1, *widths):
-                self.waited(width)
+                    best_s[kind] = min(best_s[kind], time.perf_counter() - started_s)
                 self._go_back(held)
+        return best_s
 
     def ahead(self) -> None:
         """Steps of width 1, each of which starts before the one before has ended."""
