@@ -71,11 +71,11 @@ class _Steps:
     ) -> None:
         """Those without drafts of rows as long as each other, the others of rows with gaps, as they are in use."""
         even = [len(_PROMPT)] * len(self._rows)
-        best_s = self._best({1: self.ahead, WAITED: self.waited}, even, seconds / 4)
+        best_s = self._best({1: self.ahead, WAITED: self.waited}, even, seconds / 2)
         kinds: dict[int, Callable[[], float]] = {width: partial(self.window, width) for width in widths}
         kinds |= {started_ahead(width): partial(self.windows_ahead, width) for width in widths_ahead}
         uneven = [len(_PROMPT) + (row > 0) for row in range(len(self._rows))]
-        best_s |= self._best(kinds, uneven, seconds * 3 / 4 * (_AHEAD_STEPS if widths_ahead else 1))
+        best_s |= self._best(kinds, uneven, seconds / 2 * (_AHEAD_STEPS if widths_ahead else 1))
         timed = {width: its_s for width, its_s in best_s.items() if its_s < math.inf}
         if 1 in timed:
             costs.measured(len(self._rows), timed)
