@@ -12,6 +12,7 @@ import pytest
 
 from zmqengine.engine import kv
 from zmqengine.engine.mlx_lm_border import KVCache
+from zmqengine.engine.row import Pending
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_CACHE_OPERATIONS", "1000"))
 LAYERS, HEADS, WIDTH = 2, 1, 2
@@ -37,23 +38,48 @@ class Batch:
 
     def read(self, width: int, accepted: list[int]) -> None:
         """A window of `width`, of which each row keeps what it has accepted."""
+        texts = self.write(width, self.rows)
+        self.keep(texts, accepted)
+        kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))
+
+    def read_ahead(self, width: int, accepted: list[int], next_width: int, next_accepted: list[int]) -> None:
+        """A window and, before the host knows what of it is accepted, the next one."""
+        texts = self.write(width, self.rows)
+        coming = [row + text[:count] for row, text, count in zip(self.rows, texts, accepted, strict=True)]
+        next_texts = self.write(next_width, coming, Pending(width, mx.array(accepted)))
+        assert self.caches[0].offset.tolist() == [len(row) + next_width for row in coming]
+        self.keep(texts, accepted)
+        held = [len(row) + next_width for row in self.rows]
+        kv.go_back(self.caches, [width - count for count in accepted], held, after=next_width)
+        self.keep(next_texts, next_accepted)
+        kv.go_back(self.caches, [next_width - count for count in next_accepted], list(map(len, self.rows)))
+
+    def write(
+        self, width: int, before: list[list[float]], pending: Pending | None = None
+    ) -> list[list[float]]:
+        """A window that is to see `before` it."""
         texts = [self.fresh(width) for _ in self.rows]
         keys = mx.array(texts)[:, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
-        kv.make_room(self.caches, width, list(map(len, self.rows)))
+        held = [len(row) + (0 if pending is None else pending.width) for row in self.rows]
+        kv.make_room(self.caches, width, held, pending=pending)
         mask, spans = self.caches[0].make_mask(width), self.caches[0].spans(width)
         for cache in self.caches:
             seen, _ = cache.update_and_fetch(keys, -keys)
         if mask is None:
             mask = mx.ones((len(self.rows), 1, width, seen.shape[2]), dtype=mx.bool_)
         for said in [mask] if spans is None else [mask, spans.as_mask()]:
-            self.check_mask(np.array(said), np.array(seen)[:, 0, :, 0], texts)
+            self.check_mask(np.array(said), np.array(seen)[:, 0, :, 0], before, texts)
+        return texts
+
+    def keep(self, texts: list[list[float]], accepted: list[int]) -> None:
         for row, text, count in zip(self.rows, texts, accepted, strict=True):
             row.extend(text[:count])
-        kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))
 
-    def check_mask(self, mask: np.ndarray, seen: np.ndarray, texts: list[list[float]]) -> None:
+    def check_mask(
+        self, mask: np.ndarray, seen: np.ndarray, before: list[list[float]], texts: list[list[float]]
+    ) -> None:
         """Each place of the window sees the row's tokens and the window up to itself, once and in order."""
-        for place, (row, text) in enumerate(zip(self.rows, texts, strict=True)):
+        for place, (row, text) in enumerate(zip(before, texts, strict=True)):
             for ahead in range(len(text)):
                 assert seen[place][mask[place, 0, ahead]].tolist() == row + text[: ahead + 1]
 
@@ -86,7 +112,8 @@ def single(text: list[float]) -> KVCache:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_operations_agree_with_a_plain_replay(seed):
-    """Joining, leaving, windows of every width and every number accepted; gaps come and are closed."""
+    """Joining, leaving, windows of every width and every number accepted, some started before the one before them was
+    judged; gaps come and are closed."""
     draw = random.Random(seed)
     batch = Batch()
     gaps = 0
@@ -97,8 +124,14 @@ def test_random_operations_agree_with_a_plain_replay(seed):
         elif kind < 0.12:
             batch.leave(draw.sample(range(len(batch.rows)), draw.randrange(1, len(batch.rows) + 1)))
         else:
-            width = draw.choice((1, 2, 5, 9))
-            batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
+            width, further = draw.choice((1, 2, 5, 9)), draw.choice((2, 5))
+            if kind < 0.5:
+                batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
+            else:
+                batch.read_ahead(
+                    width, [draw.randrange(1, width + 1) for _ in batch.rows],
+                    further, [draw.randrange(further + 1) for _ in batch.rows],
+                )  # fmt: skip
             gaps += batch.caches[0].gaps is not None
         if batch.rows and draw.random() < 0.2:
             batch.check()

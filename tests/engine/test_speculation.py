@@ -130,6 +130,34 @@ def test_windows_save_steps(model, runs_ahead):
     assert counts[1] <= counts[0] / 3
 
 
+class Sure(Erring):
+    """Goes on with what it knows, whatever of it was wrong."""
+
+    def follow(self, row: Row) -> Outlook | None:
+        return Outlook(0.9, 0.9, 64, lasts=True)
+
+
+def test_where_waiting_is_dear_windows_follow_each_other_without_it(model):
+    """Each is started while the one before it is on its way, from the first to the last, and is worth as much."""
+    rows = [replace(request, max_tokens=40) for request in requests(8)]
+    wanted = alone(model, rows)
+    steps, accepted = [], []
+    for runs_ahead in (False, True):
+        costs = Counting(token=0.05, wait=0.4)
+        known = Sure(outputs(rows, wanted), right=0.9)
+        engine = make_engine(model, speculation=by_worth(known, costs=costs, runs_ahead=runs_ahead))
+        engine.insert(rows)
+        run = finish(engine)
+        for request in rows:
+            same(run, wanted, request.row)
+        steps.append(costs.steps)
+        accepted.append(sum(draft.accepted for draft in run.drafts))
+    assert all(width == WAITED or width > 0 for width in steps[0])
+    assert sum(count for width, count in steps[1].items() if width < 0) >= 5
+    assert sum(count for width, count in steps[1].items() if width == WAITED or width > 1) <= 1
+    assert accepted[1] > 0.8 * accepted[0]
+
+
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model, runs_ahead):
     """Nothing follows them, whatever else of the draft was right; the caches left behind are of what was said."""
@@ -283,8 +311,8 @@ def test_a_step_that_was_held_up_is_not_what_a_width_costs():
 class Counting(EvenCosts):
     """What was measured on two cores with eight rows; it counts steps by width."""
 
-    def __init__(self) -> None:
-        super().__init__(token=0.35, wait=0.3)
+    def __init__(self, token: float = 0.35, wait: float = 0.3) -> None:
+        super().__init__(token, wait)
         self.steps: Counter[int] = Counter()
 
     def note(self, rows: int, width: int, seconds: float) -> None:
