@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,9 +96,12 @@ class FakeWorker:
         """End it as a crash does, without a word to anybody. Only with `process=True`."""
         self._runner.kill()
 
-    def restart(self) -> None:
-        """Kill it and start the next one."""
+    def restart(self, engine: FakeEngineConfig | None = None) -> None:
+        """Kill it and start the next one, on another engine if one is given."""
         self.kill()
+        if engine is not None:
+            self.engine = engine
+            self.config = replace(self.config, engine=f"fake:{engine.to_json()}")
         self.start()
 
     def freeze(self) -> None:

@@ -20,6 +20,9 @@ Connect = Callable[..., Any]
 either = pytest.mark.parametrize("connect", ["async"], indirect=True)
 """What only the core decides, which is the same behind both clients: once is enough."""
 
+STANDS_STILL = FakeEngineConfig(step_ms=1.0, faults=(FakeFault(place="next", action="hang", index=200),))
+"""At its 200th step: what needs more is not over before it is killed, however late that is."""
+
 
 @pytest.fixture
 def worker() -> Iterator[FakeWorker]:
@@ -36,8 +39,7 @@ async def read_all(client: Any, streams: list[Any]) -> None:
 
 def test_a_killed_worker_is_a_pause_for_32_streams(connect: Connect) -> None:
     """mlx-lm #854: an abort of the process is a pause. SIGKILL after SIGKILL: the tokens are those without a crash."""
-    # A life stands still at its 200th step and is killed there: each stream needs three, however late it begins.
-    fake = FakeEngineConfig(step_ms=1.0, faults=(FakeFault(place="next", action="hang", index=200),))
+    # Each stream needs three lives, however late it begins.
     tokens = 450
 
     async def scenario(worker: FakeWorker) -> None:
@@ -61,26 +63,27 @@ def test_a_killed_worker_is_a_pause_for_32_streams(connect: Connect) -> None:
             resumed = sum(stream.result.resumed for stream in streams)
             assert counters.resumed_streams == events.count("resumed") == resumed
 
-    with FakeWorker(fake, process=True, pass_timeout_s=0) as worker:
+    with FakeWorker(STANDS_STILL, process=True, pass_timeout_s=0) as worker:
         asyncio.run(asyncio.wait_for(scenario(worker), 100))
 
 
-def test_text_goes_on_in_the_middle_of_a_character(connect: Connect, worker: FakeWorker) -> None:
+def test_text_goes_on_in_the_middle_of_a_character(connect: Connect) -> None:
     """A death between the bytes of a character changes nothing in the text."""
 
-    async def scenario() -> None:
+    async def scenario(worker: FakeWorker) -> None:
         async with connect(worker.address) as client:
             tokenizer = await client.tokenizer()
-            stream = client.generate("x", max_tokens=600, seed=4)
+            stream = client.generate("x", max_tokens=300, seed=4)
             await stream.__anext__()
-            await asyncio.to_thread(worker.restart)
+            await asyncio.to_thread(worker.restart, FakeEngineConfig())
             text = await stream.text()
             assert stream.result.resumed == 1
-            expected = worker.expected_tokens(tokenizer.encode("x"), 600, seed=4)
+            expected = worker.expected_tokens(tokenizer.encode("x"), 300, seed=4)
             assert stream.result.tokens == expected
             assert text == tokenizer.decode(expected)
 
-    asyncio.run(scenario())
+    with FakeWorker(STANDS_STILL, process=True, pass_timeout_s=0) as worker:
+        asyncio.run(scenario(worker))
 
 
 @either
@@ -209,15 +212,14 @@ def test_a_client_may_be_there_before_its_worker(connect: Connect) -> None:
 
 def test_over_tcp_everything_is_the_same(connect: Connect) -> None:
     """Heartbeats and ports instead of files; a restart at the same address included."""
-    with FakeWorker(
-        FakeEngineConfig(step_ms=2.0), process=True, bind=f"tcp://127.0.0.1:{free_port()}"
-    ) as worker:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with FakeWorker(STANDS_STILL, process=True, bind=address, pass_timeout_s=0) as worker:
 
         async def scenario() -> None:
             async with connect(worker.address) as client:
                 stream = client.generate_tokens([1], max_tokens=300, seed=1)
                 await stream.__anext__()
-                await asyncio.to_thread(worker.restart)
+                await asyncio.to_thread(worker.restart, FakeEngineConfig())
                 result = await stream.read()
                 assert result.tokens == worker.expected_tokens([1], 300, seed=1)
                 assert result.resumed == 1
