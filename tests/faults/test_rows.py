@@ -111,6 +111,7 @@ def test_a_slow_pass_is_logged_with_its_phases(make_worker: Callable[..., Worker
     worker = make_worker(FakeEngineConfig(step_ms=30.0), slow_pass_ms=10.0)
     with worker.client() as client:
         client.generate_tokens([1], max_tokens=3, request_id="slow-one").read()
-    line = next(line for line in worker.log.splitlines() if "slow pass" in line)
-    for word in ("pass_ms=", "next_ms=", "receive_ms=", "publish_ms=", "rows=", "slow-one"):
+    # On a busy machine a pass may be slow that has no request.
+    line = next(line for line in worker.log.splitlines() if "slow pass" in line and "slow-one" in line)
+    for word in ("pass_ms=", "next_ms=", "receive_ms=", "publish_ms=", "rows="):
         assert word in line
