@@ -12,7 +12,6 @@ import pytest
 
 from zmqengine.engine import kv
 from zmqengine.engine.mlx_lm_border import KVCache
-from zmqengine.engine.row import Pending
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_CACHE_OPERATIONS", "1000"))
 LAYERS, HEADS, WIDTH = 2, 1, 2
@@ -46,7 +45,7 @@ class Batch:
         """A window and, before the host knows what of it is accepted, the next one."""
         texts = self.write(width, self.rows)
         coming = [row + text[:count] for row, text, count in zip(self.rows, texts, accepted, strict=True)]
-        next_texts = self.write(next_width, coming, Pending(width, mx.array(accepted)))
+        next_texts = self.write(next_width, coming, kv.Pending(width, mx.array(accepted)))
         assert self.caches[0].offset.tolist() == [len(row) + next_width for row in coming]
         self.keep(texts, accepted)
         held = [len(row) + next_width for row in self.rows]
@@ -55,7 +54,7 @@ class Batch:
         kv.go_back(self.caches, [next_width - count for count in next_accepted], list(map(len, self.rows)))
 
     def write(
-        self, width: int, before: list[list[float]], pending: Pending | None = None
+        self, width: int, before: list[list[float]], pending: kv.Pending | None = None
     ) -> list[list[float]]:
         """A window that is to see `before` it."""
         texts = [self.fresh(width) for _ in self.rows]

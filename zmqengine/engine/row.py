@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
@@ -21,13 +20,6 @@ class MadeToken(NamedTuple):
 
     token: int
     logprobs: TokenLogprobs | None
-
-
-class Pending(NamedTuple):
-    """A window on its way, of so many tokens of each row, and how many of them each row will keep: [rows]."""
-
-    width: int
-    kept: mx.array
 
 
 class Row:

@@ -11,8 +11,9 @@ import mlx.core as mx
 
 from zmqengine.engine.kernels import drawing
 from zmqengine.engine.kernels.drawing import Drawn
+from zmqengine.engine.kv import Pending
 from zmqengine.engine.random_bits import uniform
-from zmqengine.engine.row import Pending, Row
+from zmqengine.engine.row import Row
 from zmqengine.sampling_params import Sampling
 
 # Halvings of the search for the top_p threshold: enough for 1 part in 10,000.

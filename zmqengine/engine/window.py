@@ -15,8 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kernels import drawing
+from zmqengine.engine.kv import Pending
 from zmqengine.engine.penalties import Penalties
-from zmqengine.engine.row import Pending, Row
+from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import LogprobArrays, Plan, choose, measure, widened_places
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -12,13 +12,20 @@ from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
-from zmqengine.engine.row import Caches, Pending
+from zmqengine.engine.row import Caches
 
 # Gaps are read by every step. They are closed when they are more than this, and a part of what rows hold.
 _GAP_COLUMNS_MAX = 64
 _GAP_SHARE_MAX = 0.25
 # An idle device is given so many layers at a time.
 _BEGIN_LAYERS = 4
+
+
+class Pending(NamedTuple):
+    """A window on its way, of so many tokens of each row, and how many of them each row will keep: [rows]."""
+
+    width: int
+    kept: mx.array
 
 
 class Gaps:
