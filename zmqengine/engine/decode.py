@@ -135,7 +135,7 @@ class DecodeBatch:
             self._flight = self._start(window.inputs, window)
             self._flight.timed_as = window.width if waits else started_ahead(window.width)
         else:
-            self._flight = self._start(self._inputs(self._landing)[:, None], None)
+            self._flight = self._start(_last_tokens(self.rows, self._landing)[:, None], None)
             self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
 
     def _window_ahead(self) -> Window | None:
@@ -209,15 +209,6 @@ class DecodeBatch:
         """How many tokens the caches hold of each row, those of a window on its way included."""
         return [row.held + row.window for row in self.rows]
 
-    def _inputs(self, landed: Flight | None) -> mx.array:
-        """The last token of each row: on its way for rows that have been through a step, else known."""
-        coming = None if landed is None else landed.last_tokens(self.rows)
-        parts = [] if coming is None else [coming]
-        fresh = [row.tokens[-1] for row in self.rows if not row.launched or landed is None]
-        if fresh:
-            parts.append(mx.array(fresh, dtype=mx.uint32))
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-
     def _report(self, flight: Flight, result: StepResult) -> None:
         landed = flight.land(result)
         for row, offer in flight.offers:
@@ -226,27 +217,34 @@ class DecodeBatch:
             else:
                 self._store.accept(offer)
         if flight.window is not None:
-            self._go_back()
+            _go_back(self.rows, self.caches, 0 if self._flight is None else self._flight.width)
         if self._flight is not None:
             self._flight.settle(landed.made)
         self._drop(landed.failed)
         self.leave(landed.ended)
         if self._speculation is not None:
-            timed_as = flight.timed_as
-            if self._flight is None and timed_as is not None and (timed_as == 1 or timed_as < 0):
-                # Beside others the start of the next one is timed.
-                timed_as = None
+            timed_as = flight.timed_beside(self._flight)
             self._speculation.landed(len(flight.rows), timed_as, landed.judged)
 
-    def _go_back(self) -> None:
-        """Take back what of a window was not accepted. A row that has joined since has nothing to take back."""
-        if self.rows:
-            # What is on its way after a window is one that was started ahead, and stands after it.
-            after = 0 if self._flight is None else self._flight.width
-            counts = [row.window - after for row in self.rows]
-            for row in self.rows:
-                row.window = after
-            kv.go_back(self.caches, counts, self._columns(), after=after)
+
+def _go_back(rows: Sequence[Row], caches: Caches, after: int) -> None:
+    """Take back what of a window was not accepted; one of `after` tokens a row was started after it. A row that has
+    joined since has nothing to take back."""
+    if rows:
+        counts = [row.window - after for row in rows]
+        for row in rows:
+            row.window = after
+        kv.go_back(caches, counts, [row.held + row.window for row in rows], after=after)
+
+
+def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:
+    """The last token of each row: on its way for rows that have been through a step, else known."""
+    coming = None if landing is None else landing.last_tokens(rows)
+    parts = [] if coming is None else [coming]
+    fresh = [row.tokens[-1] for row in rows if not row.launched or landing is None]
+    if fresh:
+        parts.append(mx.array(fresh, dtype=mx.uint32))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _take_offers(rows: Sequence[Row]) -> list[tuple[Row, Offer]]:

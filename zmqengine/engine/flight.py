@@ -10,6 +10,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from zmqengine.engine import kv
+from zmqengine.engine.drafts.step_costs import started_ahead
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
@@ -81,6 +82,11 @@ class Flight:
         if len(places) == len(self.rows):
             return self._chosen.tokens
         return self._chosen.tokens[kv.resident(places)] if places else None
+
+    def timed_beside(self, following: Flight | None) -> int | None:
+        """As what it is timed. Of one that was started ahead, the time is that of starting the `following` one, too."""
+        is_ahead = self.timed_as is not None and self.timed_as == started_ahead(self.width)
+        return None if is_ahead and following is None else self.timed_as
 
     def has_all(self, here: Sequence[Row]) -> bool:
         """Whether it makes tokens of all who are `here`."""
