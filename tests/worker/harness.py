@@ -36,6 +36,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.sockets import Sockets
 from zmqengine.worker.wakeup import Wakeup
 
+CLOSE_MS = 1_000
 ARRIVAL_MS_MAX = 60_000
 """Far more than loopback needs: running into it is a hang."""
 
@@ -152,7 +153,8 @@ class Harness:
         for front_end in self.front_ends:
             front_end.close()
         self.actor.close()
-        self.sockets.close(linger_ms=0)
+        # 0 is for sockets on which nothing waits.
+        self.sockets.close(linger_ms=CLOSE_MS)
         self.board.wakeup.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.worker.harness import CLOSE_MS
 from zmqengine.protocol import codec
 from zmqengine.protocol.addresses import Endpoints
 from zmqengine.protocol.messages import (
@@ -64,7 +65,7 @@ class Served:
     def close(self) -> None:
         self.context.destroy(linger=0)
         self.control.stop()
-        self.sockets.close(linger_ms=0)
+        self.sockets.close(linger_ms=CLOSE_MS)
         self.board.wakeup.close()
 
 

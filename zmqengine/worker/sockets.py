@@ -90,7 +90,11 @@ class Sockets:
         self.files = [ipc_path(address) for address in (ctl, cmd, out)] if wanted.is_ipc else []
 
     def close(self, *, linger_ms: int) -> None:
-        """Close what is open, wait up to `linger_ms` for unsent frames, remove socket files. Idempotent."""
+        """Close what is open, wait up to `linger_ms` for unsent frames, remove socket files. Idempotent.
+
+        With 0, libzmq 4.3.5 may end the process if frames wait and a reader disconnects in that moment, as it drops
+        them in the middle of a message (an assertion in src/session_base.cpp, line 233).
+        """
         for socket in self._sockets:
             socket.disable_monitor()
             socket.close(linger_ms)

@@ -111,13 +111,13 @@ class Speculation:
         self._gain = max(choice.gain, waiting.gain)
         if not found or choice.width == 1 or choice.gain < waiting.gain:
             return None
+        longest = min(choice.width - 1, max(one.outlook.tokens_max for one in found))
         drafts: list[Draft | None] = [None] * len(rows)
         for one in found:
             row = rows[one.place]
-            count = most + min(choice.width - 1, one.outlook.tokens_max)
-            (tokens,) = one.source.propose([row], [count])
+            (tokens,) = one.source.propose([row], [most + min(longest, one.outlook.tokens_max)])
             drafts[one.place] = Draft(tokens, one.source.name)
-        return Foreseen(drafts, choice.width)
+        return Foreseen(drafts, min(width for width in self._policy.widths if width > longest))
 
     def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
