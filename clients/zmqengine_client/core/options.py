@@ -16,7 +16,7 @@ from zmqengine_client.core.constrained import take_constraint
 
 MAX_TOKENS = 256
 
-_SAMPLING = Sampling.__struct_fields__
+_SAMPLING = frozenset(Sampling.__struct_fields__)
 _NO_EPOCH = bytes(8)
 
 
@@ -55,9 +55,6 @@ class Options(SamplingOptions, total=False):
     request_id: str | None
 
 
-_NAMES = frozenset(Options.__annotations__)
-
-
 class RequestOptions(Struct, frozen=True, kw_only=True):
     """Checked options of one request, `seed` and `request_id` chosen."""
 
@@ -84,14 +81,14 @@ def make_options(options: Options) -> RequestOptions:
     for more than one constraint, and for a `schema` that is none.
     """
     given = cast("dict[str, object]", dict(options))
-    if not given.keys() <= _NAMES:
-        unknown = given.keys() - _NAMES
+    unknown = given.keys() - Options.__annotations__.keys()
+    if unknown:
         raise TypeError(
             f"unexpected option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}"
         )
     shape = given.get("schema")
     constraint = take_constraint(given)
-    sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
+    sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
     # The client draws the seed: a resumed stream then never depends on a reply that was lost with the worker.
     seed, request_id = given.pop("seed", None), given.pop("request_id", None)
     if "stop_token_ids" in given:
