@@ -105,11 +105,13 @@ class Speculation:
             return None
         outlooks = self._outlooks(rows)
         found = [one for one in outlooks if one.source.foresees]
+        if not found:
+            return None
         choice = self._policy.choose(len(rows), [one.outlook for one in found], most, waits=False)
         # Who has waited for a window once is waiting anyway.
         _, waiting = self._choose(len(rows), outlooks, 1 if most == 1 else 0)
         self._gain = max(choice.gain, waiting.gain)
-        if not found or choice.width == 1 or choice.gain < waiting.gain:
+        if choice.width == 1 or choice.gain < waiting.gain:
             return None
         longest = min(choice.width - 1, max(one.outlook.tokens_max for one in found))
         drafts: list[Draft | None] = [None] * len(rows)
