@@ -80,13 +80,15 @@ def test_arithmetic_is_exact_for_a_server_with_known_delays() -> None:
 
 
 def test_delays_of_a_real_server_are_seen_and_not_shortened() -> None:
-    """Over a real socket the first token is no earlier than the server made it, and so is each gap."""
+    """Over a real socket no token is earlier than the server made it."""
     server = SseServer({"slow": [0.05, " a", 0.03, " b", " c"]})
     record = asyncio.run(ask(server, "slow"))
     first_ms = ttft_ms(record)
     assert first_ms is not None
     assert first_ms >= 50
-    assert max(token_gaps_ms(record)) >= 29
+    # A first token that a busy machine reads late makes the gap behind it shorter, but nothing earlier.
+    assert record.arrivals[1].at_s - record.started_s >= 0.079
+    assert max(token_gaps_ms(record)) > 0
     assert (record.tokens, record.prompt_tokens, record.cached_tokens, record.finish) == (3, 3, 2, "length")
     assert record.error == ""
 
