@@ -70,7 +70,8 @@ def test_the_time_of_a_pass_outside_the_engine_is_told(report: Report) -> None:
 def test_a_request_that_arrives_while_three_decode_starts_with_the_next_pass(report: Report) -> None:
     """smg #1427 B, mlx_lm.server: nobody waits for a batch to end or for a timer."""
     (cell,) = [cell for cell in report.cells if cell.scenario == "admission"]
-    assert cell.measures["admission_wait_passes_max"] == 1
+    # None, where a busy machine has let the others end before.
+    assert cell.measures["admission_wait_passes_max"] <= 1
 
 
 def test_an_idle_worker_does_not_spin(report: Report) -> None:
