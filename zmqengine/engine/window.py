@@ -96,12 +96,10 @@ class Window:
         wide as the least of them that holds all drafts: some devices prepare for each width."""
         width = 1 + max(len(draft.tokens) for draft in drafts if draft is not None)
         width = next((known for known in widths if known >= width), width)
-        inputs = np.zeros((len(rows), width), np.uint32)
-        for place, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            inputs[place, 0] = row.tokens[-1]
-            if draft is not None:
-                inputs[place, 1 : 1 + len(draft.tokens)] = draft.tokens
-        return cls(drafts, width, mx.array(inputs), mx.array(_table(drafts, width - 1)))
+        drafted = _table(drafts, width - 1)
+        last = np.array([row.tokens[-1] for row in rows])
+        inputs = np.concatenate([last[:, None], np.maximum(drafted, 0)], axis=1)
+        return cls(drafts, width, mx.array(inputs.astype(np.uint32)), mx.array(drafted))
 
     @classmethod
     def ahead(cls, coming: Coming, foreseen: Sequence[Draft | None], width: int) -> Window:
