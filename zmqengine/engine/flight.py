@@ -77,8 +77,7 @@ class Flight:
 
     def last_tokens(self, here: Sequence[Row]) -> mx.array | None:
         """The tokens, still on their way, of those of its rows that are `here`; None if none is."""
-        ids = {id(row) for row in here}
-        places = [place for place, row in enumerate(self.rows) if id(row) in ids]
+        places = self._places(here)
         if len(places) == len(self.rows):
             return self._chosen.tokens
         return self._chosen.tokens[kv.resident(places)] if places else None
@@ -90,7 +89,7 @@ class Flight:
 
     def has_all(self, here: Sequence[Row]) -> bool:
         """Whether it makes tokens of all who are `here`."""
-        return {id(row) for row in here} <= {id(row) for row in self.rows}
+        return len(self._places(here)) == len(here)
 
     def coming(self, here: Sequence[Row]) -> Coming:
         """What it makes of those who are `here`, who are all among its rows."""
@@ -102,8 +101,7 @@ class Flight:
         )
         if len(here) == len(self.rows):
             return coming
-        place_of = {id(row): place for place, row in enumerate(self.rows)}
-        places = kv.resident([place_of[id(row)] for row in here])
+        places = kv.resident(self._places(here))
         return Coming(coming.counts[places], coming.most, coming.last[places])
 
     def settle(self, made: Mapping[int, int]) -> None:
@@ -112,6 +110,11 @@ class Flight:
         if self.window is not None and self.window.foreseen:
             for place, row in enumerate(self.rows):
                 self.window.settle(place, made.get(id(row), 1))
+
+    def _places(self, here: Sequence[Row]) -> list[int]:
+        """Where those of its rows stand that are `here`, in their order, which a batch keeps as well."""
+        ids = {id(row) for row in here}
+        return [place for place, row in enumerate(self.rows) if id(row) in ids]
 
     @property
     def _chosen(self) -> Choices:
