@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zmqengine_client.errors import BadRequest
 from zmqengine_client.text.tokenizer import Tokenizer
 
 
@@ -30,7 +29,7 @@ class TextBatches:
     async def encode(
         self, tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """The token ids of each text. Raises `BadRequest` if one is no Unicode, whatever else is in the batch."""
+        """The token ids of each text. Raises what the tokenizer raises for these alone (not Unicode: `BadRequest`)."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             # Behind all tasks that have their turn now.
@@ -44,7 +43,7 @@ class TextBatches:
         for (tokenizer, special), batch in batches.items():
             try:
                 encoded = iter(tokenizer.encode_all([text for each in batch for text in each.texts], special))
-            except BadRequest:
+            except BaseException:  # noqa: BLE001 - Panics of the library too: each hears of its own texts.
                 for each in batch:
                     _encode_alone(tokenizer, special, each)
                 continue
@@ -59,5 +58,5 @@ def _encode_alone(tokenizer: Tokenizer, special: bool, waiting: _Waiting) -> Non
         return
     try:
         waiting.encoded.set_result(tokenizer.encode_all(waiting.texts, special))
-    except BadRequest as error:
+    except BaseException as error:  # noqa: BLE001 - Panics of the library too: nobody waits for ever.
         waiting.encoded.set_exception(error)

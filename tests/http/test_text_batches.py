@@ -14,10 +14,15 @@ from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.text_batches import TextBatches
 
 HALF_A_PAIR = "\ud83d"
+BROKEN = "broken"
+
+
+class Panic(BaseException):
+    """What a library in Rust raises when it panics is no `Exception`."""
 
 
 class CountingTokenizer(Tokenizer):
-    """Notes how many texts each call has."""
+    """Notes how many texts each call has, and has a bug that one text brings out."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -34,6 +39,8 @@ class CountingTokenizer(Tokenizer):
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         self.calls.append(len(texts))
+        if BROKEN in texts:
+            raise Panic("a bug in the tokenizer")
         return super().encode_all(texts, add_special_tokens)
 
 
@@ -64,15 +71,17 @@ def test_one_that_is_no_text_fails_alone_and_one_that_left_disturbs_nobody() -> 
 
     async def run() -> None:
         batches = TextBatches()
-        good, bad, left = (
+        good, bad, broken, left = (
             asyncio.ensure_future(batches.encode(tokenizer, [text], add_special_tokens=True))
-            for text in ("good", HALF_A_PAIR, "left")
+            for text in ("good", HALF_A_PAIR, BROKEN, "left")
         )
         await asyncio.sleep(0)
         left.cancel()
         assert await asyncio.wait_for(good, 60) == [tokenizer.encode("good")]
         with pytest.raises(BadRequest, match="not valid Unicode"):
             await asyncio.wait_for(bad, 60)
+        with pytest.raises(Panic, match="a bug in the tokenizer"):
+            await asyncio.wait_for(broken, 60)
         assert left.cancelled()
 
     asyncio.run(run())
