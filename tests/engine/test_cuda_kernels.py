@@ -10,9 +10,10 @@ import pytest
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv, sampling
 from zmqengine.engine.backend import on_cuda
-from zmqengine.engine.device import attention, quantised
+from zmqengine.engine.device import attention, plain, quantised
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kernels import drawing
 from zmqengine.engine.random_bits import seed_key, uniform
@@ -95,6 +96,40 @@ def test_quantised_weights_are_multiplied_for_few_rows(dtype, bits, group, rows)
     wide = mx.dequantize(layer.weight, layer.scales, layer.biases, group_size=group, bits=bits)
     wanted = inputs.astype(mx.float32) @ wide.astype(mx.float32).T
     assert error(quantised.few_rows(inputs, layer), wanted) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("outputs", [1000, 6001, 9000])
+@pytest.mark.parametrize("bias", [False, True])
+def test_plain_weights_are_multiplied_for_few_rows(dtype, outputs, bias):
+    """Also where outputs fill no whole block; and a row gets the same to the last bit, whoever is beside it."""
+    mx.random.seed(2)
+    layer = Linear(1024 + 64, outputs, bias=bias)
+    layer.set_dtype(dtype)
+    inputs = mx.random.normal((40, 1, 1024 + 64)).astype(dtype)
+    wanted = inputs.astype(mx.float32) @ layer.weight.astype(mx.float32).T
+    if bias:
+        wanted = wanted + layer.bias.astype(mx.float32)
+    whole = plain.few_rows(inputs, layer)
+    assert error(whole, wanted) < 0.01
+    for rows in (1, 2, 5, 8, 9, 16, 17, 32, 33):
+        assert mx.array_equal(plain.few_rows(inputs[:rows], layer), whole[:rows]), rows
+    assert mx.array_equal(plain.few_rows(inputs[:30].reshape(6, 5, -1), layer).reshape(30, 1, -1), whole[:30])
+
+
+def test_a_model_takes_the_kernel_and_gives_it_back():
+    """Layers go by what was measured, the head of a tied model too; what was remembered is not measured again."""
+    model = build_model({**LLAMA, "hidden_size": 256, "intermediate_size": 512})
+    model.set_dtype(mx.bfloat16)
+    tokens = mx.array([[1], [2], [3]])
+    before = model(tokens)
+    found = plain.measure(model, until_s=math.inf, known={})
+    assert set(found.values()) <= {"product", "kernel"}
+    known = dict.fromkeys(found, "kernel")
+    assert plain.measure(model, until_s=0.0, known=known) == known
+    assert error(model(tokens), before) < 0.02
+    plain.restore(model)
+    assert mx.array_equal(model(tokens), before)
 
 
 def chosen(logits, rows, drawn=0, width=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv, sampling
 from zmqengine.engine.backend import on_cuda
-from zmqengine.engine.device import attention, environment, projections, quantised, tuning, ways
+from zmqengine.engine.device import attention, environment, plain, projections, quantised, tuning, ways
 from zmqengine.engine.device.remembered import Remembered
 
 WORDS = 512
@@ -101,6 +102,36 @@ def test_measured_products_give_the_same_and_are_remembered(bits, tmp_path):
     assert Remembered("another device", "1.0", tmp_path).choices == {}
 
 
+def test_plain_products_stay_as_they_are_where_the_kernel_does_not_work():
+    """Their logits too; and what is not in half precision is left alone."""
+    model = make_model(tied=False)
+    assert plain.layers_by_shape(model) == {}
+    model.set_dtype(mx.float16)
+    before = logits_of(model)
+    shapes = plain.layers_by_shape(model)
+    assert sum(map(len, shapes.values())) == 2 * 7 + 2
+    if not on_cuda():
+        chosen = plain.measure(model, until_s=math.inf, known={})
+        assert len(chosen) == len(shapes) * len(plain.ROWS)
+        assert set(chosen.values()) == {"product"}
+    assert plain.measure(model, until_s=0.0, known={}) == {}
+    assert type(model.layers[0].self_attn.q_proj) is plain.MeasuredLinear
+    assert np.array_equal(logits_of(model), before)
+    plain.restore(model)
+    assert type(model.layers[0].self_attn.q_proj) is Linear
+    assert np.array_equal(logits_of(model), before)
+
+
+def test_every_cut_of_a_product_fits_the_shared_memory_of_a_device():
+    """Twice on an H200; compute capability 8.6 has the least since 8.0. There is room for the sums at the end."""
+    for rows in range(1, plain.ROWS[-1] + 1):
+        for outputs in (64, 4096, 4352, 6144, 8448, 8512, 28672, 256_000):
+            cut = plain.Cut.of(rows, outputs)
+            assert rows <= 8 * cut.tiles
+            assert 4 * plain._WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
+            assert cut.shared_bytes <= (99 if rows <= 32 else 113) << 10
+
+
 @pytest.mark.parametrize("name", ["product", "side by side", "widened", "copy"])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_every_way_multiplies_alike(name, rows):
@@ -110,7 +141,7 @@ def test_every_way_multiplies_alike(name, rows):
     wanted = np.array(layer(inputs))
     quantised._keep_copy(layer)
     layer.__class__ = quantised.MeasuredLinear
-    layer.table = quantised.WayTable({4: name, 256: name})
+    layer.table = ways.WayTable({4: name, 256: name}, quantised.WAYS)
     assert np.abs(np.array(layer(inputs)) - wanted).max() < 1e-4
 
 

@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.linear import Linear
 
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention
+from zmqengine.engine.device.plain import turn_back, turn_weights
 from zmqengine.engine.mlx_lm_border import KVCache
 
 WIDTH_MAX = 8
@@ -156,29 +156,9 @@ def install(model: Any) -> int:
     return count
 
 
-class TurnedLinear(Linear):
-    """A layer that keeps a view of its weights as its product needs them, instead of making one in every step."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """The layer's output."""
-        return mx.addmm(self["bias"], x, self["_turned"]) if "bias" in self else x @ self["_turned"]
-
-
-def turn_weights(model: Any) -> None:
-    """Let every plain linear layer of `model` keep such a view."""
-    for module in model.modules():
-        if type(module) is Linear:
-            module["_turned"] = module["weight"].T
-            mx.eval(module["_turned"])
-            module.__class__ = TurnedLinear
-
-
 def uninstall(model: Any) -> None:
     """Undo `install`."""
-    for module in model.modules():
-        if type(module) is TurnedLinear:
-            module.__class__ = Linear  # type: ignore[assignment]
-            del module["_turned"]
+    turn_back(model)
     for layer in getattr(model, "layers", ()):
         if hasattr(layer, "_halves"):
             layer.__class__ = type(layer).__mro__[1]

@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from zmqengine.engine.device.ways import Timing, fastest, in_turn
+from zmqengine.engine.device.ways import Product, Timing, WayTable, fastest, in_turn
 from zmqengine.engine.kernels.kernel_text import kernel_text
 
 log = logging.getLogger("zmqengine.engine")
@@ -34,7 +34,6 @@ _CUDA_PRODUCT_ROWS_MAX = 7
 # Layers of a shape that are used in turn, as their weights must not come out of a cache.
 _LAYERS_TIMED = 4
 
-Product = Callable[[mx.array, Any], mx.array]
 Shape = tuple[Any, ...]
 
 
@@ -100,22 +99,6 @@ WAYS: dict[str, Product] = {
     "kernel": few_rows,
     "copy": from_copy,
 }
-
-
-class WayTable:
-    """Which way a layer of one shape takes, by the number of rows."""
-
-    def __init__(self, names: dict[int, str]) -> None:
-        self.names = names
-        self._ways = [(rows, WAYS[name]) for rows, name in sorted(names.items())]
-
-    def multiply(self, inputs: mx.array, layer: Any) -> mx.array:
-        """The product of `inputs` [..., inputs] and the weights of `layer`, without its bias."""
-        rows = inputs.size // inputs.shape[-1]
-        for measured, way in self._ways:
-            if rows <= measured:
-                return way(inputs, layer)
-        return self._ways[-1][1](inputs, layer)
 
 
 class MeasuredLinear(QuantizedLinear):
@@ -220,7 +203,7 @@ def measure(
         elif copies:
             for layer in layers:
                 layer.pop("_copy", None)
-        table = WayTable(names)
+        table = WayTable(names, WAYS)
         for layer in layers:
             layer.__class__ = MeasuredEmbedding if isinstance(layer, QuantizedEmbedding) else MeasuredLinear
             layer.table = table
@@ -239,7 +222,7 @@ def restore(model: Module) -> None:
 def begin(model: Module) -> None:
     """Until they are measured, layers go by ways that need nothing compiled first, as MLX's own do on CUDA."""
     rows = _CUDA_PRODUCT_ROWS_MAX
-    _follow(model, WayTable({rows: "product", rows + 1: "widened"}))
+    _follow(model, WayTable({rows: "product", rows + 1: "widened"}, WAYS))
 
 
 def _follow(model: Module, table: WayTable) -> None:
@@ -263,17 +246,6 @@ def name_of(shape: Shape, rows: int) -> str:
     """The shape and the number of rows, in words."""
     inputs, outputs, bits, group_size, mode, dtype = shape
     return f"{inputs}x{outputs}, {bits} bits of {mode} by {group_size}, {dtype.split('.')[-1]}, {rows} rows"
-
-
-def in_words(chosen: dict[str, str]) -> str:
-    """A line for people: for each way, the numbers of rows that take it in most shapes."""
-    votes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for name, way in chosen.items():
-        rows = int(name.rsplit(", ", 1)[1].split()[0])
-        votes[rows][way] += 1
-    return ", ".join(
-        f"{rows} rows: {max(ways, key=ways.__getitem__)}" for rows, ways in sorted(votes.items())
-    )
 
 
 def _best(
@@ -329,5 +301,5 @@ def _kernel() -> Any:
         input_names=["x", "w", "scales", "biases"],
         output_names=["out"],
         source=kernel_text("quantised_product.cu"),
-        header=kernel_text("quantised_product.cuh"),
+        header=kernel_text("tensor_cores.cuh", "quantised_product.cuh"),
     )

@@ -12,10 +12,10 @@ import numpy as np
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from zmqengine.engine import backend, kv, sampling
-from zmqengine.engine.device import attention, layers, projections, quantised
+from zmqengine.engine.device import attention, layers, plain, projections, quantised
 from zmqengine.engine.device.choices import Choices
 from zmqengine.engine.device.remembered import Remembered
-from zmqengine.engine.device.ways import fastest
+from zmqengine.engine.device.ways import fastest, in_words
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.rounding import differ_by_rounding
 from zmqengine.engine.row import Row
@@ -54,6 +54,8 @@ def tune(
     if on_gpu:
         choices.note("projections", _fit_projections(model, on_cuda, remembered))
     _fit_products(model, choices, remembered, on_cuda, rows_max, copy_bytes_max, until_s, report)
+    if on_cuda:
+        _fit_plain_products(model, choices, remembered, until_s, report)
     choices.note("layers", _fit_layers(model, rows_max if on_gpu else 0, until_s))
     choices.note("drawing", _fit_drawing(vocab_size, on_cuda, on_gpu, remembered))
     log.info("fitted to the device", extra=choices.as_facts())
@@ -130,13 +132,33 @@ def _fit_products(
         report=lambda fraction: report("measuring products with quantised weights", fraction),
     )
     if _same(before, _try(model)):
-        choices.note("quantised products", quantised.in_words(chosen))
+        choices.note("quantised products", in_words(chosen))
         remembered.keep(chosen)
     else:
         quantised.restore(model)
         choices.note("quantised products", "MLX's: others do not suit this model")
     if copied := quantised.copies_bytes(model):
         choices.note("copies in full width", f"{copied >> 20} MiB")
+
+
+def _fit_plain_products(
+    model: Any, choices: Choices, remembered: Remembered, until_s: float, report: Report
+) -> None:
+    if not plain.layers_by_shape(model):
+        return
+    before = _logits(model)
+    chosen = plain.measure(
+        model,
+        until_s=until_s,
+        known=remembered.choices,
+        report=lambda fraction: report("measuring products", fraction),
+    )
+    if _same(before, _try(model)):
+        choices.note("products", in_words(chosen))
+        remembered.keep(chosen)
+    else:
+        plain.restore(model)
+        choices.note("products", "MLX's: the kernel for few rows does not suit this model")
 
 
 def _fit_drawing(vocab_size: int, on_cuda: bool, on_gpu: bool, remembered: Remembered) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 log = logging.getLogger("zmqengine.engine")
 
-Way = Callable[[], mx.array]
-Agree = Callable[[mx.array, mx.array], bool]
+Way = Callable[[], Any]
+"""Makes an array, or several."""
+
+Product = Callable[[mx.array, Any], mx.array]
+Agree = Callable[[Any, Any], bool]
 
 # A way that is not faster by so much is not worth being another than the first.
 _GAIN_MIN = 1.03
@@ -31,6 +35,22 @@ class Timing(NamedTuple):
     microseconds: dict[str, float]
 
 
+class WayTable:
+    """Which of `ways` a layer of one shape takes, by the number of rows: that of the next larger one in `names`."""
+
+    def __init__(self, names: Mapping[int, str], ways: Mapping[str, Product]) -> None:
+        self.names = dict(names)
+        self._ways = [(rows, ways[name]) for rows, name in sorted(names.items())]
+
+    def multiply(self, inputs: mx.array, layer: Any) -> mx.array:
+        """The product of `inputs` [..., inputs] and the weights of `layer`."""
+        rows = inputs.size // inputs.shape[-1]
+        for measured, way in self._ways:
+            if rows <= measured:
+                return way(inputs, layer)
+        return self._ways[-1][1](inputs, layer)
+
+
 def fastest(ways: Mapping[str, Way], *, calls: int = 8, agree: Agree | None = None) -> Timing:
     """The fastest of `ways`.
 
@@ -38,7 +58,7 @@ def fastest(ways: Mapping[str, Way], *, calls: int = 8, agree: Agree | None = No
     says: but for rounding if it is not given. A way that raises is left out, and one that is far behind is not timed
     twice.
     """
-    agree = agree or _same_but_for_rounding
+    agree = agree or same_but_for_rounding
     names = list(ways)
     wanted = ways[names[0]]()
     mx.eval(wanted)
@@ -78,7 +98,8 @@ def time_calls(way: Way, calls: int, repeats: int = _REPEATS, hopeless_s: float 
     return best
 
 
-def _same_but_for_rounding(got: mx.array, wanted: mx.array) -> bool:
+def same_but_for_rounding(got: mx.array, wanted: mx.array) -> bool:
+    """Whether two results differ by no more than what half precision rounds."""
     got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
     if got.shape != wanted.shape:
         return False
@@ -98,3 +119,14 @@ def in_turn(values: Sequence[object]) -> Callable[[], int]:
         return place
 
     return following
+
+
+def in_words(chosen: dict[str, str]) -> str:
+    """A line for people: what most shapes take, by the number of rows. Names end with it: `..., 8 rows`."""
+    votes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for name, way in chosen.items():
+        rows = int(name.rsplit(", ", 1)[1].split()[0])
+        votes[rows][way] += 1
+    return ", ".join(
+        f"{rows} rows: {max(ways, key=ways.__getitem__)}" for rows, ways in sorted(votes.items())
+    )

@@ -1,0 +1,94 @@
+// y[m, n] = sum over k of x[m, k] * w[n, k], for few rows m: every weight is read once.
+// A block makes COLUMNS of y; its warps share the k among them, 64 at a time in turn. A warp copies its own parts of w and
+// x ahead into a ring of STAGES parts in shared memory, and waits for nobody until the end. It multiplies 16 weights'
+// rows by 8 rows of x at a time. Which k stands where in a product is free as long as both sides agree: a lane takes 16
+// bytes of each side. Every other row has its halves the other way round, so that lanes read from banks of their own.
+// What a row gives does not depend on how many there are.
+  extern __shared__ uint4 shared_ring[];
+  constexpr int ROW = 8;  // of a part, in 16 bytes
+  constexpr int EIGHTS = COLUMNS / 8;
+  constexpr int PART = (COLUMNS + 8 * TILES) * ROW;
+  const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int piece = lane & 3, row = lane >> 2;
+  const int n0 = blockIdx.x * COLUMNS;
+  const int parts = K / 64;
+  uint4* ring = shared_ring + warp * STAGES * PART;
+  const int copied = lane & 7, copied_row = lane >> 3;
+  auto fetch = [&](int part, int stage) {
+    uint4* to = ring + stage * PART;
+    const int k = part * 64 + copied * 8;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; i++) {
+      const int r = copied_row + 4 * i;
+      copy_ahead(to + r * ROW + (copied ^ ((r & 1) << 2)), w + (long long)min(n0 + r, N - 1) * K + k, true);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; i++) {
+      const int r = copied_row + 4 * i;
+      uint4* at = to + (COLUMNS + r) * ROW + (copied ^ ((r & 1) << 2));
+      copy_ahead(at, x + (long long)min(r, M - 1) * K + k, r < M);
+    }
+  };
+  float sums[EIGHTS / 2][TILES][4];
+#pragma unroll
+  for (int i = 0; i < EIGHTS / 2; i++)
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) sums[i][j][c] = 0.f;
+
+  int coming = warp;
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; stage++) {
+    if (coming < parts) fetch(coming, stage);
+    coming += WARPS;
+    end_group();
+  }
+  int stage = 0;
+  for (int part = warp; part < parts; part += WARPS) {
+    await_groups<STAGES - 2>();
+    __syncwarp();
+    if (coming < parts) fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
+    coming += WARPS;
+    end_group();
+    const uint4* from = ring + stage * PART;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int at = (half * 4 + piece) ^ ((row & 1) << 2);
+      uint4 a[EIGHTS];
+#pragma unroll
+      for (int i = 0; i < EIGHTS; i++) a[i] = from[(i * 8 + row) * ROW + at];
+#pragma unroll
+      for (int j = 0; j < TILES; j++) {
+        const uint4 b = from[(COLUMNS + j * 8 + row) * ROW + at];
+#pragma unroll
+        for (int i = 0; i < EIGHTS / 2; i++) {
+          multiply<T>(sums[i][j], a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y, b.x, b.y);
+          multiply<T>(sums[i][j], a[2 * i].z, a[2 * i + 1].z, a[2 * i].w, a[2 * i + 1].w, b.z, b.w);
+        }
+      }
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+  await_groups<0>();
+  __syncthreads();
+  constexpr int LINE = COLUMNS + 4;
+  float* shared_sums = reinterpret_cast<float*>(shared_ring);
+#pragma unroll
+  for (int i = 0; i < EIGHTS / 2; i++)
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const int m = (warp * TILES + j) * 8 + piece * 2 + (c & 1);
+        shared_sums[m * LINE + i * 16 + row + 8 * (c >> 1)] = sums[i][j][c];
+      }
+  __syncthreads();
+  for (int i = threadIdx.x; i < 8 * TILES * COLUMNS; i += WARPS * 32) {
+    const int m = i / COLUMNS, n = i % COLUMNS;
+    float sum = 0.f;
+#pragma unroll
+    for (int other = 0; other < WARPS; other++) sum += shared_sums[(other * TILES * 8 + m) * LINE + n];
+    if (m < M && n0 + n < N) out[(long long)m * N + n0 + n] = static_cast<T>(sum);
+  }
