@@ -14,9 +14,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from tests.support.workers import START_S, wait_until
-from zmqengine.worker.descriptors import RESERVED, ConnectionBounds
+from zmqengine.protocol.addresses import Endpoints
+from zmqengine.worker import doorman as doorman_module
+from zmqengine.worker.descriptors import RESERVED, ConnectionBounds, files_open, lowest_free
+from zmqengine.worker.doorman import Doorman
+from zmqengine.worker.sockets import Sockets
 from zmqengine_client import Client
 
 HARD = 1024
@@ -40,6 +45,62 @@ def test_sessions_that_do_not_fit_are_told_in_one_line() -> None:
     assert "--sessions-max 256" in line
     assert "ulimit -n" in line
     assert ConnectionBounds.within(20_000, 20).check(256, 20_000) is None
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="ze-") as path:
+        yield Path(path)
+
+
+def test_news_of_one_socket_close_the_doors_on_a_flood_at_another(directory: Path) -> None:
+    """Whatever the monitors have not told of yet counts as well: it is in the table of descriptors."""
+    names = ("ctl", "cmd", "out")
+    sockets = Sockets(Endpoints(*(f"ipc://{directory}/w/{name}" for name in names)), frame_bytes_max=4096)
+    connections: list[socket.socket] = []
+    try:
+        doorman = Doorman(sockets.monitors, sockets.files, connections_max=3)
+        full = files_open() + RESERVED + 3
+        while lowest_free() < full:
+            connection = _connect(f"ipc://{directory}/w/{'cmd' if connections else 'ctl'}")
+            assert connection is not None
+            connections.append(connection)
+        wait_until(
+            lambda: bool(int(sockets.monitors[0].getsockopt(zmq.EVENTS)) & zmq.POLLIN),
+            "the connection to ctl was not told of",
+        )
+        doorman.watches[0].check()
+        assert doorman.connections == 1
+        assert not any((directory / "w" / name).exists() for name in names)
+    finally:
+        for connection in connections:
+            connection.close()
+        doorman.open_doors()
+        sockets.close(linger_ms=0)
+
+
+def test_doors_close_and_open_where_no_file_can_be_opened(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look needs a descriptor: without one the answer is that there is no room."""
+    monkeypatch.setattr(doorman_module, "CLOSED_S", 0.0)
+    door = directory / "ctl"
+    door.touch()
+    doorman = Doorman([], [door], connections_max=1000)
+    doorman.look_for_flood()
+    assert door.exists()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free(), before[1]))
+    try:
+        doorman.look_for_flood()
+        doorman.look_for_room()
+        is_open = door.exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not is_open
+    doorman.look_for_room()
+    assert door.exists()
 
 
 class LimitedWorker:
@@ -83,6 +144,8 @@ class LimitedWorker:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(START_S)
+        # Shown with a test that fails.
+        print(f"exit code {self.process.returncode}, log:\n{self.log[-3000:]}")
         for path in (self.directory / "w").glob("*"):
             path.unlink()
         with contextlib.suppress(OSError):
