@@ -44,6 +44,7 @@ MLX_FILES = {
     "zmqengine/engine/kernels/drawing.py",
     "zmqengine/engine/device/layers.py",
     "zmqengine/engine/device/projections.py",
+    "zmqengine/engine/device/plain.py",
     "zmqengine/engine/device/quantised.py",
     "zmqengine/engine/device/tuning.py",
     "zmqengine/engine/device/ways.py",
