@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -17,10 +19,11 @@ from zmqengine.bench.targets import TargetError
 class BareProcess:
     """mlx-lm's generator, loaded and waiting for jobs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, blas: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, blas: str, errors: IO[bytes]) -> None:
         self.pid = process.pid
         self.blas = blas
         self._process = process
+        self._errors = errors
 
     @classmethod
     async def start(cls, model: Path, rows: int = 0) -> BareProcess:
@@ -28,24 +31,26 @@ class BareProcess:
 
         Raises TargetError if that fails.
         """
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - until the child has ended
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "zmqengine.bench.bare",
             str(model),
             str(rows),
-            env={**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
+            # MLX for CUDA ends a process whose graphs were new often, which says nothing about its speed.
+            env={"MLX_ENABLE_CACHE_THRASHING_CHECK": "0", **os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=errors,
             limit=1 << 26,
         )
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
             await process.wait()
-            raise TargetError(f"the bare generator cannot load {model}")
-        return cls(process, line.decode().strip())
+            raise TargetError(f"the bare generator cannot load {model}: {_last_line(errors)}")
+        return cls(process, line.decode().strip(), errors)
 
     async def run(self, job: BareJob) -> BareResult:
         """Run one job."""
@@ -54,7 +59,7 @@ class BareProcess:
         self._process.stdin.write(msgspec.json.encode(job) + b"\n")
         line = await self._process.stdout.readline()
         if not line:
-            raise TargetError("the bare generator died")
+            raise TargetError(f"the bare generator died: {_last_line(self._errors)}")
         return msgspec.json.decode(line, type=BareResult)
 
     async def end(self) -> None:
@@ -62,3 +67,10 @@ class BareProcess:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+        self._errors.close()
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

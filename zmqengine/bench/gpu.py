@@ -41,8 +41,8 @@ Progress = Callable[[str], None]
 MODELS = ("8b", "8b-4bit", "0.5b")
 ENGINE = "engine"
 FIRST_REQUESTS = 10
-RESTED_REQUESTS = 5
-REST_S = 1.0
+RESTS_S = (1.0,) * 5 + (6.0,) * 2
+"""The longer ones are long enough for a worker to give back what it keeps for speed alone."""
 STEPS_TIMEOUT_S = 300.0
 
 
@@ -166,15 +166,18 @@ async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
     """The first requests that a worker gets, one after the other, each of another length; then some after a rest.
 
     Before its first one a worker has had nothing to do, and a machine that rests takes longer over anything: what the
-    first one takes more than a later one after a rest is what was done for the first time.
+    first one takes more than a later one after a rest is what was done for the first time. A GPU lowers its clock when
+    it has nothing to do, which is told as well.
     """
     cell = Cell(scenario="first", case=f"{FIRST_REQUESTS} requests in turn", target=worker.label, round=0)
     session = await open_session(worker, timeout_s=180.0)
+    clocks = {"clock_before_mhz": await machine.gpu_clock_mhz()}
     try:
         times: list[float] = []
-        for number in range(FIRST_REQUESTS + RESTED_REQUESTS):
-            if number >= FIRST_REQUESTS:
-                await asyncio.sleep(REST_S)
+        for number, rest_s in enumerate((RESTS_S[0], *(0.0,) * (FIRST_REQUESTS - 1), *RESTS_S)):
+            if number == FIRST_REQUESTS:
+                clocks["clock_tenth_mhz"] = await machine.gpu_clock_mhz()
+            await asyncio.sleep(rest_s)
             outcome = await session.send(prompts.request(60 + number, 16)).outcome()
             found = ttft_ms(outcome.record(None))
             if found is None:
@@ -182,12 +185,17 @@ async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
             times.append(found)
     finally:
         await session.close()
-    in_turn, rested = times[:FIRST_REQUESTS], times[FIRST_REQUESTS:]
+    in_turn = times[:FIRST_REQUESTS]
+    after: dict[float, list[float]] = {rest_s: [] for rest_s in RESTS_S}
+    for rest_s, time_ms in zip(RESTS_S, times[FIRST_REQUESTS:], strict=True):
+        after[rest_s].append(time_ms)
     measures: Measures = {
         "ttft_first_ms": in_turn[0],
         "ttft_tenth_ms": in_turn[-1],
         "ttft_median_ms": median(in_turn),
-        "ttft_rested_ms": median(rested),
+        "ttft_rested_ms": median(after[min(RESTS_S)]),
+        "ttft_idle_ms": median(after[max(RESTS_S)]),
+        **{name: mhz for name, mhz in clocks.items() if mhz is not None},
     }
     return msgspec.structs.replace(cell, measures=measures)
 

@@ -1,7 +1,15 @@
 """The scenarios that only `bench gpu` has, and the measures a short table shows of them."""
 
 GPU: dict[str, tuple[str, ...]] = {
-    "first": ("ttft_first_ms", "ttft_tenth_ms", "ttft_median_ms", "ttft_rested_ms"),
+    "first": (
+        "ttft_first_ms",
+        "ttft_tenth_ms",
+        "ttft_median_ms",
+        "ttft_rested_ms",
+        "ttft_idle_ms",
+        "clock_before_mhz",
+        "clock_tenth_mhz",
+    ),
     "steps": ("step_ms", "open_s"),
     "step parts": ("step_ms", "start_ms", "wait_ms", "build_and_report_ms"),
     "changes": ("step_ms", "join_ms", "end_ms"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import importlib.metadata
 import os
@@ -15,6 +16,7 @@ from typing import TypedDict
 import psutil
 
 BUSY_SHARE = 0.5
+NVIDIA_SMI_S = 10.0
 PACKAGES = ("zmqengine", "mlx", "mlx-lm", "pyzmq", "msgspec", "numpy", "httptools", "tokenizers")
 
 
@@ -48,6 +50,19 @@ def machine_facts() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "load_average_at_start": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
+
+
+async def gpu_clock_mhz() -> float | None:
+    """At which clock an NVIDIA GPU computes now; None where that cannot be asked."""
+    query = ("--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "--id=0")
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "nvidia-smi", *query, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), NVIDIA_SMI_S)
+        return float(out)
+    except (OSError, ValueError, asyncio.TimeoutError):
+        return None
 
 
 def busy_notes() -> list[str]:
