@@ -115,7 +115,7 @@ def test_plain_products_stay_as_they_are_where_the_kernel_does_not_work():
         assert len(chosen) == len(shapes) * len(plain.ROWS)
         assert set(chosen.values()) == {"product"}
     assert plain.measure(model, until_s=0.0, known={}) == {}
-    assert type(model.layers[0].self_attn.q_proj) is plain.MeasuredLinear
+    assert type(model.layers[0].self_attn.q_proj) is plain.FewRowsLinear
     assert np.array_equal(logits_of(model), before)
     plain.restore(model)
     assert type(model.layers[0].self_attn.q_proj) is Linear

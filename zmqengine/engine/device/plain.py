@@ -44,7 +44,7 @@ class TurnedLinear(Linear):
         return turned(x, self)
 
 
-class MeasuredLinear(TurnedLinear):
+class FewRowsLinear(TurnedLinear):
     """Such a layer that goes by a table."""
 
     table: WayTable
@@ -54,7 +54,7 @@ class MeasuredLinear(TurnedLinear):
         return self.table.multiply(x, self)
 
 
-class MeasuredEmbedding(Embedding):
+class FewRowsEmbedding(Embedding):
     """An embedding that goes by a table where it is the model's head."""
 
     table: WayTable
@@ -168,7 +168,7 @@ def measure(
                 names[rows] = chosen[name] = best
         table = WayTable({**names, max(names) + 1: "product"}, WAYS)
         for layer in layers:
-            layer.__class__ = MeasuredEmbedding if isinstance(layer, Embedding) else MeasuredLinear
+            layer.__class__ = FewRowsEmbedding if isinstance(layer, Embedding) else FewRowsLinear
             layer.table = table
         report((place + 1) / len(shapes))
     return chosen
@@ -177,7 +177,7 @@ def measure(
 def restore(model: Module) -> None:
     """Undo `measure`."""
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if type(module) in (MeasuredLinear, MeasuredEmbedding):
+        if type(module) in (FewRowsLinear, FewRowsEmbedding):
             module.__class__ = Embedding if isinstance(module, Embedding) else Linear
             del module["_turned"]
 
@@ -186,7 +186,7 @@ def layers_by_shape(model: Module) -> dict[Shape, list[Any]]:
     """The layers of `model` that the kernel can multiply."""
     found: dict[Shape, list[Any]] = defaultdict(list)
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if type(module) in (Linear, TurnedLinear, MeasuredLinear, Embedding, MeasuredEmbedding):
+        if type(module) in (Linear, TurnedLinear, FewRowsLinear, Embedding, FewRowsEmbedding):
             weights: Any = module["weight"]
             outputs, inputs = weights.shape
             if weights.dtype in (mx.bfloat16, mx.float16) and inputs % _PART == 0:
