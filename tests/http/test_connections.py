@@ -164,13 +164,14 @@ def test_an_unfinished_request_is_not_kept_for_ever(
 
 
 def test_a_slow_body_is_waited_for(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts is silence, not how long all of it takes."""
-    monkeypatch.setattr(http_protocol.HttpProtocol, "body_timeout_s", 1.0)
+    """What counts is silence, not how long all of it takes: a fifth longer than a silence may last."""
+    monkeypatch.setattr(http_protocol.HttpProtocol, "body_timeout_s", 5.0)
+    pieces = [BODY[place : place + 10] for place in range(0, len(BODY), 10)]
     with connect(front) as connection:
-        connection.sendall(head())
-        for place in range(0, len(BODY), 10):
-            connection.sendall(BODY[place : place + 10])
-            threading_wait(0.25)
+        connection.sendall(head() + pieces[0])
+        for piece in pieces[1:]:
+            threading_wait(6.0 / (len(pieces) - 1))
+            connection.sendall(piece)
         assert [status for status, _ in answers(connection, 1)] == [200]
 
 
