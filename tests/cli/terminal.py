@@ -10,6 +10,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+from tests.support.stderr import complaints
+
 WAIT_S = 60.0
 
 
@@ -52,10 +54,12 @@ class Terminal:
             assert self._read(end_s - time.monotonic()), f"no {text!r} in {self.shown[start:]!r}"
         return found + len(text)
 
-    def wait_for_more(self, length: int) -> int:
-        """Read until so many characters have appeared; how many have."""
+    def wait_for_more(self, length: int, *, start: int) -> int:
+        """Read until so many characters have appeared after `start`, but for a line that tells how slow the machine is;
+        where they end.
+        """
         end_s = time.monotonic() + WAIT_S
-        while len(self.shown) < length:
+        while len("\n".join(complaints(self.shown[start:]))) < length:
             assert self._read(end_s - time.monotonic()), f"nothing more after {self.shown!r}"
         return len(self.shown)
 

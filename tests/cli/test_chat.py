@@ -65,14 +65,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     terminal.type("tell me everything\n")
     at = terminal.wait_for("\n", start=terminal.wait_for("everything"))
     # Some of the answer is there.
-    terminal.wait_for_more(at + 20)
+    terminal.wait_for_more(20, start=at)
     terminal.press_ctrl_c()
     at = terminal.wait_for(PROMPT, start=terminal.wait_for("[stopped]"))
     assert "finish: abort" in terminal.shown
     # Python sees a Ctrl-C that comes just before it waits for a line with the next one.
     at = terminal.wait_for(PROMPT, start=terminal.press_ctrl_c_until("Ctrl-D leaves", start=at))
     terminal.type("again\n")
-    at = terminal.wait_for_more(at + 30)
+    at = terminal.wait_for_more(30, start=at)
     terminal.press_ctrl_c()
     terminal.wait_for(PROMPT, start=terminal.wait_for("[stopped]", start=at - 10))
     terminal.type(CTRL_D)

@@ -311,6 +311,26 @@ def test_a_row_that_poisons_every_step_is_found_and_ended(make_harness: Make) ->
         assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
 
 
+def test_who_waits_behind_a_guilty_row_is_cleared_by_its_own_first_token(make_harness: Make) -> None:
+    """It goes on, and whoever comes new has a row beside it: nobody waits until it has ended."""
+    fault = FakeFault(place="next", action="raise", token=666, times=None)
+    harness = make_harness(FakeEngineConfig(faults=(fault,)))
+    front_end = harness.front_end()
+    inserts = [front_end.insert_message(f"r{i}", [i + 1], max_tokens=400) for i in range(2)]
+    front_end.send(front_end.insert_message("bad", [666], max_tokens=10))
+    for insert in inserts:
+        front_end.send(insert)
+    front_end.wait_for_end("bad")
+    assert harness.actor.counters.engine_failures == 2
+    new = front_end.insert_message("new", [9], max_tokens=10)
+    front_end.send(new)
+    front_end.wait_for_end("new")
+    assert not front_end.ends.keys() & {"r0", "r1"}
+    front_end.wait_for_end("r0", "r1")
+    for insert in (*inserts, new):
+        assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
+
+
 def test_an_engine_that_keeps_failing_ends_the_loop(make_harness: Make) -> None:
     """smg servicer: `except Exception: log; continue` for ever. Here failures are bounded, then the process ends."""
     from zmqengine.worker.actor import EngineBroken

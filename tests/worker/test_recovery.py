@@ -7,16 +7,9 @@ from typing import Any
 from zmqengine.worker.recovery import STRIKES_MAX, Recovery
 
 
-class Request:
-    """What Recovery looks at."""
-
-    def __init__(self) -> None:
-        self.end: object | None = None
-        self.strikes = 0
-
-
 def requests(count: int) -> list[Any]:
-    return [Request() for _ in range(count)]
+    """Recovery only asks which is which."""
+    return [object() for _ in range(count)]
 
 
 def join(recovery: Recovery) -> Any:
@@ -60,7 +53,10 @@ def test_the_one_on_probation_is_guilty_and_the_cleared_go_back_together() -> No
     assert join(recovery) is None
     assert not recovery.is_active
     # The failures were the bad one's: nothing is held against the others.
-    assert [request.strikes for request in (a, b, c)] == [0, 0, 0]
+    for _ in range(STRIKES_MAX - 1):
+        assert recovery.failed([a, b, c], 2.0) == []
+        while (request := join(recovery)) is not None:
+            recovery.made_token(request)
 
 
 def test_a_row_that_only_fails_later_is_ended_after_its_strikes() -> None:
@@ -118,3 +114,32 @@ def test_strikes_expire_with_the_window() -> None:
         assert recovery.failed([long_lived], when) == []
         assert join(recovery) is long_lived
         recovery.made_token(long_lived)
+
+
+def test_strikes_of_long_ago_are_not_held_against_who_was_not_in_the_engine_since() -> None:
+    """A row that is parked while a failure comes after a long time has not kept those before it."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    parked, other = requests(2)
+    for _ in range(STRIKES_MAX - 1):
+        assert recovery.failed([parked], 0.0) == []
+        assert join(recovery) is parked
+        recovery.made_token(parked)
+    assert recovery.failed([other], 61.0) == []
+    assert join(recovery) is other
+    recovery.made_token(other)
+    assert recovery.failed([parked, other], 62.0) == []
+
+
+def test_an_explained_failure_is_not_held_against_a_row_that_is_parked_meanwhile() -> None:
+    """Who was in the failed step is no suspect any more when the guilty one is found, wherever it is by then."""
+    recovery = Recovery(failures_max=9, window_s=60)
+    parked, bad = requests(2)
+    for _ in range(STRIKES_MAX):
+        assert recovery.failed([parked, bad], 0.0) == []
+        assert join(recovery) is parked
+        recovery.made_token(parked)
+        assert not recovery.lost_row(parked)
+        assert join(recovery) is bad
+        assert recovery.failed([bad], 0.0) == [bad]
+        recovery.discard(bad)
+    assert recovery.failed([parked], 0.0) == []

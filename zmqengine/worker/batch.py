@@ -94,6 +94,7 @@ class Batch:
 
     def _settle(self, result: StepResult) -> int:
         rows, accounts, outgoing = self.rows.running, self.rows.accounts, self._outgoing
+        recovery = self.rows.recovery if self.rows.recovery.is_active else None
         stepped: list[LiveRequest] = []
         # Before the tokens: the last one of a row ends its request.
         for draft in result.drafts:
@@ -104,8 +105,8 @@ class Batch:
                 continue
             outgoing.token(request, token, logprobs)
             stepped.append(request)
-            if request.strikes:
-                self.rows.recovery.made_token(request)
+            if recovery is not None:
+                recovery.made_token(request)
             if finish is not None:
                 self.rows.free(request)
                 self.lifecycle.finish(request, finish)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from zmqengine.worker.request import LiveRequest
 
@@ -10,20 +11,27 @@ STRIKES_MAX = 3
 """Failed steps with no suspect on probation that one request may be part of."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A failed step, and whom it may be the fault of; nobody, once the guilty one is found."""
+
+    at_s: float
+    suspects: set[LiveRequest]
+
+
 class Recovery:
     """Says in which order the rows of a failed batch go back into the engine.
 
     After a failed step the engine is empty. Each row that was in it is a suspect: it joins alone, and the next one
     only after it has made a token beside those that are cleared. If a step fails while a suspect is on probation,
-    that one is guilty. A row that fails later than its first token is found by its strikes.
-
-    It holds only requests that have no row, and the one on probation.
+    that one is guilty. A row that fails later than its first token is found by its strikes: the failures in the window
+    that nobody was found guilty of, and that it was part of.
     """
 
     def __init__(self, *, failures_max: int, window_s: float) -> None:
         self._failures_max = failures_max
         self._window_s = window_s
-        self._failures: deque[float] = deque()
+        self._failures: deque[_Failure] = deque()
         self._cleared: deque[LiveRequest] = deque()
         self._suspects: deque[LiveRequest] = deque()
         self._on_probation: LiveRequest | None = None
@@ -48,13 +56,9 @@ class Recovery:
 
         The others are held here until they have joined again.
         """
-        self._failures.append(now_s)
-        while self._failures[0] < now_s - self._window_s:
+        while self._failures and self._failures[0].at_s < now_s - self._window_s:
             self._failures.popleft()
-        if len(self._failures) == 1:
-            # Strikes of long ago say nothing about this failure.
-            for request in in_engine:
-                request.strikes = 0
+        self._failures.append(_Failure(now_s, set(in_engine)))
         guilty = self._convict(in_engine)
         innocent = [request for request in in_engine if request not in guilty]
         # The batch was fine until the one on probation joined: then the rest go back together.
@@ -98,13 +102,18 @@ class Recovery:
         for waiting in (self._cleared, self._suspects):
             if request in waiting:
                 waiting.remove(request)
+        for failure in self._failures:
+            failure.suspects.discard(request)
 
     def _convict(self, in_engine: list[LiveRequest]) -> list[LiveRequest]:
+        guilty = [request for request in in_engine if self._strikes(request) >= STRIKES_MAX]
         if self._on_probation is not None:
-            # That explains the failure before as well: it is held against nobody else.
-            for request in (*in_engine, *self._suspects):
-                request.strikes = max(0, request.strikes - 1)
-            return [self._on_probation]
-        for request in in_engine:
-            request.strikes += 1
-        return [request for request in in_engine if request.strikes >= STRIKES_MAX]
+            guilty = [self._on_probation]
+        for failure in self._failures:
+            if not failure.suspects.isdisjoint(guilty):
+                # That explains it: it is held against nobody else.
+                failure.suspects.clear()
+        return guilty
+
+    def _strikes(self, request: LiveRequest) -> int:
+        return sum(request in failure.suspects for failure in self._failures)

@@ -74,7 +74,6 @@ class LiveRequest:
         "seed",
         "session_id",
         "stop_token_ids",
-        "strikes",
         "ticket",
         "tokens_max",
     )
@@ -122,7 +121,6 @@ class LiveRequest:
         self.read_tokens = 0
         self.charged_tokens = len(insert.emitted)
         self.progress_told = False
-        self.strikes = 0
         self.drafts: dict[str, tuple[int, int]] = {}
         self.end: End | None = None
         self.end_sent = False
