@@ -9,8 +9,11 @@ from typing import Any
 from tests.support.drafts import Erring, EvenCosts, by_worth
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine.drafts import start_costs
 from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.draft_model import DraftModel
+from zmqengine.engine.drafts.policy import BestWidth
+from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.probe import probe
@@ -104,6 +107,33 @@ def test_rows_that_join_all_the_time_do_not_keep_others_from_drafting(model):
         steps += 1
     assert all(run.ids(one.row) == plain.ids(one.row) for one in rows)
     assert row_steps < 0.7 * 16 * 40
+
+
+def test_a_window_that_is_started_ahead_is_not_taken_to_be_dearer_than_one_that_is_waited_for():
+    """A time that says so would stand for good, as nobody would take another."""
+
+    class Disturbed(EvenCosts):
+        def ratio(self, rows: int, width: int) -> float:
+            return 9.0 if width < 0 else super().ratio(rows, width)
+
+    policy = BestWidth(Disturbed(), 1 << 20, runs_ahead=True)
+    outlooks = [Outlook(0.7, 0.7, 7, lasts=True)] * 8
+    assert policy.choose(8, outlooks, 1, waits=False) == policy.choose(8, outlooks, 0)
+
+
+def test_a_gpu_has_seen_windows_of_long_rows_before_anybody_asks(model, monkeypatch):
+    """Their attention has kernels of its own, and to compile one takes seconds."""
+    monkeypatch.setattr(start_costs, "on_gpu", lambda: True)
+    counted, shapes = Counted(model), []
+
+    def call(self: Any, inputs: Any, **options: Any) -> Any:
+        cache = options["cache"][0]
+        shapes.append((*inputs.shape, 0 if cache.keys is None else cache.size()))
+        return self._model(inputs, **options)
+
+    monkeypatch.setattr(Counted, "__call__", call)
+    start_costs.measure_widths(counted, StepCosts(), 2, 64, (2, 3))
+    assert [shape for shape in shapes if shape[1] == 2 and shape[2] >= 256] == [(1, 2, 256), (1, 2, 1024)]
 
 
 class Untimed(StepCosts):

@@ -62,12 +62,22 @@ class Batch:
         held = [len(row) + (0 if pending is None else pending.width) for row in self.rows]
         kv.make_room(self.caches, width, held, pending=pending)
         mask, spans = self.caches[0].make_mask(width), self.caches[0].spans(width)
+        marks = None if spans is None or spans.hidden is None else np.array(spans.hidden)[:, None, None]
         for cache in self.caches:
             seen, _ = cache.update_and_fetch(keys, -keys)
         if mask is None:
             mask = mx.ones((len(self.rows), 1, width, seen.shape[2]), dtype=mx.bool_)
         for said in [mask] if spans is None else [mask, spans.as_mask()]:
             self.check_mask(np.array(said), np.array(seen)[:, 0, :, 0], before, texts)
+        if marks is not None:
+            # What a kernel is told instead of a mask.
+            columns = np.arange(seen.shape[2])
+            shown = (columns >= np.array(spans.starts)[:, None, None, None]) & (
+                marks[..., : len(columns)] == 0
+            )
+            until = spans.columns - width + 1 + np.arange(width)
+            shown = shown & (columns < until[:, None])
+            self.check_mask(shown, np.array(seen)[:, 0, :, 0], before, texts)
         return texts
 
     def keep(self, texts: list[list[float]], accepted: list[int]) -> None:

@@ -7,6 +7,7 @@ length is one that it has not seen; a short prompt is computed meanwhile without
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,9 @@ _PART_COLUMNS_MIN = 64
 _PARTS_MAX = 16
 # Registers of a lane that queries may take.
 _QUERY_NUMBERS_MAX = 64
+# What the kernel for several tokens of a row takes: dimensions of a head, and queries of a block.
+_WINDOW_DIMS = (64, 128)
+_WINDOW_QUERIES = 16
 
 # Shapes for which cuDNN has a plan or will make one.
 _planned: set[tuple[int, ...]] = set()
@@ -158,6 +162,7 @@ def ragged_attention(
     """Attention of `queries` [rows, heads, width, dim] over the columns of each row that `spans` names.
 
     The result is [rows, heads, width, dim]. `parts` is how many blocks share a row's columns; 0 for what is best.
+    Several tokens of a row in half precision are multiplied with tensor cores.
     """
     call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
     inputs = [
@@ -172,30 +177,53 @@ def _call(
     dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     rows, heads, width, dim = shape
-    together = _heads_together(heads // key_heads, dim)
-    blocks = rows * (heads // together)
-    return _prepared(dtype, shape, together, parts or _parts(blocks * width, columns))
+    group = heads // key_heads
+    if width > 1 and dim in _WINDOW_DIMS and dtype != mx.float32:
+        blocks = rows * key_heads, -(-group * width // _WINDOW_QUERIES)
+        return _prepared_window(dtype, shape, blocks, parts or _parts(math.prod(blocks), columns))
+    together = _heads_together(group, dim)
+    blocks = rows * (heads // together), width
+    return _prepared(dtype, shape, together, blocks, parts or _parts(math.prod(blocks), columns))
 
 
 @lru_cache(maxsize=256)
 def _prepared(
-    dtype: mx.Dtype, shape: tuple[int, ...], together: int, parts: int
+    dtype: mx.Dtype, shape: tuple[int, ...], together: int, blocks: tuple[int, int], parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel with all that is the same in every layer and step."""
+    template = [("T", dtype), ("D", shape[3]), ("G", together)]
+    return _with_parts("ragged_attention", (), 0, template, dtype, shape, blocks, parts)
+
+
+@lru_cache(maxsize=256)
+def _prepared_window(
+    dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
+) -> Callable[[list[mx.array]], mx.array]:
+    """The same for several tokens of a row."""
+    dim = shape[3]
+    template = [("T", dtype), ("D", dim)]
+    header = ("tensor_cores.cuh", "window_attention.cuh")
+    shared_bytes = _WINDOW_QUERIES * (_WARPS * (dim + 2) * 4 + dim * dtype.size)
+    return _with_parts("window_attention", header, shared_bytes, template, dtype, shape, blocks, parts)
+
+
+def _with_parts(
+    name: str,
+    header: tuple[str, ...],
+    shared_bytes: int,
+    template: list[tuple[str, Any]],
+    dtype: mx.Dtype,
+    shape: tuple[int, ...],
+    blocks: tuple[int, int],
+    parts: int,
+) -> Callable[[list[mx.array]], mx.array]:
     rows, heads, width, dim = shape
-    template = [
-        ("T", dtype),
-        ("D", dim),
-        ("G", together),
-        ("SPLITS", parts),
-        ("WARPS", _WARPS),
-    ]
+    whole, part, join = _kernels(name, header, shared_bytes)
     call: dict[str, Any] = {
-        "template": template,
-        "grid": (rows * (heads // together) * _WARPS * 32, width, parts),
+        "template": [*template, ("SPLITS", parts), ("WARPS", _WARPS)],
+        "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
         "threadgroup": (_WARPS * 32, 1, 1),
     }
-    whole, part, join = _kernels()
     if parts == 1:
         return lambda inputs: whole(inputs=inputs, output_shapes=[shape], output_dtypes=[dtype], **call)[0]
     sums_shape = (rows, heads, width, parts, dim + 2)
@@ -293,31 +321,27 @@ def _causal(tokens: int, before: int, columns: int) -> mx.array:
 
 
 @cache
-def _kernels() -> tuple[Any, Any, Any]:
-    names = ["q", "k", "v", "starts", "stop", "hidden", "scale"]
-    kernel = mx.fast.cuda_kernel
-    return (
-        kernel(
-            name="ragged_attention",
-            input_names=names,
+def _kernels(name: str, header: tuple[str, ...], shared_bytes: int) -> tuple[Any, Any, Any]:
+    """For all columns of a row, for a part of them, and what puts parts together."""
+
+    def kernel(suffix: str, end: str) -> Any:
+        return mx.fast.cuda_kernel(
+            name=name + suffix,
+            input_names=["q", "k", "v", "starts", "stop", "hidden", "scale"],
             output_names=["out"],
-            source=kernel_text("ragged_attention.cu", "ragged_attention_whole.cu"),
+            source=kernel_text(f"{name}.cu", end),
+            header=kernel_text(*header) if header else "",
             ensure_row_contiguous=False,
-        ),
-        kernel(
-            name="ragged_attention_part",
-            input_names=names,
-            output_names=["out"],
-            source=kernel_text("ragged_attention.cu", "ragged_attention_part.cu"),
-            ensure_row_contiguous=False,
-        ),
-        kernel(
-            name="ragged_attention_join",
-            input_names=["parts"],
-            output_names=["out"],
-            source=kernel_text("ragged_attention_join.cu"),
-        ),
+            shared_memory=shared_bytes,
+        )
+
+    join = mx.fast.cuda_kernel(
+        name="ragged_attention_join",
+        input_names=["parts"],
+        output_names=["out"],
+        source=kernel_text("ragged_attention_join.cu"),
     )
+    return kernel("", "ragged_attention_whole.cu"), kernel("_part", "ragged_attention_part.cu"), join
 
 
 @cache

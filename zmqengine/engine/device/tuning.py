@@ -121,22 +121,20 @@ def _fit_products(
 ) -> None:
     if not quantised.layers_by_shape(model):
         return
-    before = _logits(model)
-    chosen = quantised.measure(
-        model,
-        on_cuda=on_cuda,
-        rows_max=rows_max,
-        copy_bytes_max=copy_bytes_max,
-        until_s=until_s,
-        known=remembered.choices,
-        report=lambda fraction: report("measuring products with quantised weights", fraction),
-    )
-    if _same(before, _try(model)):
-        choices.note("quantised products", in_words(chosen))
-        remembered.keep(chosen)
-    else:
-        quantised.restore(model)
-        choices.note("quantised products", "MLX's: others do not suit this model")
+
+    def measure() -> dict[str, str]:
+        return quantised.measure(
+            model,
+            on_cuda=on_cuda,
+            rows_max=rows_max,
+            copy_bytes_max=copy_bytes_max,
+            until_s=until_s,
+            known=remembered.choices,
+            report=lambda fraction: report("measuring products with quantised weights", fraction),
+        )
+
+    told = _fit_ways(model, measure, quantised.restore, remembered)
+    choices.note("quantised products", "MLX's: others do not suit this model" if told is None else told)
     if copied := quantised.copies_bytes(model):
         choices.note("copies in full width", f"{copied >> 20} MiB")
 
@@ -146,19 +144,33 @@ def _fit_plain_products(
 ) -> None:
     if not plain.layers_by_shape(model):
         return
-    before = _logits(model)
-    chosen = plain.measure(
-        model,
-        until_s=until_s,
-        known=remembered.choices,
-        report=lambda fraction: report("measuring products", fraction),
+
+    def measure() -> dict[str, str]:
+        return plain.measure(
+            model,
+            until_s=until_s,
+            known=remembered.choices,
+            report=lambda fraction: report("measuring products", fraction),
+        )
+
+    told = _fit_ways(model, measure, plain.restore, remembered)
+    choices.note(
+        "products", "MLX's: the kernel for few rows does not suit this model" if told is None else told
     )
-    if _same(before, _try(model)):
-        choices.note("products", in_words(chosen))
-        remembered.keep(chosen)
-    else:
-        plain.restore(model)
-        choices.note("products", "MLX's: the kernel for few rows does not suit this model")
+
+
+def _fit_ways(
+    model: Any, measure: Callable[[], dict[str, str]], restore: Callable[[Any], None], remembered: Remembered
+) -> str | None:
+    """Have layers take their faster ways; in words, or None if `model` says something else with them and does not take
+    them."""
+    before = _logits(model)
+    chosen = measure()
+    if not _same(before, _try(model)):
+        restore(model)
+        return None
+    remembered.keep(chosen)
+    return in_words(chosen)
 
 
 def _fit_drawing(vocab_size: int, on_cuda: bool, on_gpu: bool, remembered: Remembered) -> str:

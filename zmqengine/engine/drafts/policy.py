@@ -105,7 +105,11 @@ class BestWidth:
         best = Choice(1, 0.0)
         for width in self._widths(rows):
             tokens = rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)
-            step = costs.ratio(rows, width if waits else started_ahead(width))
+            step = costs.ratio(rows, width)
+            if not waits:
+                # One that is started ahead takes no longer. A time that says so was disturbed, and would stand: nobody
+                # would take another.
+                step = min(step, costs.ratio(rows, started_ahead(width)))
             gain = tokens / rows / (step + wait + token_cost * (width - 1))
             if gain > best.gain:
                 best = Choice(width, gain)

@@ -22,6 +22,8 @@ from zmqengine.engine.window import Choices, Coming, Draft, Window
 _SECONDS_MAX = 1.5
 _TRIES = 5
 _AHEAD_STEPS = 4
+# Attention is computed in several parts from so many tokens on, by kernels of their own.
+_LONG_TOKENS = (256, 1024)
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
@@ -39,8 +41,7 @@ def measure_widths(
     A step without drafts is started before the step before has ended; one with drafts is started afterwards, and where
     a policy `runs_ahead` before as well.
     The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
-    such steps with gaps as well, and chosen as many tokens: kernels that are compiled when they are first used take
-    seconds.
+    such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there.
     """
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
@@ -53,6 +54,13 @@ def measure_widths(
             model, kv.merge([first] * count), rows, Choosing(vocab_size, MaskFiller(vocab_size, []))
         )
         steps.time(costs, wide, wide if runs_ahead else [], _SECONDS_MAX / len(counts))
+    for tokens in _LONG_TOKENS if on_gpu() else ():
+        long, prompt = kv.new_caches(model), [1] * tokens
+        mx.eval(kv.read_alone(model, long, prompt))
+        row = Row(RowRequest(0, prompt, 1), vocab_size, 2 * tokens)
+        _Steps(model, kv.merge([long]), [row], Choosing(vocab_size, MaskFiller(vocab_size, []))).window(
+            widths[0]
+        )
 
 
 class _Steps:
@@ -63,7 +71,7 @@ class _Steps:
         self._caches = caches
         self._rows = rows
         self._choosing = choosing
-        self._held = [len(_PROMPT)] * len(rows)
+        self._held = [row.prompt_tokens for row in rows]
         choosing.set_rows(rows)
 
     def time(
@@ -119,15 +127,14 @@ class _Steps:
         first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
         before = Window.ahead(Coming(mx.ones(first.shape, mx.int32), 1, first), known, width)
         waiting = self._start(before.inputs, before)
+        made = [1] * len(self._rows)
         for _ in range(_AHEAD_STEPS + 1):
-            made = before.coming(waiting.tokens)
-            window = Window.ahead(made, known, width)
+            window = Window.ahead(before.coming(waiting.tokens), known, width)
             coming = self._start(window.inputs, window)
-            landed.read(waiting)
-            self._keep(made.counts, width, after=width)
+            made = self._take(landed.read(waiting), before, made)
+            self._keep(made, width, after=width)
             before, waiting = window, coming
-        waiting.read()
-        self._keep(before.coming(waiting.tokens).counts, width)
+        self._keep(self._take(landed.read(waiting), before, made), width)
         kv.close_gaps(self._caches, self._held)
         return landed.step_s
 
@@ -155,10 +162,15 @@ class _Steps:
         kv.start(choices.arrays())
         return choices
 
-    def _keep(self, counts: mx.array, width: int, after: int = 0) -> None:
-        kept: Any = counts.tolist()
-        self._held = [held - width + count for held, count in zip(self._held, kept, strict=True)]
-        kv.go_back(self._caches, [width - count for count in kept], self._held, after=after)
+    def _take(self, tokens: Sequence[Sequence[int]], window: Window, made_before: Sequence[int]) -> list[int]:
+        """How many tokens each row keeps of a window, whose step before has made so many."""
+        for place, count in enumerate(made_before):
+            window.settle(place, count)
+        return [1 + window.accepted(place, its) for place, its in enumerate(tokens)]
+
+    def _keep(self, counts: Sequence[int], width: int, after: int = 0) -> None:
+        self._held = [held - width + count for held, count in zip(self._held, counts, strict=True)]
+        kv.go_back(self._caches, [width - count for count in counts], self._held, after=after)
 
     def _go_back(self, held: list[int]) -> None:
         counts = [before - after for before, after in zip(self._held, held, strict=True)]
@@ -173,9 +185,10 @@ class _Landed:
     def __init__(self) -> None:
         self._times_s: list[float] = []
 
-    def read(self, choices: Choices) -> None:
-        choices.read()
+    def read(self, choices: Choices) -> Any:
+        tokens, _ = choices.read()
         self._times_s.append(time.perf_counter())
+        return tokens
 
     @property
     def step_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -37,9 +38,11 @@ class Gaps:
 
     def __init__(self, hidden: np.ndarray) -> None:
         self.hidden = hidden
-        self._pending: tuple[int, Pending] | None = None
-        self._visible: mx.array | None = None
+        # The same on the device, if it was asked for. Of a window on its way it is told before the host; the columns of
+        # that stop here.
         self._marks: mx.array | None = None
+        self._pending_stop: int | None = None
+        self._visible: mx.array | None = None
 
     def hide(self, stop: int, counts: Sequence[int]) -> None:
         """The last `counts[i]` columns of row i before `stop` are not used; from `stop` on everything is new."""
@@ -47,40 +50,48 @@ class Gaps:
         self.hidden[:, stop:] = False
         for row, count in enumerate(counts):
             self.hidden[row, stop - count : stop] = True
-        self._pending = self._visible = self._marks = None
+        if self._pending_stop != stop:
+            self._marks = self._visible = None
+        self._pending_stop = None
 
     def hide_pending(self, stop: int, pending: Pending) -> None:
         """The last columns before `stop` are of a window on its way. What a row does not keep of them is not used, and
         the host is not waited for to say so; it does with `hide`."""
-        self._pending = stop - pending.width, pending
-        self._visible = self._marks = None
+        marks = self.marks(stop)
+        marks[:, stop - pending.width : stop] = _not_kept(pending)
+        self._pending_stop, self._visible = stop, None
 
     def visible(self, columns: int) -> mx.array:
         """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
-        self._widen(columns)
-        if self._visible is None:
-            self._visible = ~self._hidden()[:, None, None]
+        if self._visible is None or self._visible.shape[3] < columns:
+            self._visible = (self.marks(columns) == 0)[:, None, None]
         return self._visible[..., :columns]
 
     def marks(self, columns: int) -> mx.array:
         """The same the other way round, for `Spans`: [rows, columns or more]."""
         self._widen(columns)
         if self._marks is None:
-            self._marks = self._hidden().astype(mx.uint8)
+            self._marks = mx.array(self.hidden.view(np.uint8))
+        elif self._marks.shape[1] < columns:
+            missing = self.hidden.shape[1] - self._marks.shape[1]
+            self._marks = mx.pad(self._marks, [(0, 0), (0, missing)])
         return self._marks
-
-    def _hidden(self) -> mx.array:
-        hidden = mx.array(self.hidden)
-        if self._pending is not None:
-            start, (width, kept) = self._pending
-            hidden[:, start : start + width] = mx.arange(width) >= kept[:, None]
-        return hidden
 
     def _widen(self, columns: int) -> None:
         missing = columns - self.hidden.shape[1]
         if missing > 0:
-            self.hidden = np.pad(self.hidden, ((0, 0), (0, missing)))
-            self._visible = self._marks = None
+            self.hidden = np.pad(
+                self.hidden, ((0, 0), (0, -(-missing // _GAP_COLUMNS_MAX) * _GAP_COLUMNS_MAX))
+            )
+
+
+def _not_kept(pending: Pending) -> mx.array:
+    return (_columns_from_zero(pending.width) >= pending.kept[:, None]).astype(mx.uint8)
+
+
+@lru_cache(maxsize=8)
+def _columns_from_zero(count: int) -> mx.array:
+    return mx.arange(count)
 
 
 class RaggedKVCache(BatchKVCache):
@@ -224,7 +235,7 @@ def _stand_after(caches: Caches, held: Sequence[int], pending: Pending) -> None:
     first = caches[0]
     gaps = first.gaps or Gaps(np.zeros((len(held), first.keys.shape[2]), np.bool_))
     gaps.hide_pending(first._idx, pending)
-    offset = resident(mx.array([count - pending.width for count in held], dtype=mx.int32) + pending.kept)
+    offset = resident(first.offset - pending.width + pending.kept)
     for cache in caches:
         cache.offset = offset
         cache.gaps = gaps
