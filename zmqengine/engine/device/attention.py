@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -173,54 +173,55 @@ def ragged_attention(
     return result
 
 
+class _Kernel(NamedTuple):
+    """A kernel and what it is compiled for; a block needs so much shared memory."""
+
+    name: str
+    template: tuple[tuple[str, Any], ...]
+    header: tuple[str, ...] = ()
+    shared_bytes: int = 0
+
+
 def _call(
     dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     rows, heads, width, dim = shape
     group = heads // key_heads
     if width > 1 and dim in _WINDOW_DIMS and dtype != mx.float32:
+        kernel = _window_kernel(dtype, dim)
         blocks = rows * key_heads, -(-group * width // _WINDOW_QUERIES)
-        return _prepared_window(dtype, shape, blocks, parts or _parts(math.prod(blocks), columns))
-    together = _heads_together(group, dim)
-    blocks = rows * (heads // together), width
-    return _prepared(dtype, shape, together, blocks, parts or _parts(math.prod(blocks), columns))
+    else:
+        together = _heads_together(group, dim)
+        kernel = _row_kernel(dtype, dim, together)
+        blocks = rows * (heads // together), width
+    return _prepared(kernel, dtype, shape, blocks, parts or _parts(math.prod(blocks), columns))
+
+
+@cache
+def _row_kernel(dtype: mx.Dtype, dim: int, together: int) -> _Kernel:
+    return _Kernel("ragged_attention", (("T", dtype), ("D", dim), ("G", together)))
+
+
+@cache
+def _window_kernel(dtype: mx.Dtype, dim: int) -> _Kernel:
+    sums_bytes, query_bytes = _WARPS * (dim + 2) * 4, dim * dtype.size
+    return _Kernel(
+        "window_attention",
+        (("T", dtype), ("D", dim)),
+        ("tensor_cores.cuh", "window_attention.cuh"),
+        _WINDOW_QUERIES * (sums_bytes + query_bytes),
+    )
 
 
 @lru_cache(maxsize=256)
 def _prepared(
-    dtype: mx.Dtype, shape: tuple[int, ...], together: int, blocks: tuple[int, int], parts: int
+    kernel: _Kernel, dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel with all that is the same in every layer and step."""
-    template = [("T", dtype), ("D", shape[3]), ("G", together)]
-    return _with_parts("ragged_attention", (), 0, template, dtype, shape, blocks, parts)
-
-
-@lru_cache(maxsize=256)
-def _prepared_window(
-    dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
-) -> Callable[[list[mx.array]], mx.array]:
-    """The same for several tokens of a row."""
-    dim = shape[3]
-    template = [("T", dtype), ("D", dim)]
-    header = ("tensor_cores.cuh", "window_attention.cuh")
-    shared_bytes = _WINDOW_QUERIES * (_WARPS * (dim + 2) * 4 + dim * dtype.size)
-    return _with_parts("window_attention", header, shared_bytes, template, dtype, shape, blocks, parts)
-
-
-def _with_parts(
-    name: str,
-    header: tuple[str, ...],
-    shared_bytes: int,
-    template: list[tuple[str, Any]],
-    dtype: mx.Dtype,
-    shape: tuple[int, ...],
-    blocks: tuple[int, int],
-    parts: int,
-) -> Callable[[list[mx.array]], mx.array]:
     rows, heads, width, dim = shape
-    whole, part, join = _kernels(name, header, shared_bytes)
+    whole, part, join = _kernels(kernel.name, kernel.header, kernel.shared_bytes)
     call: dict[str, Any] = {
-        "template": [*template, ("SPLITS", parts), ("WARPS", _WARPS)],
+        "template": [*kernel.template, ("SPLITS", parts), ("WARPS", _WARPS)],
         "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
         "threadgroup": (_WARPS * 32, 1, 1),
     }
