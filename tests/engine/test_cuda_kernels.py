@@ -7,15 +7,16 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.containers import Sequential
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv, sampling
-from zmqengine.engine.backend import on_cuda
+from zmqengine.engine.backend import on_cuda, on_hopper
 from zmqengine.engine.device import attention, plain, quantised
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kernels import drawing
+from zmqengine.engine.kernels import drawing, plain_products
 from zmqengine.engine.random_bits import seed_key, uniform
 from zmqengine.engine.row import Row
 
@@ -117,6 +118,44 @@ def test_plain_weights_are_multiplied_for_few_rows(dtype, outputs, bias):
     assert mx.array_equal(plain.few_rows(inputs[:30].reshape(6, 5, -1), layer).reshape(30, 1, -1), whole[:30])
 
 
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper")
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 1000), (1088, 6004), (4096, 1024), (1088, 20_000)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_plain_weights_are_multiplied_for_many_rows(dtype, inputs, outputs, bias):
+    """Also where outputs fill no whole block and inputs are cut; and a row gets the same, whoever is beside it."""
+    mx.random.seed(2)
+    layer = Linear(inputs, outputs, bias=bias)
+    layer.set_dtype(dtype)
+    rows = mx.random.normal((256, 1, inputs)).astype(dtype)
+    wanted = rows.astype(mx.float32) @ layer.weight.astype(mx.float32).T
+    if bias:
+        wanted = wanted + layer.bias.astype(mx.float32)
+    whole = plain.many_rows(rows, layer)
+    assert error(whole, wanted) < 0.01
+    for some in (1, 7, 8, 41, 79, 80, 81, 120, 155, 160, 161, 250):
+        assert mx.array_equal(plain.many_rows(rows[:some], layer), whole[:some]), some
+    assert mx.array_equal(
+        plain.many_rows(rows[:150].reshape(30, 5, -1), layer).reshape(150, 1, -1), whole[:150]
+    )
+
+
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper")
+def test_outputs_that_are_no_fours_and_other_types_are_left_to_mlx():
+    """A vocabulary may have any size; what is in float32 is not multiplied with weights in half precision."""
+    alone = Sequential(Linear(128, 1001, bias=False))
+    alone.set_dtype(mx.bfloat16)
+    plain.turn_weights(alone)
+    plain_model = build_model({**LLAMA, "hidden_size": 256, "vocab_size": 257})
+    plain_model.set_dtype(mx.bfloat16)
+    assert "wide kernel" not in {
+        way for name, way in plain.measure(plain_model, until_s=math.inf, known={}).items() if "x257," in name
+    }
+    rows = mx.random.normal((50, 128))
+    wanted = rows @ alone.layers[0].weight.astype(mx.float32).T
+    assert error(plain.many_rows(rows, alone.layers[0]), wanted) < 0.01
+
+
 def test_a_model_takes_the_kernel_and_gives_it_back():
     """Layers go by what was measured, the head of a tied model too; what was remembered is not measured again."""
     model = build_model({**LLAMA, "hidden_size": 256, "intermediate_size": 512})
@@ -124,8 +163,9 @@ def test_a_model_takes_the_kernel_and_gives_it_back():
     tokens = mx.array([[1], [2], [3]])
     before = model(tokens)
     found = plain.measure(model, until_s=math.inf, known={})
-    assert set(found.values()) <= {"product", "kernel"}
-    known = dict.fromkeys(found, "kernel")
+    assert set(found.values()) <= set(plain.WAYS)
+    few = tuple(f", {rows} rows" for rows in plain.ROWS if rows <= plain_products.FEW_ROWS_MAX)
+    known = {name: "kernel" if name.endswith(few) else "product" for name in found}
     assert plain.measure(model, until_s=0.0, known=known) == known
     assert error(model(tokens), before) < 0.02
     plain.restore(model)

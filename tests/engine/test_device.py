@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
@@ -18,8 +19,10 @@ from zmqengine.engine import kv, sampling
 from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.device import attention, environment, plain, projections, quantised, tuning, ways
 from zmqengine.engine.device.remembered import Remembered
+from zmqengine.engine.kernels import plain_products
 
 WORDS = 512
+OUTPUTS = (64, 896, 4096, 4352, 6144, 8448, 8512, 16_896, 28_672, 256_000)
 
 
 def make_model(bits: int = 0, *, tied: bool = True):
@@ -115,7 +118,7 @@ def test_plain_products_stay_as_they_are_where_the_kernel_does_not_work():
         assert len(chosen) == len(shapes) * len(plain.ROWS)
         assert set(chosen.values()) == {"product"}
     assert plain.measure(model, until_s=0.0, known={}) == {}
-    assert type(model.layers[0].self_attn.q_proj) is plain.FewRowsLinear
+    assert type(model.layers[0].self_attn.q_proj) is plain.MeasuredLinear
     assert np.array_equal(logits_of(model), before)
     plain.restore(model)
     assert type(model.layers[0].self_attn.q_proj) is Linear
@@ -124,12 +127,25 @@ def test_plain_products_stay_as_they_are_where_the_kernel_does_not_work():
 
 def test_every_cut_of_a_product_fits_the_shared_memory_of_a_device():
     """Twice on an H200; compute capability 8.6 has the least since 8.0. There is room for the sums at the end."""
-    for rows in range(1, plain.ROWS[-1] + 1):
-        for outputs in (64, 4096, 4352, 6144, 8448, 8512, 28672, 256_000):
-            cut = plain.Cut.of(rows, outputs)
+    for rows in range(1, plain_products.FEW_ROWS_MAX + 1):
+        for outputs in OUTPUTS:
+            cut = plain_products.Cut.of(rows, outputs)
             assert rows <= 8 * cut.tiles
-            assert 4 * plain._WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
+            assert 4 * plain_products._WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
             assert cut.shared_bytes <= (99 if rows <= 32 else 113) << 10
+
+
+def test_every_cut_of_a_wide_product_fits_a_hopper():
+    """227 KiB, and parts begin where the tensor cores can find them. No split is without inputs, and a part is on its
+    way beside the two that may be multiplied."""
+    for rows in range(1, plain.ROWS[-1] + 1):
+        for inputs, outputs in itertools.product((64, 128, 896, 4096, 14_336), OUTPUTS):
+            cut = plain_products.WideCut.of(rows, inputs, outputs)
+            assert cut.rows == (80 if rows <= 80 else 160)
+            assert cut.shared_bytes <= 227 << 10
+            assert (64 * cut.groups + cut.rows) % 8 == 0
+            assert 1 <= cut.splits <= inputs // plain_products.PART
+            assert cut.stages >= 3
 
 
 @pytest.mark.parametrize("name", ["product", "side by side", "widened", "copy"])

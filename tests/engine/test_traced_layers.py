@@ -7,12 +7,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.device import layers, projections
+from zmqengine.engine.device.likeness import filled, taken_apart
 from zmqengine.engine.interface import ModelInfo, RowRequest
 from zmqengine.engine.mlx_engine import MlxEngine
 
@@ -80,6 +82,80 @@ def test_a_step_runs_none_of_the_layers_own_code(monkeypatch):
     traced = len(calls)
     steps(model, [[1, 2], [3], [4]], [1])
     assert len(calls) == traced + 6
+
+
+def test_layers_that_are_alike_are_traced_once(monkeypatch):
+    """However many there are; one that differs in more than its arrays is traced by itself, and computes its own."""
+    calls = []
+    own = llama.Attention.__call__
+
+    def counted(self: Any, *given: Any, **options: Any) -> Any:
+        calls.append(self)
+        return own(self, *given, **options)
+
+    monkeypatch.setattr(llama.Attention, "__call__", counted)
+    model = build_model({**LLAMA, "num_hidden_layers": 6})
+    projections.join_groups(model)
+    texts = [[1, 2, 3], [4]]
+    for scale, traced in ((1.0, 4), (3.0, 8)):
+        model.layers[2].self_attn.scale *= scale
+        before = steps(model, texts, [1, 2])
+        layers.install(model)
+        calls.clear()
+        after = steps(model, texts, [1, 2])
+        prompts = len(texts) * len(model.layers)
+        assert len(calls) == prompts + 2 * traced
+        for got, wanted in zip(after, before, strict=True):
+            assert np.abs(got - wanted).max() < 1e-4
+        layers.uninstall(model)
+
+
+def test_what_makes_modules_alike():
+    """All but the values of their arrays: types, numbers, names, what they hold, and which of it is the same thing."""
+
+    def made(**options: Any) -> Any:
+        model = build_model({**LLAMA, **options})
+        return model.layers[0]
+
+    def likeness(layer: Any) -> object:
+        return taken_apart(layer)[0]
+
+    wanted = likeness(made())
+    assert likeness(made()) == wanted
+    assert len({wanted, likeness(made())}) == 1
+    assert likeness(made(rms_norm_eps=1e-3)) != wanted
+    assert likeness(made(intermediate_size=64)) != wanted
+    quantised = made()
+    quantize(quantised, group_size=32, bits=4)
+    assert likeness(quantised) != wanted
+    shared = made()
+    shared.input_layernorm = shared.post_attention_layernorm
+    assert likeness(shared) != wanted
+    other = made()
+    other.self_attn.rope.weight = mx.zeros((1,))
+    assert likeness(other) != wanted
+    set_apart = made()
+    set_apart.mlp.act = lambda x: x
+    assert likeness(set_apart) != wanted
+
+
+def test_arrays_stand_in_their_slots_for_a_while():
+    """Others in the same order, also when what is done with them fails."""
+    one, other = (build_model(LLAMA).layers[0] for _ in range(2))
+    _, slots = taken_apart(one)
+    before = one.self_attn.q_proj.weight
+    arrays = [held[name] for held, name in taken_apart(other)[1]]
+
+    def fail() -> None:
+        assert one.self_attn.q_proj.weight is other.self_attn.q_proj.weight
+        raise ZeroDivisionError
+
+    with filled(slots, arrays), pytest.raises(ZeroDivisionError):
+        fail()
+    assert one.self_attn.q_proj.weight is before
+    with pytest.raises(ZeroDivisionError), filled(slots, arrays):
+        fail()
+    assert one.self_attn.q_proj.weight is before
 
 
 def test_what_happens_between_layers_is_not_lost():

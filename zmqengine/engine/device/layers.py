@@ -4,7 +4,9 @@ From one attention to the next a model does the same in every step. What lies be
 rows and replayed in one call, where the model's own Python makes some twenty. Caches and attention stay outside: they
 are of another length in every step.
 
-The model's own code is what is traced: a layer up to its attention, and from there on.
+The model's own code is what is traced: a layer up to its attention, and from there on. Layers that differ in nothing
+but their arrays have their traces in common: to trace one takes a millisecond, and a batch that drafts, whose number of
+tokens is often new, would have to wait for it in every layer.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache as once
+from functools import partial
+from itertools import product
 from types import ModuleType
 from typing import Any, cast
 
@@ -21,24 +25,26 @@ from mlx.nn.layers.base import Module
 
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention
+from zmqengine.engine.device.likeness import Slots, filled, taken_apart
 from zmqengine.engine.device.plain import turn_back, turn_weights
 from zmqengine.engine.mlx_lm_border import KVCache
 
 WIDTH_MAX = 8
 """More tokens of a row at once are a prompt: those have too many lengths to trace."""
 
-# Numbers of rows and widths that are traced. Traces are kept for good, and looked for one by one.
-_SHAPES_MAX = 192
+# Numbers of rows and widths that are traced. Traces are kept for good, some 200 KiB for each.
+_SHAPES_MAX = 512
 
 
 Kind = tuple[int, mx.Dtype]
+Traced = Callable[..., Sequence[mx.array]]
 
 
 class _Attends(Exception):
     """A layer that is traced has come to its attention: there is no more to trace."""
 
 
-class _Traced:
+class _KeyValues:
     """What a layer is given for a cache while it is traced."""
 
     def __init__(self, offset: mx.array) -> None:
@@ -52,20 +58,106 @@ class _Traced:
         return self.written
 
 
+class _Traces:
+    """What is traced of a `layer`, and of all others that are like it: they give their own arrays, in the same order as
+    its own stand in `slots`."""
+
+    def __init__(self, layer: Module, slots: Slots) -> None:
+        self._layer = layer
+        self._slots = slots
+        self._call: Callable[..., mx.array] = type(layer).__call__
+        self.modules = attention.attending_modules(layer)
+        # By the shape of their inputs: what MLX compiles looks for the right one of its own traces one by one.
+        self._firsts: dict[tuple[int, ...], Traced] = {}
+        self._seconds: dict[tuple[tuple[int, ...], _Traces | None], Traced] = {}
+        self.scale = 0.0
+        # The width and type of inputs, once a layer was traced.
+        self.kind: Kind | None = None
+
+    def first(self, arrays: list[mx.array], inputs: mx.array, offset: mx.array) -> Sequence[mx.array]:
+        """Queries, keys and values of such a layer, with its arrays, what comes into it, and where rows stand."""
+        shape = inputs.shape
+        traced = self._firsts.get(shape)
+        if traced is None:
+            traced = self._firsts[shape] = mx.compile(self._first)
+        return traced(arrays, inputs, offset)
+
+    def second(
+        self,
+        following: _Traces | None,
+        arrays: list[mx.array],
+        arrays_following: list[mx.array],
+        inputs: mx.array,
+        attended: mx.array,
+        offset: mx.array,
+    ) -> Sequence[mx.array]:
+        """What it makes of that and of what it has `attended` to, and then queries, keys and values of the layer that
+        is `following`, if any is, with the arrays of that."""
+        key = inputs.shape, following
+        traced = self._seconds.get(key)
+        if traced is None:
+            traced = self._seconds[key] = mx.compile(partial(self._second, following))
+        return traced(arrays, arrays_following, inputs, attended, offset)
+
+    def _first(
+        self, arrays: list[mx.array], inputs: mx.array, offset: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        found: list[mx.array] = []
+        traced = _KeyValues(offset)
+        self.kind = inputs.shape[2], inputs.dtype
+
+        def stop(
+            queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, sinks: Any = None, **_: Any
+        ) -> mx.array:
+            written = traced.written or (None, None)
+            if sinks is not None or keys is not written[0] or values is not written[1]:
+                raise TypeError("a layer that attends in a way of its own")
+            self.scale = scale
+            found.append(queries)
+            raise _Attends
+
+        with filled(self._slots, arrays), _attending(self.modules, stop):
+            try:
+                self._call(self._layer, inputs, None, cache=traced)
+            except _Attends:
+                assert traced.written is not None
+                return found[0], *traced.written
+        raise TypeError("a layer that does not attend")
+
+    def _second(
+        self,
+        following: _Traces | None,
+        arrays: list[mx.array],
+        arrays_following: list[mx.array],
+        inputs: mx.array,
+        attended: mx.array,
+        offset: mx.array,
+    ) -> tuple[mx.array, ...]:
+        # What the layer makes before its attention is not used here, and so no part of the trace.
+        given = _attending(self.modules, lambda *given, **options: attended)
+        with filled(self._slots, arrays), given:
+            output = self._call(self._layer, inputs, None, cache=_KeyValues(offset))
+        if following is None:
+            return (output,)
+        return output, *following._first(arrays_following, output, offset)
+
+
 class _Halves:
     """One layer in two halves. With its second one comes the first one of the layer that is `following`, if any is."""
 
-    def __init__(self, layer: Module, following: _Halves | None, shapes: set[tuple[int, int]]) -> None:
-        self._layer = layer
-        self._call: Callable[..., mx.array] = type(layer).__call__
-        self._modules = attention.attending_modules(layer)
-        self._following = following
+    def __init__(
+        self,
+        traces: _Traces,
+        arrays: list[mx.array],
+        following: _Halves | None,
+        shapes: set[tuple[int, int]],
+    ) -> None:
+        self.traces = traces
+        self._arrays = arrays
+        self.following = following
+        self._arrays_following = [] if following is None else following._arrays
         self._shapes = shapes
-        self._first = mx.compile(self._until_attention)
-        self._second = mx.compile(self._from_attention)
-        self._scale = 0.0
-        # The width and type of its inputs, once it was traced.
-        self.kind: Kind | None = None
+        self._traces_following = None if following is None else following.traces
         # What the layer before has made of the coming step, and from what.
         self._ready: Sequence[mx.array] = ()
         self._ready_from: tuple[mx.array | None, mx.array | None] = (None, None)
@@ -84,54 +176,28 @@ class _Halves:
 
     def run(self, inputs: mx.array, mask: Any, cache: Any) -> mx.array:
         """The output of the layer, for a step that it `knows`."""
-        offset = cache.offset
+        offset, traces = cache.offset, self.traces
         made_of, at = self._ready_from
         is_ready = made_of is inputs and at is offset
-        queries, keys, values = self._ready if is_ready else self._first(inputs, offset)
+        queries, keys, values = self._ready if is_ready else traces.first(self._arrays, inputs, offset)
         self._ready, self._ready_from = (), (None, None)
-        attend = getattr(self._modules[0], attention.NAME)
-        attended = attention.attend_cached(attend, queries, keys, values, cache, self._scale, mask)
+        attend = getattr(traces.modules[0], attention.NAME)
+        attended = attention.attend_cached(attend, queries, keys, values, cache, traces.scale, mask)
         output, *ready = self._second(inputs, attended, offset)
-        if self._following is not None:
-            self._following._ready, self._following._ready_from = ready, (output, offset)
+        if self.following is not None:
+            self.following._ready, self.following._ready_from = ready, (output, offset)
         return output
 
     def trace(self, inputs: mx.array, offset: mx.array) -> None:
         """Be ready for steps of this shape. Nothing is computed."""
-        attended, _, _ = self._first(inputs, offset)
+        attended, _, _ = self.traces.first(self._arrays, inputs, offset)
         self._second(inputs, attended, offset)
         self._shapes.add((inputs.shape[0], inputs.shape[1]))
 
-    def _until_attention(self, inputs: mx.array, offset: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        found: list[mx.array] = []
-        traced = _Traced(offset)
-        self.kind = inputs.shape[2], inputs.dtype
-
-        def stop(
-            queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, sinks: Any = None, **_: Any
-        ) -> mx.array:
-            written = traced.written or (None, None)
-            if sinks is not None or keys is not written[0] or values is not written[1]:
-                raise TypeError("a layer that attends in a way of its own")
-            self._scale = scale
-            found.append(queries)
-            raise _Attends
-
-        with _attending(self._modules, stop):
-            try:
-                self._call(self._layer, inputs, None, cache=traced)
-            except _Attends:
-                assert traced.written is not None
-                return found[0], *traced.written
-        raise TypeError("a layer that does not attend")
-
-    def _from_attention(self, inputs: mx.array, attended: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
-        # What the layer makes before its attention is not used here, and so no part of the trace.
-        with _attending(self._modules, lambda *given, **options: attended):
-            output = self._call(self._layer, inputs, None, cache=_Traced(offset))
-        if self._following is None:
-            return (output,)
-        return output, *self._following._until_attention(output, offset)
+    def _second(self, inputs: mx.array, attended: mx.array, offset: mx.array) -> Sequence[mx.array]:
+        return self.traces.second(
+            self._traces_following, self._arrays, self._arrays_following, inputs, attended, offset
+        )
 
 
 def install(model: Any) -> int:
@@ -141,6 +207,7 @@ def install(model: Any) -> int:
     if not isinstance(layers, list) or len(layers) != len(caches):
         return 0
     shapes: set[tuple[int, int]] = set()
+    known: dict[object, _Traces] = {}
     following: _Halves | None = None
     count = 0
     turn_weights(model)
@@ -148,7 +215,9 @@ def install(model: Any) -> int:
         if type(cache) is not KVCache or not attention.attending_modules(layer):
             following = None
             continue
-        following = _Halves(layer, following, shapes)
+        likeness, slots = taken_apart(layer)
+        traces = known.setdefault(likeness, _Traces(layer, slots))
+        following = _Halves(traces, [held[name] for held, name in slots], following, shapes)
         kind: Any = type(layer)
         layer.__class__ = _split(kind)
         layer._halves = following
@@ -165,16 +234,18 @@ def uninstall(model: Any) -> None:
             del layer._halves
 
 
-def trace(model: Any, rows_max: int, until_s: float) -> None:
-    """Be ready for steps of every number of rows up to `rows_max`, as far as there is time."""
+def trace(model: Any, rows_max: int, until_s: float, widths: Sequence[int] = (1,)) -> None:
+    """Be ready for steps of every number of rows up to `rows_max` and each of `widths`, as far as there is time."""
     halves = [layer._halves for layer in getattr(model, "layers", ()) if hasattr(layer, "_halves")]
-    kinds = [one.kind for one in halves]
-    for rows in range(1, rows_max + 1):
-        if any(kind is None for kind in kinds) or time.perf_counter() > until_s:
+    # One of those that have their traces in common.
+    some = {(one.traces, one.following and one.following.traces): one for one in halves}.values()
+    for width, rows in product(widths, range(1, rows_max + 1)):
+        if any(one.traces.kind is None for one in some) or time.perf_counter() > until_s:
             return
         offset = mx.zeros((rows,), mx.int32)
-        for one, (dim, dtype) in zip(halves, cast(list[Kind], kinds), strict=True):
-            one.trace(mx.zeros((rows, 1, dim), dtype), offset)
+        for one in some:
+            dim, dtype = cast(Kind, one.traces.kind)
+            one.trace(mx.zeros((rows, width, dim), dtype), offset)
 
 
 @once

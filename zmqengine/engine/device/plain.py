@@ -1,8 +1,10 @@
-"""Products with weights in full width, by the faster of two ways for the number of rows.
+"""Products with weights in full width, by the fastest way for the number of rows.
 
 On CUDA MLX has a kernel for one row and takes cuBLAS for several, which costs the host twice the time of starting a
-kernel: 129 products a step of an 8B model. For up to 40 rows a kernel of ours reads the weights once, as fast as memory
-gives them. For each shape of a layer and number of rows both are timed at the start.
+kernel: 129 products a step of an 8B model; and 10 to 40 ms for a step with a number of rows that it has not met, as
+batches that draft come to have them. For up to 40 rows a kernel of ours reads the weights once, as fast as memory gives
+them, and on a Hopper another one for more. For each shape of a layer and number of rows the ways are timed at the
+start.
 """
 
 from __future__ import annotations
@@ -10,25 +12,24 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
+from zmqengine.engine import backend
 from zmqengine.engine.device.ways import Product, Way, WayTable, fastest, same_but_for_rounding
-from zmqengine.engine.kernels.kernel_text import kernel_text
+from zmqengine.engine.kernels import plain_products
 
-ROWS = (8, 16, 32, 40)
+ROWS = (8, 16, 32, 40, 80, 160, 256)
 """Numbers of rows that are measured; others take what was best for the next larger one, and more than these cuBLAS."""
 
-_TILES = (1, 2, 4, 5)
-_WARPS = 4
-_PART = 64
-# A kernel that is slower by no more than this is worth it, as the host starts it in half the time.
+# A kernel that is slower by no more than this is worth it, as the host starts it in half the time. With more rows each
+# number of them is rare, and cuBLAS dear to begin with.
 _LOSS_MAX = 1.05
+_RARE_LOSS_MAX = 1.2
 # Layers of a shape that are used in turn, as their weights must not come out of a cache.
 _LAYERS_TIMED = 4
 _CALLS_EACH = 4
@@ -44,7 +45,7 @@ class TurnedLinear(Linear):
         return turned(x, self)
 
 
-class FewRowsLinear(TurnedLinear):
+class MeasuredLinear(TurnedLinear):
     """Such a layer that goes by a table."""
 
     table: WayTable
@@ -54,7 +55,7 @@ class FewRowsLinear(TurnedLinear):
         return self.table.multiply(x, self)
 
 
-class FewRowsEmbedding(Embedding):
+class MeasuredEmbedding(Embedding):
     """An embedding that goes by a table where it is the model's head."""
 
     table: WayTable
@@ -71,58 +72,24 @@ def turned(inputs: mx.array, layer: Any) -> mx.array:
 
 
 def few_rows(inputs: mx.array, layer: Any) -> mx.array:
-    """A kernel for CUDA that reads the weights once for up to 40 rows, and multiplies with tensor cores."""
+    """By a kernel for CUDA and up to 40 rows."""
+    return _by_kernel(plain_products.few_rows, inputs, layer)
+
+
+def many_rows(inputs: mx.array, layer: Any) -> mx.array:
+    """By a kernel for a Hopper and any number of rows."""
+    return _by_kernel(plain_products.many_rows, inputs, layer)
+
+
+def _by_kernel(kernel: Callable[[mx.array, mx.array], mx.array], inputs: mx.array, layer: Any) -> mx.array:
     weights = layer["weight"]
     if inputs.dtype != weights.dtype:
         return turned(inputs, layer)
-    outputs, dim = weights.shape
-    flat = inputs.reshape(-1, dim)
-    rows = flat.shape[0]
-    cut = Cut.of(rows, outputs)
-    done = _kernel(cut.shared_bytes)(
-        inputs=[flat, weights],
-        template=[
-            ("T", inputs.dtype),
-            ("TILES", cut.tiles),
-            ("COLUMNS", cut.columns),
-            ("STAGES", cut.stages),
-            ("WARPS", _WARPS),
-        ],
-        grid=(-(-outputs // cut.columns) * _WARPS * 32, 1, 1),
-        threadgroup=(_WARPS * 32, 1, 1),
-        output_shapes=[(rows, outputs)],
-        output_dtypes=[inputs.dtype],
-    )
-    found: mx.array = done[0].reshape(*inputs.shape[:-1], outputs)
+    found = kernel(inputs.reshape(-1, inputs.shape[-1]), weights).reshape(*inputs.shape[:-1], -1)
     return found + layer["bias"] if "bias" in layer else found
 
 
-WAYS: dict[str, Product] = {"product": turned, "kernel": few_rows}
-
-
-class Cut(NamedTuple):
-    """How a product is cut for the kernel: `tiles` of 8 rows, and `columns` a block, whose warps copy `stages` parts
-    ahead."""
-
-    tiles: int
-    columns: int
-    stages: int
-
-    @classmethod
-    def of(cls, rows: int, outputs: int) -> Cut:
-        """The fastest one on an H200, where blocks of all columns are to find room at once on 132 multiprocessors."""
-        tiles = next(tiles for tiles in _TILES if rows <= 8 * tiles)
-        if outputs <= (4_224 if tiles >= 4 else 8_448):
-            return cls(tiles, 16, 3 if tiles > 4 else 4)
-        if outputs <= 8_448 or tiles < 4:
-            return cls(tiles, 32, 3)
-        return cls(tiles, 64, 2)
-
-    @property
-    def shared_bytes(self) -> int:
-        """What a block needs of shared memory: so much that two find room on an H200. Up to 32 rows every device of
-        compute capability 8 or more has it, 99 KiB."""
-        return _WARPS * self.stages * (self.columns + 8 * self.tiles) * _PART * 2
+WAYS: dict[str, Product] = {"product": turned, "kernel": few_rows, "wide kernel": many_rows}
 
 
 def turn_weights(model: Any) -> None:
@@ -162,13 +129,14 @@ def measure(
         for rows in ROWS:
             name = name_of(shape, rows)
             best = known.get(name, "")
-            if best not in WAYS and time.perf_counter() < until_s:
-                best = _best(layers, rows)
-            if best in WAYS:
+            ways = _candidates(shape, rows)
+            if best not in ways and time.perf_counter() < until_s:
+                best = _best(layers, rows, ways)
+            if best in ways:
                 names[rows] = chosen[name] = best
         table = WayTable({**names, max(names) + 1: "product"}, WAYS)
         for layer in layers:
-            layer.__class__ = FewRowsEmbedding if isinstance(layer, Embedding) else FewRowsLinear
+            layer.__class__ = MeasuredEmbedding if isinstance(layer, Embedding) else MeasuredLinear
             layer.table = table
         report((place + 1) / len(shapes))
     return chosen
@@ -177,7 +145,7 @@ def measure(
 def restore(model: Module) -> None:
     """Undo `measure`."""
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if type(module) in (FewRowsLinear, FewRowsEmbedding):
+        if type(module) in (MeasuredLinear, MeasuredEmbedding):
             module.__class__ = Embedding if isinstance(module, Embedding) else Linear
             del module["_turned"]
 
@@ -186,10 +154,10 @@ def layers_by_shape(model: Module) -> dict[Shape, list[Any]]:
     """The layers of `model` that the kernel can multiply."""
     found: dict[Shape, list[Any]] = defaultdict(list)
     for module in model.modules():  # type: ignore[no-untyped-call]
-        if type(module) in (Linear, TurnedLinear, FewRowsLinear, Embedding, FewRowsEmbedding):
+        if type(module) in (Linear, TurnedLinear, MeasuredLinear, Embedding, MeasuredEmbedding):
             weights: Any = module["weight"]
             outputs, inputs = weights.shape
-            if weights.dtype in (mx.bfloat16, mx.float16) and inputs % _PART == 0:
+            if weights.dtype in (mx.bfloat16, mx.float16) and inputs % plain_products.PART == 0:
                 found[inputs, outputs, str(weights.dtype).split(".")[-1]].append(module)
     return dict(found)
 
@@ -200,7 +168,7 @@ def name_of(shape: Shape, rows: int) -> str:
     return f"{inputs}x{outputs}, {dtype}, {rows} rows"
 
 
-def _best(layers: list[Any], rows: int) -> str:
+def _best(layers: list[Any], rows: int, names: list[str]) -> str:
     some = layers[:_LAYERS_TIMED]
     weights = some[0]["weight"]
     inputs = [mx.random.normal((rows, 1, weights.shape[1])).astype(weights.dtype) for _ in some] * _CALLS_EACH
@@ -213,8 +181,21 @@ def _best(layers: list[Any], rows: int) -> str:
         )
         return lambda: traced(*inputs)
 
-    found = fastest({name: calls(way) for name, way in WAYS.items()}, calls=1, agree=_all_alike).microseconds
-    return "kernel" if found.get("kernel", float("inf")) <= _LOSS_MAX * found["product"] else "product"
+    found = fastest({name: calls(WAYS[name]) for name in names}, calls=1, agree=_all_alike).microseconds
+    kernel = min((name for name in found if name != "product"), key=found.__getitem__, default="product")
+    loss_max = _LOSS_MAX if rows <= plain_products.FEW_ROWS_MAX else _RARE_LOSS_MAX
+    return kernel if found[kernel] <= loss_max * found["product"] else "product"
+
+
+def _candidates(shape: Shape, rows: int) -> list[str]:
+    """The names of the ways that make sense, the one that needs no proof first."""
+    _, outputs, _ = shape
+    names = ["product"]
+    if rows <= plain_products.FEW_ROWS_MAX:
+        names.append("kernel")
+    if backend.on_hopper() and outputs % plain_products.FOUR == 0:
+        names.append("wide kernel")
+    return names
 
 
 def _all_alike(got: list[mx.array], wanted: list[mx.array]) -> bool:
@@ -224,15 +205,3 @@ def _all_alike(got: list[mx.array], wanted: list[mx.array]) -> bool:
 def _turn(layer: Any) -> None:
     layer["_turned"] = layer["weight"].T
     mx.eval(layer["_turned"])
-
-
-@cache
-def _kernel(shared_bytes: int) -> Any:
-    return mx.fast.cuda_kernel(
-        name="plain_product",
-        input_names=["x", "w"],
-        output_names=["out"],
-        source=kernel_text("plain_product.cu"),
-        header=kernel_text("tensor_cores.cuh", "plain_product.cuh"),
-        shared_memory=shared_bytes,
-    )

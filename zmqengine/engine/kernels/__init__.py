@@ -4,7 +4,9 @@ kernel_text.py           the source of a kernel, as short as it can be
 drawing.py, draw.cu      drawing tokens
 ragged_attention*.cu     attention of rows of unlike lengths
 window_attention.cu      the same for several tokens of a row, in half precision; its helper is in the .cuh
-plain_product.cu         products with weights in full width, for few rows; its helpers are in the .cuh
-quantised_product.cu     the same with quantised weights
-tensor_cores.cuh         what these three multiply with
+plain_products.py        products with weights in full width:
+plain_product.cu         for few rows; its helpers are in the .cuh
+wide_product*.cu         for more rows, on a Hopper; its helpers are in the .cuh
+quantised_product.cu     products with quantised weights
+tensor_cores.cuh         what these multiply with that are for any tensor cores
 """
