@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.support.drafts import Erring, EvenCosts, by_worth
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine import kv
 from zmqengine.engine.drafts import start_costs
 from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.draft_model import DraftModel
@@ -134,6 +135,21 @@ def test_a_gpu_has_seen_windows_of_long_rows_before_anybody_asks(model, monkeypa
     monkeypatch.setattr(Counted, "__call__", call)
     start_costs.measure_widths(counted, StepCosts(), 2, 64, (2, 3))
     assert [shape for shape in shapes if shape[1] == 2 and shape[2] >= 256] == [(1, 2, 256), (1, 2, 1024)]
+
+
+def test_a_gpu_has_seen_a_row_end_between_windows_before_anybody_asks(model, monkeypatch):
+    """What chooses the others out of what is on its way, gaps and all, is compiled as well."""
+    monkeypatch.setattr(start_costs, "on_gpu", lambda: True)
+    kept = []
+    own = kv.keep_rows
+
+    def keep_rows(caches: Any, places: list[int], held: Sequence[int]) -> Any:
+        kept.append((len(held), places, caches[0].gaps is not None))
+        return own(caches, places, held)
+
+    monkeypatch.setattr(kv, "keep_rows", keep_rows)
+    start_costs.measure_widths(model, StepCosts(), 4, 64, (2, 3), runs_ahead=True)
+    assert kept == [(4, [1, 2, 3], True)]
 
 
 class Untimed(StepCosts):

@@ -99,10 +99,7 @@ class Flight:
             if self.window is None
             else self.window.coming(tokens)
         )
-        if len(here) == len(self.rows):
-            return coming
-        places = kv.resident(self._places(here))
-        return Coming(coming.counts[places], coming.most, coming.last[places])
+        return coming if len(here) == len(self.rows) else coming.of(self._places(here))
 
     def settle(self, made: Mapping[int, int]) -> None:
         """The step before it is there, and has made so many tokens of its rows, by their `id()`; one where nothing is

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kernels import drawing
-from zmqengine.engine.kv import Pending
+from zmqengine.engine.kv import Pending, resident
 from zmqengine.engine.penalties import Penalties
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import LogprobArrays, Plan, choose, measure, widened_places
@@ -35,6 +35,11 @@ class Coming(NamedTuple):
     counts: mx.array
     most: int
     last: mx.array
+
+    def of(self, places: Sequence[int]) -> Coming:
+        """What it makes of the rows at these places."""
+        index = resident(places)
+        return Coming(self.counts[index], self.most, self.last[index])
 
 
 class Measured(NamedTuple):

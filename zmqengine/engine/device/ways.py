@@ -56,7 +56,7 @@ def fastest(ways: Mapping[str, Way], *, calls: int = 8, agree: Agree | None = No
 
     The first is the one that needs no proof: another one is taken only if it is faster and gives the same, as `agree`
     says: but for rounding if it is not given. A way that raises is left out, and one that is far behind is not timed
-    twice.
+    twice. They are timed in turns: a slow moment of the machine is one of all of them.
     """
     agree = agree or same_but_for_rounding
     names = list(ways)
@@ -68,34 +68,33 @@ def fastest(ways: Mapping[str, Way], *, calls: int = 8, agree: Agree | None = No
             if name != names[0] and not agree(ways[name](), wanted):
                 log.warning("a way to compute is wrong here and not taken", extra={"way": name})
                 continue
-            seconds[name] = time_calls(
-                ways[name], calls, hopeless_s=_FAR * min(seconds.values(), default=math.inf)
-            )
+            mx.eval(ways[name]())
+            seconds[name] = _time(ways[name], 1)
         except Exception as error:  # noqa: BLE001 - another way is there
             log.info("a way to compute does not work here", extra={"way": name, "reason": str(error)[:200]})
+    hopeless_s = min(_TRY_S, _FAR * min(seconds.values()))
+    rates = {
+        name: max(1, min(calls, int(_TRY_S / once_s)))
+        for name, once_s in seconds.items()
+        if once_s <= hopeless_s
+    }
+    if len(rates) > 1:
+        # A single call waits for the host as well.
+        seconds |= dict.fromkeys(rates, math.inf)
+        for _ in range(_REPEATS):
+            seconds |= {name: min(seconds[name], _time(ways[name], many)) for name, many in rates.items()}
     best = min(seconds, key=seconds.__getitem__)
     if seconds[names[0]] <= seconds[best] * _GAIN_MIN:
         best = names[0]
     return Timing(best, {name: round(second * 1e6, 1) for name, second in seconds.items()})
 
 
-def time_calls(way: Way, calls: int, repeats: int = _REPEATS, hopeless_s: float = math.inf) -> float:
-    """Seconds that a call takes among others: the least of a few tries. Slow ways are called less often."""
-    mx.eval(way())
+def _time(way: Way, calls: int) -> float:
+    """Seconds that a call takes among so many."""
     mx.synchronize()
     started_s = time.perf_counter()
-    mx.eval(way())
-    once_s = time.perf_counter() - started_s
-    calls = max(1, min(calls, int(_TRY_S / max(once_s, 1e-9))))
-    if once_s > min(_TRY_S, hopeless_s):
-        return once_s
-    best = float("inf")
-    for _ in range(repeats):
-        mx.synchronize()
-        started_s = time.perf_counter()
-        mx.eval([way() for _ in range(calls)])
-        best = min(best, (time.perf_counter() - started_s) / calls)
-    return best
+    mx.eval([way() for _ in range(calls)])
+    return (time.perf_counter() - started_s) / calls
 
 
 def same_but_for_rounding(got: mx.array, wanted: mx.array) -> bool:

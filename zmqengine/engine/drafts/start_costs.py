@@ -89,6 +89,8 @@ class _Steps:
             costs.measured(len(self._rows), timed)
         if on_gpu():
             self.waited()
+            if len(self._rows) > 1 and widths_ahead:
+                self._lose_a_row(widths_ahead[0])
 
     def _best(
         self, kinds: Mapping[int, Callable[[], float]], held: list[int], seconds: float
@@ -137,6 +139,21 @@ class _Steps:
         self._keep(self._take(landed.read(waiting), before, made), width)
         kv.close_gaps(self._caches, self._held)
         return landed.step_s
+
+    def _lose_a_row(self, width: int) -> None:
+        """A row ends with a window while the next one is on its way, and one more is started for the others."""
+        self._go_back([length - row % 2 for row, length in enumerate(self._held)])
+        known = [Draft(_PROMPT, "")] * len(self._rows)
+        first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
+        window = Window.ahead(Coming(mx.ones(first.shape, mx.int32), 1, first), known, width)
+        waiting = self._start(window.inputs, window)
+        left = list(range(1, len(self._rows)))
+        coming = window.coming(waiting.tokens).of(left)
+        kv.keep_rows(self._caches, left, self._held)
+        self._rows, self._held = self._rows[1:], self._held[1:]
+        self._choosing.set_rows(self._rows)
+        window = Window.ahead(coming, known[1:], width)
+        self._start(window.inputs, window).read()
 
     def waited(self) -> float:
         """A step of width 1 from tokens that are known."""
