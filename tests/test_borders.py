@@ -30,6 +30,7 @@ MLX_FILES = {
     "zmqengine/engine/kv/batch.py",
     "zmqengine/engine/kv/blocks.py",
     "zmqengine/engine/kv/parts.py",
+    "zmqengine/engine/kv/gathered.py",
     "zmqengine/engine/kv/plain.py",
     "zmqengine/engine/kv/ragged.py",
     "zmqengine/engine/kv/reading.py",

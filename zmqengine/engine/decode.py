@@ -172,13 +172,16 @@ class DecodeBatch:
 
     def _start(self, inputs: mx.array, window: Window | None) -> Flight:
         """One call of the model, with the last token of each row [rows, 1] or a window [rows, its width]."""
+        copied = self._changed
         if self._changed:
             self._choosing.set_rows(self.rows)
             self._changed = False
-            kv.start_apart(self.caches)
         is_idle = self._landing is None and not self._start_computes
         pending = None if window is None else window.pending
-        kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle, pending=pending)
+        copied |= kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle, pending=pending)
+        if copied or window is not None:
+            apart = kv.places(self.caches, inputs.shape[1]) if window is not None else []
+            kv.start_apart(inputs, *apart, kv.arrays(self.caches) if copied else [])
         logits = self._model(inputs, cache=self.caches)
         is_first = not all(row.launched for row in self.rows)
         for row in self.rows:

@@ -171,6 +171,8 @@ class _Steps:
     def _start(self, inputs: mx.array, window: Window | None = None, *, idle: bool = False) -> Choices:
         pending = None if window is None else window.pending
         kv.make_room(self._caches, inputs.shape[1], self._held, idle=on_gpu() and idle, pending=pending)
+        if window is not None:
+            kv.start_apart(inputs, *kv.places(self._caches, inputs.shape[1]))
         self._held = [held + inputs.shape[1] for held in self._held]
         logits = self._model(inputs, cache=self._caches)
         choices = (

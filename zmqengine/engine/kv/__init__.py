@@ -6,6 +6,7 @@ blocks.py   what caches hold, taken apart by tokens and put together again
 parts.py    short rows that leave a batch together
 plain.py    the same for plain caches, all layers together
 ragged.py   a batch whose rows go back by unlike numbers of tokens
+gathered.py  copies of some rows, or of columns in another order
 resident.py  small arrays that every layer reads, kept on the device
 spans.py    which columns each row sees, where no mask is needed
 reading.py  reading prompt tokens into either
@@ -15,7 +16,15 @@ shape.py    what caches of a model take in bytes, from real ones
 from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.parts import Part, parts_of
-from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, can_go_back, close_gaps, go_back, make_room
+from zmqengine.engine.kv.ragged import (
+    Pending,
+    RaggedKVCache,
+    can_go_back,
+    close_gaps,
+    go_back,
+    make_room,
+    places,
+)
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.rows import (
@@ -56,6 +65,7 @@ __all__ = [
     "merge",
     "new_caches",
     "parts_of",
+    "places",
     "read_alone",
     "read_together",
     "resident",

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kv.gathered import columns_in_order, rows_of
 from zmqengine.engine.kv.ragged import RaggedKVCache, with_room
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.mlx_lm_border import KVCache
@@ -75,13 +76,13 @@ def keep_rows(caches: Iterable[Any], places: Sequence[int], held: Sequence[int])
     # right-justified, and a row that holds n tokens is n long.
     lengths = [held[place] for place in places]
     longest = max(lengths)
-    index = mx.array(list(places))
+    index = resident(places)
     offset, left_padding = resident(lengths), resident([longest - length for length in lengths])
     for cache in caches:
         start = cache._idx - longest
-        stop = start + with_room(longest)
-        cache.keys = cache.keys[..., start:stop, :][index]
-        cache.values = cache.values[..., start:stop, :][index]
+        columns = slice(start, start + with_room(longest))
+        cache.keys = rows_of(cache.keys, index, columns)
+        cache.values = rows_of(cache.values, index, columns)
         _set(cache, offset, left_padding, longest)
 
 
@@ -97,15 +98,14 @@ def move_right(caches: Iterable[Any], padding: Sequence[int]) -> None:
                 _set(cache, offset, first.left_padding, columns)
             continue
         order = (np.arange(columns)[None] - np.array(padding)[:, None]) % columns
-        taken = mx.array(order.astype(np.uint32))[:, None, :, None]
+        taken = mx.array(order.astype(np.uint32))
         moved = mx.array(padding)
         offset = resident(first.offset - moved - common)
         left_padding = resident(first.left_padding + moved)
         for cache in group:
             for name in ("keys", "values"):
                 array = getattr(cache, name)
-                whole = mx.take_along_axis(array[..., :columns, :], taken, axis=2)
-                setattr(cache, name, _placed(whole, 0, array.shape[2]))
+                setattr(cache, name, _placed(columns_in_order(array, taken), 0, array.shape[2]))
             _set(cache, offset, left_padding, columns)
 
 

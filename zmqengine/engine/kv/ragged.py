@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.backend import on_gpu
+from zmqengine.engine.kv.gathered import columns_in_order, rows_of
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
@@ -207,17 +208,19 @@ def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int], *, after
 
 def make_room(
     caches: Caches, columns: int, held: Sequence[int], *, idle: bool = False, pending: Pending | None = None
-) -> None:
+) -> bool:
     """Before `columns` are added to a batch whose rows hold `held`: close gaps where that is due.
 
     A cache that is full is copied anyway, so that is the time to close them. While the device is `idle`, it begins with
     the first layers before the host has come to the last. The last tokens that rows hold may be of a `pending` window.
+    Returns whether gaps were closed.
     """
-    first = caches[0]
+    first, closes = caches[0], False
     if getattr(first, "gaps", None) is not None:
         spare = first._idx - max(held)
         is_full = first._idx + columns > first.keys.shape[2]
-        if is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX):
+        closes = is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX)
+        if closes:
             close_gaps(caches, held)
     if pending is not None:
         _stand_after(caches, held, pending)
@@ -228,6 +231,17 @@ def make_room(
         for place, cache in enumerate(ragged):
             cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
             cache.begins = idle and place % _BEGIN_LAYERS == 1
+    return closes
+
+
+def places(caches: Caches, columns: int) -> list[mx.array]:
+    """Where the rows of a batch stand, as a step that adds `columns` reads it, and what is hidden of them."""
+    first = caches[0]
+    if type(first) is not RaggedKVCache or first.keys is None:
+        return []
+    after = [] if first.offset_after is None else [first.offset_after]
+    hidden = [] if first.gaps is None else [first.gaps.marks(first._idx + columns)]
+    return [first.offset, *after, *hidden]
 
 
 def _stand_after(caches: Caches, held: Sequence[int], pending: Pending) -> None:
@@ -244,11 +258,11 @@ def _stand_after(caches: Caches, held: Sequence[int], pending: Pending) -> None:
 def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
     """Keep the rows at `places` of a batch with gaps, whose rows hold `held`, and their gaps: to close them would take
     longer than the step."""
-    first, rows = caches[0], mx.array(list(places))
+    first, rows = caches[0], resident(places)
     offset, left_padding = resident([held[place] for place in places]), resident(first.left_padding[rows])
     gaps = Gaps(first.gaps.hidden[list(places)])
     for cache in caches:
-        cache.keys, cache.values = cache.keys[rows], cache.values[rows]
+        cache.keys, cache.values = rows_of(cache.keys, rows), rows_of(cache.values, rows)
         cache.offset, cache.left_padding, cache.gaps = offset, left_padding, gaps
 
 
@@ -260,11 +274,11 @@ def close_gaps(caches: Caches, held: Sequence[int]) -> None:
     index = np.zeros((len(held), with_room(longest)), np.uint32)
     for row, length in enumerate(held):
         index[row, longest - length : longest] = columns_of(caches[0], row, length)
-    columns = mx.array(index)[:, None, :, None]
+    columns = mx.array(index)
     offset, left_padding = resident(held), resident([longest - length for length in held])
     for cache in caches:
-        cache.keys = mx.take_along_axis(cache.keys, columns, axis=2)
-        cache.values = mx.take_along_axis(cache.values, columns, axis=2)
+        cache.keys = columns_in_order(cache.keys, columns)
+        cache.values = columns_in_order(cache.values, columns)
         cache._idx = longest
         cache.offset = offset
         cache.left_padding = left_padding

@@ -53,13 +53,14 @@ def start(*values: Any) -> None:
     mx.async_eval(*values)  # type: ignore[no-untyped-call]
 
 
-def start_apart(caches: Caches) -> None:
-    """Begin with what was copied as rows came and went, apart from the step that comes next.
+def start_apart(*values: Any) -> None:
+    """Begin with what a step goes on from, apart from the step: what was copied as rows came and went, and where rows
+    stand.
 
     CUDA graphs are kept: in one with the step, each pair of what was copied and how many rows there are would be new.
     """
     if on_cuda():
-        start(arrays(caches))
+        start(*values)
 
 
 def byte_count(caches: Iterable[Any]) -> int:

@@ -1,0 +1,25 @@
+"""Rows and columns of caches, gathered in pieces of 8 bytes: a thread of a GPU moves one number, however short."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+_PIECE = mx.uint64
+
+
+def in_pieces(array: mx.array) -> mx.array:
+    """The same memory as fewer and longer numbers, where its last axis can be divided so."""
+    bytes_ = array.shape[-1] * array.itemsize
+    return array.view(_PIECE) if array.itemsize < _PIECE.size and bytes_ % _PIECE.size == 0 else array
+
+
+def rows_of(array: mx.array, rows: mx.array, columns: slice = slice(None)) -> mx.array:
+    """Copies of these rows of `array` [rows, heads, columns, width], or of some of their columns."""
+    pieces: mx.array = in_pieces(array)[..., columns, :][rows]
+    return pieces.view(array.dtype)
+
+
+def columns_in_order(array: mx.array, order: mx.array) -> mx.array:
+    """A copy of `array` [rows, heads, columns, width] with the columns of each row in this order, [rows, columns]."""
+    pieces = mx.take_along_axis(in_pieces(array), order[:, None, :, None], axis=2)
+    return pieces.view(array.dtype)
