@@ -14,6 +14,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.backend import on_gpu
 from zmqengine.engine.choosing import Choosing
 from zmqengine.engine.constraints.mask import MaskFiller
+from zmqengine.engine.device import layers
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts, started_ahead
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Caches, Row
@@ -24,6 +25,8 @@ _TRIES = 5
 _AHEAD_STEPS = 4
 # Attention is computed in several parts from so many tokens on, by kernels of their own.
 _LONG_TOKENS = (256, 1024)
+# To trace windows of all numbers of rows takes less.
+_TRACES_S = 2.0
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
@@ -41,7 +44,8 @@ def measure_widths(
     A step without drafts is started before the step before has ended; one with drafts is started afterwards, and where
     a policy `runs_ahead` before as well.
     The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
-    such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there.
+    such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there. And
+    windows of every number of rows have been traced.
     """
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
@@ -54,6 +58,8 @@ def measure_widths(
             model, kv.merge([first] * count), rows, Choosing(vocab_size, MaskFiller(vocab_size, []))
         )
         steps.time(costs, wide, wide if runs_ahead else [], _SECONDS_MAX / len(counts))
+    if on_gpu():
+        layers.trace(model, rows_max, time.perf_counter() + _TRACES_S, widths)
     for tokens in _LONG_TOKENS if on_gpu() else ():
         long, prompt = kv.new_caches(model), [1] * tokens
         mx.eval(kv.read_alone(model, long, prompt))
