@@ -44,8 +44,8 @@ def measure_widths(
     A step without drafts is started before the step before has ended; one with drafts is started afterwards, and where
     a policy `runs_ahead` before as well.
     The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
-    such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there. And
-    windows of every number of rows have been traced.
+    such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there.
+    Windows of every number of rows have been traced then.
     """
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
