@@ -178,7 +178,7 @@ class _Kernel(NamedTuple):
 
     name: str
     template: tuple[tuple[str, Any], ...]
-    header: tuple[str, ...] = ()
+    header: tuple[str, ...]
     shared_bytes: int = 0
 
 
@@ -199,7 +199,7 @@ def _call(
 
 @cache
 def _row_kernel(dtype: mx.Dtype, dim: int, together: int) -> _Kernel:
-    return _Kernel("ragged_attention", (("T", dtype), ("D", dim), ("G", together)))
+    return _Kernel("ragged_attention", (("T", dtype), ("D", dim), ("G", together)), ("ragged_attention.cuh",))
 
 
 @cache
@@ -208,7 +208,7 @@ def _window_kernel(dtype: mx.Dtype, dim: int) -> _Kernel:
     return _Kernel(
         "window_attention",
         (("T", dtype), ("D", dim)),
-        ("tensor_cores.cuh", "window_attention.cuh"),
+        ("ragged_attention.cuh", "tensor_cores.cuh", "window_attention.cuh"),
         _WINDOW_QUERIES * (sums_bytes + query_bytes),
     )
 
@@ -225,19 +225,30 @@ def _prepared(
         "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
         "threadgroup": (_WARPS * 32, 1, 1),
     }
+    # The model wants the heads of a token side by side; of one token a row they are, and to turn it is a call.
+    made = (rows, width, heads, dim) if width > 1 else shape
     if parts == 1:
-        return lambda inputs: whole(inputs=inputs, output_shapes=[shape], output_dtypes=[dtype], **call)[0]
-    sums_shape = (rows, heads, width, parts, dim + 2)
-    joined: dict[str, Any] = {
-        "template": [("T", dtype), ("D", dim), ("SPLITS", parts)],
-        "grid": (rows * heads * width * dim, 1, 1),
-        "threadgroup": (dim, 1, 1),
-        "output_shapes": [shape],
-        "output_dtypes": [dtype],
-    }
-    return lambda inputs: join(
-        inputs=part(inputs=inputs, output_shapes=[sums_shape], output_dtypes=[mx.float32], **call), **joined
-    )[0]
+
+        def compute(inputs: list[mx.array]) -> mx.array:
+            found: mx.array = whole(inputs=inputs, output_shapes=[made], output_dtypes=[dtype], **call)[0]
+            return found
+
+    else:
+        sums_shape = (rows, width, heads, parts, dim + 2)
+        joined: dict[str, Any] = {
+            "template": [("T", dtype), ("D", dim), ("SPLITS", parts)],
+            "grid": (rows * heads * width * dim, 1, 1),
+            "threadgroup": (dim, 1, 1),
+            "output_shapes": [made],
+            "output_dtypes": [dtype],
+        }
+
+        def compute(inputs: list[mx.array]) -> mx.array:
+            sums = part(inputs=inputs, output_shapes=[sums_shape], output_dtypes=[mx.float32], **call)
+            found: mx.array = join(inputs=sums, **joined)[0]
+            return found
+
+    return compute if width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
 
 
 def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
@@ -331,7 +342,7 @@ def _kernels(name: str, header: tuple[str, ...], shared_bytes: int) -> tuple[Any
             input_names=["q", "k", "v", "starts", "stop", "hidden", "scale"],
             output_names=["out"],
             source=kernel_text(f"{name}.cu", end),
-            header=kernel_text(*header) if header else "",
+            header=kernel_text(*header),
             ensure_row_contiguous=False,
             shared_memory=shared_bytes,
         )

@@ -2,7 +2,7 @@
 
 kernel_text.py           the source of a kernel, as short as it can be
 drawing.py, draw.cu      drawing tokens
-ragged_attention*.cu     attention of rows of unlike lengths
+ragged_attention*.cu     attention of rows of unlike lengths; how it ends is in the .cuh
 window_attention.cu      the same for several tokens of a row, in half precision; its helper is in the .cuh
 plain_products.py        products with weights in full width:
 plain_product.cu         for few rows; its helpers are in the .cuh

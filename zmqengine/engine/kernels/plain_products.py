@@ -26,6 +26,9 @@ _ROWS = (80, 160)
 _GROUP = 128
 _STAGES_BYTES = 212 << 10
 _MULTIPROCESSORS = 132
+# Between these one group of warps a block is as fast as blocks that share the inputs, whose sums have to be added.
+_OUTPUTS_WHOLE_MIN = 4096
+_INPUTS_WHOLE_MAX = 8192
 _JOINING = 256
 
 
@@ -68,6 +71,8 @@ class WideCut(NamedTuple):
         held = next((held for held in _ROWS if rows <= held), _ROWS[-1])
         if outputs > 2 * 64 * _MULTIPROCESSORS:
             return cls(held, 4, 1)
+        if _OUTPUTS_WHOLE_MIN <= outputs <= 64 * _MULTIPROCESSORS and inputs <= _INPUTS_WHOLE_MAX:
+            return cls(held, 1, 1)
         blocks = -(-outputs // 128)
         return cls(held, 2, max(1, min(_MULTIPROCESSORS // blocks, inputs // PART // 8)))
 

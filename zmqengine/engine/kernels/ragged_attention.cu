@@ -125,14 +125,5 @@
   __syncthreads();
   for (int at = threadIdx.x; at < G * D; at += WARPS * 32) {
     const int g = at / D, d = at % D;
-    float highest = shared_best[0][g];
-#pragma unroll
-    for (int other = 1; other < WARPS; other++) highest = fmaxf(highest, shared_best[other][g]);
-    float total = 0.f, sum = 0.f;
-#pragma unroll
-    for (int other = 0; other < WARPS; other++) {
-      const float mine = exp2f(shared_best[other][g] - highest);
-      total += shared_weight[other][g] * mine;
-      sum += shared_sums[other][g][d] * mine;
-    }
-    const long long place = ((long long)b * heads + first_head + g) * W + w;
+    const Joined joined = join_warps<WARPS>(shared_best[0] + g, shared_weight[0] + g, G, &shared_sums[0][g][d], G * D);
+    const long long place = ((long long)b * W + w) * heads + first_head + g;

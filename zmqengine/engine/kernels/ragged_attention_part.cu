@@ -1,7 +1,7 @@
     float* to = out + (place * SPLITS + blockIdx.z) * (D + 2);
-    to[d] = sum;
+    to[d] = joined.sum;
     if (d == 0) {
-      to[D] = highest;
-      to[D + 1] = total;
+      to[D] = joined.best;
+      to[D + 1] = joined.weight;
     }
   }

@@ -1,2 +1,2 @@
-    out[place * D + d] = static_cast<T>(sum / total);
+    out[place * D + d] = static_cast<T>(joined.sum / joined.weight);
   }

@@ -164,14 +164,6 @@
   for (int at = threadIdx.x; at < QUERIES * D; at += WARPS * 32) {
     const int m = at / D, d = at % D, query = query0 + m;
     if (query >= G * W) break;
-    float highest = shared_best[0][m];
-#pragma unroll
-    for (int other = 1; other < WARPS; other++) highest = fmaxf(highest, shared_best[other][m]);
-    float total = 0.f, sum = 0.f;
-#pragma unroll
-    for (int other = 0; other < WARPS; other++) {
-      const float mine = exp2f(shared_best[other][m] - highest);
-      total += shared_weight[other][m] * mine;
-      sum += shared_sums[(other * QUERIES + m) * LINE + d] * mine;
-    }
-    const long long place = ((long long)b * heads + h * G) * W + query;
+    const Joined joined = join_warps<WARPS>(
+        shared_best[0] + m, shared_weight[0] + m, QUERIES, shared_sums + m * LINE + d, QUERIES * LINE);
+    const long long place = ((long long)b * W + query % W) * heads + h * G + query / W;
