@@ -120,7 +120,9 @@ def test_plain_weights_are_multiplied_for_few_rows(dtype, outputs, bias):
 
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 1000), (1088, 6004), (4096, 1024), (1088, 20_000)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(64, 1000), (1088, 1000), (1088, 6004), (4096, 1024), (1088, 20_000)]
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_plain_weights_are_multiplied_for_many_rows(dtype, inputs, outputs, bias):
     """Also where outputs fill no whole block and inputs are cut; and a row gets the same, whoever is beside it."""
@@ -148,9 +150,8 @@ def test_outputs_that_are_no_fours_and_other_types_are_left_to_mlx():
     plain.turn_weights(alone)
     plain_model = build_model({**LLAMA, "hidden_size": 256, "vocab_size": 257})
     plain_model.set_dtype(mx.bfloat16)
-    assert "wide kernel" not in {
-        way for name, way in plain.measure(plain_model, until_s=math.inf, known={}).items() if "x257," in name
-    }
+    chosen = plain.measure(plain_model, until_s=math.inf, known={})
+    assert {way for name, way in chosen.items() if "x257," in name} in ({"product"}, {"product", "kernel"})
     rows = mx.random.normal((50, 128))
     wanted = rows @ alone.layers[0].weight.astype(mx.float32).T
     assert error(plain.many_rows(rows, alone.layers[0]), wanted) < 0.01

@@ -140,16 +140,23 @@ def test_a_gpu_has_seen_windows_of_long_rows_before_anybody_asks(model, monkeypa
 def test_a_gpu_has_seen_a_row_end_between_windows_before_anybody_asks(model, monkeypatch):
     """What chooses the others out of what is on its way, gaps and all, is compiled as well."""
     monkeypatch.setattr(start_costs, "on_gpu", lambda: True)
-    kept = []
+    kept: list[Any] = []
     own = kv.keep_rows
+    counted = Counted(model)
 
     def keep_rows(caches: Any, places: list[int], held: Sequence[int]) -> Any:
         kept.append((len(held), places, caches[0].gaps is not None))
         return own(caches, places, held)
 
+    def call(self: Any, inputs: Any, **options: Any) -> Any:
+        if kept:
+            kept.append(inputs.shape)
+        return self._model(inputs, **options)
+
     monkeypatch.setattr(kv, "keep_rows", keep_rows)
-    start_costs.measure_widths(model, StepCosts(), 4, 64, (2, 3), runs_ahead=True)
-    assert kept == [(4, [1, 2, 3], True)]
+    monkeypatch.setattr(Counted, "__call__", call)
+    start_costs.measure_widths(counted, StepCosts(), 4, 64, (2, 3), runs_ahead=True)
+    assert kept[:2] == [(4, [1, 2, 3], True), (3, 2)]
 
 
 class Untimed(StepCosts):

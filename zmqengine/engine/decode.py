@@ -172,16 +172,12 @@ class DecodeBatch:
 
     def _start(self, inputs: mx.array, window: Window | None) -> Flight:
         """One call of the model, with the last token of each row [rows, 1] or a window [rows, its width]."""
-        copied = self._changed
-        if self._changed:
+        changed, self._changed = self._changed, False
+        if changed:
             self._choosing.set_rows(self.rows)
-            self._changed = False
         is_idle = self._landing is None and not self._start_computes
         pending = None if window is None else window.pending
-        copied |= kv.make_room(self.caches, inputs.shape[1], self._columns(), idle=is_idle, pending=pending)
-        if copied or window is not None:
-            apart = kv.places(self.caches, inputs.shape[1]) if window is not None else []
-            kv.start_apart(inputs, *apart, kv.arrays(self.caches) if copied else [])
+        kv.begin_step(self.caches, inputs, self._columns(), copied=changed, idle=is_idle, pending=pending)
         logits = self._model(inputs, cache=self.caches)
         is_first = not all(row.launched for row in self.rows)
         for row in self.rows:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache as once
 from functools import partial
-from itertools import product
 from types import ModuleType
 from typing import Any, cast
 
@@ -162,6 +161,11 @@ class _Halves:
         self._ready: Sequence[mx.array] = ()
         self._ready_from: tuple[mx.array | None, mx.array | None] = (None, None)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more shapes are traced."""
+        return len(self._shapes) >= _SHAPES_MAX
+
     def knows(self, inputs: mx.array, cache: Any) -> bool:
         """Whether this step goes this way."""
         if type(cache) is not kv.RaggedKVCache or cache.keys is None:
@@ -169,7 +173,7 @@ class _Halves:
         shape = inputs.shape[0], inputs.shape[1]
         if shape in self._shapes:
             return True
-        if shape[1] > WIDTH_MAX or len(self._shapes) >= _SHAPES_MAX:
+        if shape[1] > WIDTH_MAX or self.is_full:
             return False
         self._shapes.add(shape)
         return True
@@ -216,8 +220,9 @@ def install(model: Any) -> int:
             following = None
             continue
         likeness, slots = taken_apart(layer)
-        traces = known.setdefault(likeness, _Traces(layer, slots))
-        following = _Halves(traces, [held[name] for held, name in slots], following, shapes)
+        if likeness not in known:
+            known[likeness] = _Traces(layer, slots)
+        following = _Halves(known[likeness], [held[name] for held, name in slots], following, shapes)
         kind: Any = type(layer)
         layer.__class__ = _split(kind)
         layer._halves = following
@@ -234,13 +239,13 @@ def uninstall(model: Any) -> None:
             del layer._halves
 
 
-def trace(model: Any, rows_max: int, until_s: float, widths: Sequence[int] = (1,)) -> None:
-    """Be ready for steps of every number of rows up to `rows_max` and each of `widths`, as far as there is time."""
+def trace(model: Any, rows_max: int, until_s: float, width: int = 1) -> None:
+    """Be ready for steps of this width and every number of rows up to `rows_max`, as far as there is time and room."""
     halves = [layer._halves for layer in getattr(model, "layers", ()) if hasattr(layer, "_halves")]
     # One of those that have their traces in common.
     some = {(one.traces, one.following and one.following.traces): one for one in halves}.values()
-    for width, rows in product(widths, range(1, rows_max + 1)):
-        if any(one.traces.kind is None for one in some) or time.perf_counter() > until_s:
+    for rows in range(1, rows_max + 1):
+        if time.perf_counter() > until_s or any(one.traces.kind is None or one.is_full for one in some):
             return
         offset = mx.zeros((rows,), mx.int32)
         for one in some:

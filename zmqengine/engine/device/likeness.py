@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +14,6 @@ Slots = list[tuple[Any, Any]]
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None), mx.Dtype)
 _HOLDS = (dict, list, tuple)
-_LIKE_NOTHING = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 def taken_apart(module: Module) -> tuple[object, Slots]:
@@ -33,9 +31,9 @@ def taken_apart(module: Module) -> tuple[object, Slots]:
 def filled(slots: Slots, arrays: Sequence[mx.array]) -> Iterator[None]:
     """Have these arrays in their slots for a while."""
     before = [held[name] for held, name in slots]
-    for (held, name), array in zip(slots, arrays, strict=True):
-        held[name] = array
     try:
+        for (held, name), array in zip(slots, arrays, strict=True):
+            held[name] = array
         yield
     finally:
         for (held, name), array in zip(slots, before, strict=True):
@@ -56,8 +54,10 @@ def _take_members_apart(value: Any, parts: list[object], slots: Slots, seen: dic
     parts.append(type(value))
     if isinstance(value, set | frozenset):
         parts.append(frozenset(value))
-    elif isinstance(value, _LIKE_NOTHING) or not (hasattr(value, "__dict__") or isinstance(value, _HOLDS)):
+    elif not isinstance(value, _HOLDS) and not _shows_all(value):
+        # Functions and all else that is not known are like nothing but themselves.
         parts.append(id(value))
+        return
     if isinstance(value, _HOLDS):
         parts.append(len(value))
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
@@ -67,5 +67,12 @@ def _take_members_apart(value: Any, parts: list[object], slots: Slots, seen: dic
                 slots.append((value, name))
             else:
                 _take_apart(part, parts, slots, seen)
-    if hasattr(value, "__dict__") and not isinstance(value, _LIKE_NOTHING):
+    if hasattr(value, "__dict__"):
         _take_apart(vars(value), parts, slots, seen)
+
+
+def _shows_all(value: Any) -> bool:
+    """Whether all that an object knows is in its `__dict__`."""
+    kind: Any = type(value)
+    has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    return hasattr(value, "__dict__") and kind.__new__ is object.__new__ and not has_slots

@@ -3,8 +3,8 @@
 On CUDA MLX has a kernel for one row and takes cuBLAS for several, which costs the host twice the time of starting a
 kernel: 129 products a step of an 8B model; and 10 to 40 ms for a step with a number of rows that it has not met, as
 batches that draft come to have them. For up to 40 rows a kernel of ours reads the weights once, as fast as memory gives
-them, and on a Hopper another one for more. For each shape of a layer and number of rows the ways are timed at the
-start.
+them, and on a Hopper another one, which is for any number. For each shape of a layer and number of rows the ways are
+timed at the start.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _RARE_LOSS_MAX = 1.25
 # Layers of a shape that are used in turn, as their weights must not come out of a cache.
 _LAYERS_TIMED = 4
 _CALLS_EACH = 4
+# All outputs of a way are there at once, and those of another one.
+_OUTPUTS_BYTES_MAX = 128 << 20
 
 Shape = tuple[int, int, str]
 
@@ -169,9 +171,13 @@ def name_of(shape: Shape, rows: int) -> str:
 
 
 def _best(layers: list[Any], rows: int, names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
     some = layers[:_LAYERS_TIMED]
     weights = some[0]["weight"]
-    inputs = [mx.random.normal((rows, 1, weights.shape[1])).astype(weights.dtype) for _ in some] * _CALLS_EACH
+    outputs_bytes = rows * weights.shape[0] * weights.itemsize * len(some)
+    calls_each = max(1, min(_CALLS_EACH, _OUTPUTS_BYTES_MAX // outputs_bytes))
+    inputs = [mx.random.normal((rows, 1, weights.shape[1])).astype(weights.dtype) for _ in some] * calls_each
     mx.eval(inputs)
 
     def calls(way: Product) -> Way:
@@ -193,7 +199,7 @@ def _candidates(shape: Shape, rows: int) -> list[str]:
     names = ["product"]
     if rows <= plain_products.FEW_ROWS_MAX:
         names.append("kernel")
-    if backend.on_hopper() and outputs % plain_products.FOUR == 0:
+    if backend.on_hopper() and outputs % plain_products.OUTPUTS == 0:
         names.append("wide kernel")
     return names
 

@@ -25,6 +25,8 @@ log = logging.getLogger("zmqengine.engine")
 Report = Callable[[str, "float | None"], None]
 
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
+# What is compared: for each kernel that multiplies other numbers of rows a prompt of so many tokens.
+_PROMPTS = (40, 80, 160, 240)
 _DRAWN_ROWS = 32
 _DRAWN_ALIKE_MIN = 0.9
 
@@ -154,9 +156,7 @@ def _fit_plain_products(
         )
 
     told = _fit_ways(model, measure, plain.restore, remembered)
-    choices.note(
-        "products", "MLX's: the kernel for few rows does not suit this model" if told is None else told
-    )
+    choices.note("products", "MLX's: kernels do not suit this model" if told is None else told)
 
 
 def _fit_ways(
@@ -241,7 +241,10 @@ def _logits(model: Any) -> list[np.ndarray]:
         caches = kv.new_caches(model)
         kv.read_alone(model, caches, row[:-1])
         starts.append(caches)
-    found = [model(mx.array([list(range(1, 41))], dtype=mx.uint32), cache=kv.new_caches(model))[0]]
+    found = [
+        _logits_of_prompt(model, tokens) for tokens in (_PROMPTS if backend.on_hopper() else _PROMPTS[:1])
+    ]
+    prompts = len(found)
     if kv.can_merge(starts[0]):
         merged = kv.merge(starts)
         held = [len(row) - 1 for row in _ROWS]
@@ -251,9 +254,16 @@ def _logits(model: Any) -> list[np.ndarray]:
             found.append(model(last, cache=merged)[:, -1])
             mx.eval(found)
         except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
-            found = found[:1]
+            del found[prompts:]
     mx.eval(found)
     return [np.array(logits.astype(mx.float32)) for logits in found]
+
+
+def _logits_of_prompt(model: Any, tokens: int) -> mx.array:
+    """Of as many of its tokens as the shortest prompt has: [tokens, vocab]."""
+    prompt = [1 + place % _PROMPTS[0] for place in range(tokens)]
+    logits: mx.array = model(mx.array([prompt], dtype=mx.uint32), cache=kv.new_caches(model))[0]
+    return logits[:: tokens // _PROMPTS[0]]
 
 
 def _same(before: list[np.ndarray], after: list[np.ndarray] | None) -> bool:

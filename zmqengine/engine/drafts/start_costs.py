@@ -25,7 +25,7 @@ _TRIES = 5
 _AHEAD_STEPS = 4
 # Attention is computed in several parts from so many tokens on, by kernels of their own.
 _LONG_TOKENS = (256, 1024)
-# To trace windows of all numbers of rows takes less.
+# To trace windows of 32 rows and less takes a third of it.
 _TRACES_S = 2.0
 _PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
@@ -45,7 +45,7 @@ def measure_widths(
     a policy `runs_ahead` before as well.
     The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
     such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there.
-    Windows of every number of rows have been traced then.
+    Windows of every number of rows have been traced then, as far as there was time.
     """
     first = kv.new_caches(model)
     mx.eval(kv.read_alone(model, first, _PROMPT))
@@ -58,8 +58,9 @@ def measure_widths(
             model, kv.merge([first] * count), rows, Choosing(vocab_size, MaskFiller(vocab_size, []))
         )
         steps.time(costs, wide, wide if runs_ahead else [], _SECONDS_MAX / len(counts))
-    if on_gpu():
-        layers.trace(model, rows_max, time.perf_counter() + _TRACES_S, widths)
+    until_s = time.perf_counter() + _TRACES_S
+    for width in widths if on_gpu() else ():
+        layers.trace(model, min(rows_max, positions_max // width), until_s, width)
     for tokens in _LONG_TOKENS if on_gpu() else ():
         long, prompt = kv.new_caches(model), [1] * tokens
         mx.eval(kv.read_alone(model, long, prompt))
@@ -78,6 +79,7 @@ class _Steps:
         self._rows = rows
         self._choosing = choosing
         self._held = [row.prompt_tokens for row in rows]
+        self._copied = False
         choosing.set_rows(rows)
 
     def time(
@@ -156,6 +158,7 @@ class _Steps:
         left = list(range(1, len(self._rows)))
         coming = window.coming(waiting.tokens).of(left)
         kv.keep_rows(self._caches, left, self._held)
+        self._copied = True
         self._rows, self._held = self._rows[1:], self._held[1:]
         self._choosing.set_rows(self._rows)
         window = Window.ahead(coming, known[1:], width)
@@ -176,9 +179,9 @@ class _Steps:
 
     def _start(self, inputs: mx.array, window: Window | None = None, *, idle: bool = False) -> Choices:
         pending = None if window is None else window.pending
-        kv.make_room(self._caches, inputs.shape[1], self._held, idle=on_gpu() and idle, pending=pending)
-        if window is not None:
-            kv.start_apart(inputs, *kv.places(self._caches, inputs.shape[1]))
+        is_idle = on_gpu() and idle
+        kv.begin_step(self._caches, inputs, self._held, copied=self._copied, idle=is_idle, pending=pending)
+        self._copied = False
         self._held = [held + inputs.shape[1] for held in self._held]
         logits = self._model(inputs, cache=self._caches)
         choices = (

@@ -6,7 +6,7 @@ ragged_attention*.cu     attention of rows of unlike lengths; how it ends is in 
 window_attention.cu      the same for several tokens of a row, in half precision; its helper is in the .cuh
 plain_products.py        products with weights in full width:
 plain_product.cu         for few rows; its helpers are in the .cuh
-wide_product*.cu         for more rows, on a Hopper; its helpers are in the .cuh
+wide_product*.cu         for any number, on a Hopper; its helpers are in the .cuh
 quantised_product.cu     products with quantised weights
 tensor_cores.cuh         what these multiply with that are for any tensor cores
 """

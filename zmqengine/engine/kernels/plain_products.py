@@ -1,7 +1,7 @@
 """Products with weights in half precision on CUDA, by kernels that read the weights once for all rows.
 
-`few_rows` is for up to 40 rows and any device with tensor cores; `many_rows` is for a Hopper, and for up to 160 rows:
-of more it reads the weights once for each 160.
+`few_rows` is for up to 40 rows and any device with tensor cores; `many_rows` is for a Hopper and any number: of more
+than 160 rows it reads the weights once for each 160.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PART = 64
 """Inputs of a layer are a multiple of it."""
 
 FEW_ROWS_MAX = 40
-FOUR = 4
+OUTPUTS = 4
 """Outputs of a layer are a multiple of it for `many_rows`."""
 
 _TILES = (1, 2, 4, 5)
@@ -26,7 +26,8 @@ _ROWS = (80, 160)
 _GROUP = 128
 _STAGES_BYTES = 212 << 10
 _MULTIPROCESSORS = 132
-# Between these one group of warps a block is as fast as blocks that share the inputs, whose sums have to be added.
+# From so many outputs on, and with no more inputs, one group of warps a block is as fast as blocks that share the
+# inputs, whose sums have to be added.
 _OUTPUTS_WHOLE_MIN = 4096
 _INPUTS_WHOLE_MAX = 8192
 _JOINING = 256
@@ -139,7 +140,7 @@ def many_rows(inputs: mx.array, weights: mx.array) -> mx.array:
         done = _join()(
             inputs=done,
             template=[("T", inputs.dtype)],
-            grid=(-(-rows * outputs // FOUR // _JOINING) * _JOINING, 1, 1),
+            grid=(-(-rows * outputs // OUTPUTS // _JOINING) * _JOINING, 1, 1),
             threadgroup=(_JOINING, 1, 1),
             output_shapes=[(rows, outputs)],
             output_dtypes=[inputs.dtype],

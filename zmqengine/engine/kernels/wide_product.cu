@@ -1,4 +1,4 @@
-// y[m, n] = sum over k of x[m, k] * w[n, k] on Hopper, for more rows m than plain_product.cu is for.
+// y[m, n] = sum over k of x[m, k] * w[n, k] on Hopper, mostly for more rows m than plain_product.cu is for.
 // A block makes 64 * GROUPS columns of ROWS rows of y: a group of four warps has 64 rows of w, and all have the rows of
 // x. They copy parts of 64 k ahead into a ring of STAGES parts in shared memory, and wait for a product when the next
 // one is on its way. Blocks with the same rows of w stand next to each other. Where there are few columns the k are cut

@@ -13,7 +13,7 @@ reading.py  reading prompt tokens into either
 shape.py    what caches of a model take in bytes, from real ones
 """
 
-from zmqengine.engine.kv.batch import can_merge, extend, extract, keep_rows, merge
+from zmqengine.engine.kv.batch import begin_step, can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.parts import Part, parts_of
 from zmqengine.engine.kv.ragged import (
@@ -23,7 +23,6 @@ from zmqengine.engine.kv.ragged import (
     close_gaps,
     go_back,
     make_room,
-    places,
 )
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
 from zmqengine.engine.kv.resident import resident
@@ -34,7 +33,6 @@ from zmqengine.engine.kv.rows import (
     byte_count,
     new_caches,
     start,
-    start_apart,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
 from zmqengine.engine.kv.spans import Spans
@@ -51,6 +49,7 @@ __all__ = [
     "all_finite",
     "arrays",
     "as_batch",
+    "begin_step",
     "beginning",
     "byte_count",
     "can_go_back",
@@ -65,10 +64,8 @@ __all__ = [
     "merge",
     "new_caches",
     "parts_of",
-    "places",
     "read_alone",
     "read_together",
     "resident",
     "start",
-    "start_apart",
 ]

@@ -7,8 +7,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.kv import plain, ragged
-from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of
+from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, close_gaps, columns_of, make_room, standing
+from zmqengine.engine.kv.rows import arrays, start
 from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
 
@@ -62,6 +64,28 @@ def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
         elif not plain.is_plain(cache):
             cache.filter(places)
     return caches
+
+
+def begin_step(
+    caches: Caches,
+    inputs: mx.array,
+    held: Sequence[int],
+    *,
+    copied: bool,
+    idle: bool = False,
+    pending: Pending | None = None,
+) -> None:
+    """Before a step of `inputs` [rows, columns], for a batch whose rows hold `held`: `make_room`.
+
+    And begin with what it goes on from, apart from it: what was `copied` as rows came and went, and where rows stand if
+    several columns are added.
+
+    CUDA graphs are kept: in one with the step, each pair of what was copied and how many rows there are would be new.
+    """
+    copied |= make_room(caches, inputs.shape[1], held, idle=idle, pending=pending)
+    columns = inputs.shape[1]
+    if on_cuda() and (copied or columns > 1):
+        start(inputs, standing(caches, columns) if columns > 1 else [], arrays(caches) if copied else [])
 
 
 def extract(caches: Caches, place: int, held: int, wanted: int | None = None) -> Caches:

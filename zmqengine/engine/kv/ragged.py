@@ -234,7 +234,7 @@ def make_room(
     return closes
 
 
-def places(caches: Caches, columns: int) -> list[mx.array]:
+def standing(caches: Caches, columns: int) -> list[mx.array]:
     """Where the rows of a batch stand, as a step that adds `columns` reads it, and what is hidden of them."""
     first = caches[0]
     if type(first) is not RaggedKVCache or first.keys is None:

@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.kv.ragged import RaggedKVCache
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.mlx_lm_border import KVCache, make_prompt_cache
@@ -51,16 +50,6 @@ def arrays(caches: Iterable[Any]) -> list[mx.array]:
 def start(*values: Any) -> None:
     """Begin to compute arrays, or trees of them, without waiting."""
     mx.async_eval(*values)  # type: ignore[no-untyped-call]
-
-
-def start_apart(*values: Any) -> None:
-    """Begin with what a step goes on from, apart from the step: what was copied as rows came and went, and where rows
-    stand.
-
-    CUDA graphs are kept: in one with the step, each pair of what was copied and how many rows there are would be new.
-    """
-    if on_cuda():
-        start(*values)
 
 
 def byte_count(caches: Iterable[Any]) -> int:
