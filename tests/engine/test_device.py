@@ -125,6 +125,16 @@ def test_plain_products_stay_as_they_are_where_the_kernel_does_not_work():
     assert np.array_equal(logits_of(model), before)
 
 
+def test_what_is_compared_reaches_the_kernel_of_every_number_of_rows(monkeypatch):
+    """A wrong one is found where the model is fitted to the device, also one that was remembered."""
+    monkeypatch.setattr(tuning.backend, "on_hopper", lambda: True)
+    shapes = [logits.shape for logits in tuning._logits(make_model())]
+    assert shapes == [(40, WORDS)] * len(tuning._PROMPTS) + [(3, WORDS)]
+    for fewer, rows in itertools.pairwise((plain_products.FEW_ROWS_MAX, *plain.ROWS)):
+        if rows > plain_products.FEW_ROWS_MAX:
+            assert any(fewer < tokens <= rows for tokens in tuning._PROMPTS), rows
+
+
 def test_every_cut_of_a_product_fits_the_shared_memory_of_a_device():
     """Twice on an H200; compute capability 8.6 has the least since 8.0. There is room for the sums at the end."""
     for rows in range(1, plain_products.FEW_ROWS_MAX + 1):
