@@ -15,7 +15,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
 from tests.support.models import LLAMA, build_model
-from zmqengine.engine import kv, sampling
+from zmqengine.engine import backend, kv, sampling
 from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.device import attention, environment, plain, projections, quantised, tuning, ways
 from zmqengine.engine.device.remembered import Remembered
@@ -127,7 +127,7 @@ def test_plain_products_stay_as_they_are_where_the_kernel_does_not_work():
 
 def test_what_is_compared_reaches_the_kernel_of_every_number_of_rows(monkeypatch):
     """A wrong one is found where the model is fitted to the device, also one that was remembered."""
-    monkeypatch.setattr(tuning.backend, "on_hopper", lambda: True)
+    monkeypatch.setattr(backend, "on_hopper", lambda: True)
     shapes = [logits.shape for logits in tuning._logits(make_model())]
     assert shapes == [(40, WORDS)] * len(tuning._PROMPTS) + [(3, WORDS)]
     for fewer, rows in itertools.pairwise((plain_products.FEW_ROWS_MAX, *plain.ROWS)):
