@@ -41,6 +41,19 @@ def steps(model: Any, texts: list[list[int]], widths: list[int]) -> list[np.ndar
     return found
 
 
+def attention_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every call of a layer's own code from now on."""
+    calls: list[Any] = []
+    own = llama.Attention.__call__
+
+    def counted(self: Any, *given: Any, **options: Any) -> Any:
+        calls.append(self)
+        return own(self, *given, **options)
+
+    monkeypatch.setattr(llama.Attention, "__call__", counted)
+    return calls
+
+
 @pytest.mark.parametrize(("config", "traced"), [(LLAMA, 2), (QWEN, 2), (SLIDING, 2), (HYBRID, 2), (MAMBA, 0)])
 @pytest.mark.parametrize("texts", [[[1, 2, 3]], [[4, 5], [6, 7, 8, 9, 10], [11]]])
 def test_logits_are_the_same(config, traced, texts):
@@ -62,14 +75,7 @@ def test_a_step_runs_none_of_the_layers_own_code(monkeypatch):
     model = build_model(LLAMA)
     projections.join_groups(model)
     layers.install(model)
-    calls = []
-    own = llama.Attention.__call__
-
-    def counted(self: Any, *given: Any, **options: Any) -> Any:
-        calls.append(self)
-        return own(self, *given, **options)
-
-    monkeypatch.setattr(llama.Attention, "__call__", counted)
+    calls = attention_calls(monkeypatch)
     before = steps(model, [[1, 2], [3]], [])
     assert not before
     prompts = len(calls)
@@ -87,14 +93,7 @@ def test_a_step_runs_none_of_the_layers_own_code(monkeypatch):
 
 def test_layers_that_are_alike_are_traced_once(monkeypatch):
     """However many there are; one that differs in more than its arrays is traced by itself, and computes its own."""
-    calls = []
-    own = llama.Attention.__call__
-
-    def counted(self: Any, *given: Any, **options: Any) -> Any:
-        calls.append(self)
-        return own(self, *given, **options)
-
-    monkeypatch.setattr(llama.Attention, "__call__", counted)
+    calls = attention_calls(monkeypatch)
     model = build_model({**LLAMA, "num_hidden_layers": 6})
     projections.join_groups(model)
     texts = [[1, 2, 3], [4]]

@@ -73,30 +73,21 @@ class _Traces:
         # The width and type of inputs, once a layer was traced.
         self.kind: Kind | None = None
 
-    def first(self, arrays: list[mx.array], inputs: mx.array, offset: mx.array) -> Sequence[mx.array]:
-        """Queries, keys and values of such a layer, with its arrays, what comes into it, and where rows stand."""
-        shape = inputs.shape
-        traced = self._firsts.get(shape)
-        if traced is None:
-            traced = self._firsts[shape] = mx.compile(self._first)
-        return traced(arrays, inputs, offset)
+    def first(self, shape: tuple[int, ...]) -> Traced:
+        """For inputs of this shape: queries, keys and values of such a layer, from its arrays, what comes into it, and
+        where rows stand."""
+        if shape not in self._firsts:
+            self._firsts[shape] = mx.compile(self._first)
+        return self._firsts[shape]
 
-    def second(
-        self,
-        following: _Traces | None,
-        arrays: list[mx.array],
-        arrays_following: list[mx.array],
-        inputs: mx.array,
-        attended: mx.array,
-        offset: mx.array,
-    ) -> Sequence[mx.array]:
-        """What it makes of that and of what it has `attended` to, and then queries, keys and values of the layer that
-        is `following`, if any is, with the arrays of that."""
-        key = inputs.shape, following
-        traced = self._seconds.get(key)
-        if traced is None:
-            traced = self._seconds[key] = mx.compile(partial(self._second, following))
-        return traced(arrays, arrays_following, inputs, attended, offset)
+    def second(self, shape: tuple[int, ...], following: _Traces | None) -> Traced:
+        """What it makes of that and of what it has attended to, and then queries, keys and values of the layer that is
+        `following`, if any is. From the arrays of both, what came into it, what it has attended to, and where rows
+        stand."""
+        key = shape, following
+        if key not in self._seconds:
+            self._seconds[key] = mx.compile(partial(self._second, following))
+        return self._seconds[key]
 
     def _first(
         self, arrays: list[mx.array], inputs: mx.array, offset: mx.array
@@ -154,9 +145,7 @@ class _Halves:
         self.traces = traces
         self._arrays = arrays
         self.following = following
-        self._arrays_following = [] if following is None else following._arrays
         self._shapes = shapes
-        self._traces_following = None if following is None else following.traces
         # What the layer before has made of the coming step, and from what.
         self._ready: Sequence[mx.array] = ()
         self._ready_from: tuple[mx.array | None, mx.array | None] = (None, None)
@@ -183,7 +172,7 @@ class _Halves:
         offset, traces = cache.offset, self.traces
         made_of, at = self._ready_from
         is_ready = made_of is inputs and at is offset
-        queries, keys, values = self._ready if is_ready else traces.first(self._arrays, inputs, offset)
+        queries, keys, values = self._ready if is_ready else self._first(inputs, offset)
         self._ready, self._ready_from = (), (None, None)
         attend = getattr(traces.modules[0], attention.NAME)
         attended = attention.attend_cached(attend, queries, keys, values, cache, traces.scale, mask)
@@ -194,14 +183,17 @@ class _Halves:
 
     def trace(self, inputs: mx.array, offset: mx.array) -> None:
         """Be ready for steps of this shape. Nothing is computed."""
-        attended, _, _ = self.traces.first(self._arrays, inputs, offset)
+        attended, _, _ = self._first(inputs, offset)
         self._second(inputs, attended, offset)
         self._shapes.add((inputs.shape[0], inputs.shape[1]))
 
+    def _first(self, inputs: mx.array, offset: mx.array) -> Sequence[mx.array]:
+        return self.traces.first(inputs.shape)(self._arrays, inputs, offset)
+
     def _second(self, inputs: mx.array, attended: mx.array, offset: mx.array) -> Sequence[mx.array]:
-        return self.traces.second(
-            self._traces_following, self._arrays, self._arrays_following, inputs, attended, offset
-        )
+        following = self.following
+        traces, arrays = (None, []) if following is None else (following.traces, following._arrays)
+        return self.traces.second(inputs.shape, traces)(self._arrays, arrays, inputs, attended, offset)
 
 
 def install(model: Any) -> int:

@@ -16,14 +16,7 @@ shape.py    what caches of a model take in bytes, from real ones
 from zmqengine.engine.kv.batch import begin_step, can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.parts import Part, parts_of
-from zmqengine.engine.kv.ragged import (
-    Pending,
-    RaggedKVCache,
-    can_go_back,
-    close_gaps,
-    go_back,
-    make_room,
-)
+from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
 from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.rows import (
