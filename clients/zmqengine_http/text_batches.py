@@ -1,7 +1,8 @@
-"""Short texts that come in one turn of the event loop are tokenised in one call.
+"""Short texts of requests that come together are tokenised in one call.
 
 The library shares the texts of a call out among the cores of the machine. Sixty requests that come at once then wait
-for a tokenizer once and together, and not each behind the others on the one thread of the event loop.
+for a tokenizer once and together, and not each behind the others on the one thread of the event loop. They also reach
+the worker together, which reads their prompts in one step: one that comes before the others has them wait for its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zmqengine_client.text.tokenizer import Tokenizer
+
+GATHER_S = 0.005
+"""How long a text waits at most while each turn of the loop brings another one. One that is alone waits for a turn."""
 
 
 class _Waiting(NamedTuple):
@@ -25,6 +29,7 @@ class TextBatches:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Tokenizer, bool], list[_Waiting]] = {}
+        self._count = 0
 
     async def encode(
         self, tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
@@ -33,13 +38,22 @@ class TextBatches:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             # Behind all tasks that have their turn now.
-            loop.call_soon(self._encode_waiting)
+            loop.call_soon(self._gather, 0, loop.time() + GATHER_S)
+        self._count += 1
         waiting = _Waiting(texts, loop.create_future())
         self._waiting.setdefault((tokenizer, add_special_tokens), []).append(waiting)
         return await waiting.encoded
 
+    def _gather(self, before: int, until_s: float) -> None:
+        """Tokenise, unless somebody has come since the last turn: others may be about to."""
+        loop = asyncio.get_running_loop()
+        if self._count > before and loop.time() < until_s:
+            loop.call_soon(self._gather, self._count, until_s)
+        else:
+            self._encode_waiting()
+
     def _encode_waiting(self) -> None:
-        batches, self._waiting = self._waiting, {}
+        batches, self._waiting, self._count = self._waiting, {}, 0
         for (tokenizer, special), batch in batches.items():
             try:
                 encoded = iter(tokenizer.encode_all([text for each in batch for text in each.texts], special))

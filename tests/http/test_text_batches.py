@@ -11,6 +11,7 @@ from zmqengine.engine.fake_tokenizer import fake_tokenizer_json
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.errors import BadRequest
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_http import text_batches
 from zmqengine_http.text_batches import TextBatches
 
 HALF_A_PAIR = "\ud83d"
@@ -63,6 +64,46 @@ def test_what_comes_in_one_turn_is_one_call_and_each_gets_its_own() -> None:
     asyncio.run(run())
     assert first.calls == [sum(1 + place % 3 for place in range(1, 40, 2)), 1]
     assert second.calls == [sum(1 + place % 3 for place in range(0, 40, 2))]
+
+
+def test_what_comes_turn_after_turn_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As requests do that are sent at once, each read a little later; a turn that brings nobody ends it."""
+    # Whatever a turn takes on a busy machine.
+    monkeypatch.setattr(text_batches, "GATHER_S", 60.0)
+    tokenizer = CountingTokenizer()
+
+    async def run() -> None:
+        batches = TextBatches()
+        encoding = []
+        for place in range(10):
+            encoding.append(
+                asyncio.ensure_future(batches.encode(tokenizer, [f"text {place}"], add_special_tokens=True))
+            )
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*encoding) == [[tokenizer.encode(f"text {place}")] for place in range(10)]
+
+    asyncio.run(run())
+    assert tokenizer.calls == [10]
+
+
+def test_nobody_waits_for_ever_for_those_who_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is tokenised in time, whoever comes."""
+    monkeypatch.setattr(text_batches, "GATHER_S", 0.0)
+    tokenizer = CountingTokenizer()
+
+    async def run() -> None:
+        batches = TextBatches()
+        first = asyncio.ensure_future(batches.encode(tokenizer, ["first"], add_special_tokens=True))
+        others = []
+        while not first.done():
+            others.append(
+                asyncio.ensure_future(batches.encode(tokenizer, ["other"], add_special_tokens=True))
+            )
+            await asyncio.sleep(0)
+        await asyncio.gather(*others)
+
+    asyncio.run(run())
+    assert len(tokenizer.calls) > 1
 
 
 def test_one_that_is_no_text_fails_alone_and_one_that_left_disturbs_nobody() -> None:
