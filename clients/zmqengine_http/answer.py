@@ -36,7 +36,8 @@ class Piece(NamedTuple):
 
 
 class Answer:
-    """A choice. Iterate over `pieces` to its end; then `finish` and `add_usage` say how it went.
+    """A choice. Iterate over `pieces` to its end; then `finish` and `add_usage` say how it went. While it is `ending`
+    the rest comes without waiting.
 
     `splitter` finds reasoning and tool calls; None where there are none to find. `first_call_only` ends the answer
     after one call. What comes out, and what is counted, does not depend on how the tokens were cut into chunks.
@@ -56,6 +57,7 @@ class Answer:
         self.index = index
         self.with_logprobs = with_logprobs
         self.finish = Finish("stop")
+        self.ending = False
         self._stream = stream
         self._text = text
         self._prompt_tokens = prompt_tokens
@@ -79,10 +81,13 @@ class Answer:
         async for chunk in self._stream:
             if not may_end_early and len(chunk.tokens) <= PORTION_TOKENS:
                 # The usual chunk, on its short way.
+                self.ending = self._stream.ended
                 yield take(chunk)
                 continue
             for portion in _portions(chunk):
-                yield take(portion)
+                piece = take(portion)
+                self.ending = portion is chunk and (self._complete or self._stream.ended)
+                yield piece
                 if self._complete:
                     break
                 if portion is not chunk:

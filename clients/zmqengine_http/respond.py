@@ -46,12 +46,13 @@ async def respond_events(
     """
     events = EventStream(exchange, keepalive_ms / 1000, writer.keepalive)
     try:
-        await _all([_pump(answer, events, writer) for answer in choices.answers])
+        alone = len(choices.answers) == 1
+        await _all([_pump(answer, events, writer, alone=alone) for answer in choices.answers])
         usage = choices.usage()
         _note(exchange, usage)
         await events.finish(writer.done(usage))
     except (ZmqEngineError, ApiError) as error:
-        if not exchange.started:
+        if not events.begun:
             raise
         refusal = error if isinstance(error, ApiError) else from_engine(error)
         exchange.facts["error"] = refusal.code
@@ -60,7 +61,8 @@ async def respond_events(
         events.close()
 
 
-async def _pump(answer: Answer, events: EventStream, writer: AnswerWriter) -> None:
+async def _pump(answer: Answer, events: EventStream, writer: AnswerWriter, *, alone: bool) -> None:
+    """Write one choice. Its last token and its closing are one piece; and what ends the stream, where it is `alone`."""
     index = answer.index
     pending = _PendingLogprobs(answer.with_logprobs)
     opened = False
@@ -72,9 +74,9 @@ async def _pump(answer: Answer, events: EventStream, writer: AnswerWriter) -> No
         opened = True
         for event in piece.events:
             data += _written(writer, index, event, pending)
-        await events.write(data)
+        await events.write(data, more=answer.ending)
     data = b"" if opened else writer.opening(index, answer.start)
-    await events.write(data + writer.closing(index, answer.finish, pending.take()))
+    await events.write(data + writer.closing(index, answer.finish, pending.take()), more=alone)
 
 
 def _written(writer: AnswerWriter, index: int, event: AnswerEvent, pending: _PendingLogprobs) -> bytes:

@@ -43,18 +43,26 @@ class EventStream:
         self._timer = self._loop.call_later(keepalive_s, self._keep_alive)
         self._beat: asyncio.Task[None] | None = None
 
-    async def write(self, data: bytes) -> None:
-        """Send events; returns when they are on their way, or will go with those being sent."""
-        if self._in_one_piece:
-            self._waiting.append(data)
-            return
-        if self._writing:
+    @property
+    def begun(self) -> bool:
+        """Whether the client has got an event, or is about to."""
+        return self._exchange.started or (bool(self._waiting) and not self._in_one_piece)
+
+    async def write(self, data: bytes, *, more: bool = False) -> None:
+        """Send events; returns when they are on their way, or will go with those being sent.
+
+        With `more` they go with the next ones, which are about to be written: one piece of the body instead of two.
+        """
+        if self._in_one_piece or more or self._writing:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
-            while self._waiting_bytes > WAITING_BYTES_MAX:
-                self._written.clear()
-                await self._written.wait()
+            if self._writing:
+                while self._waiting_bytes > WAITING_BYTES_MAX:
+                    self._written.clear()
+                    await self._written.wait()
             return
+        if self._waiting:
+            data = self._take_waiting(data)
         self._writing = True
         try:
             while data:
@@ -64,7 +72,7 @@ class EventStream:
                 await self._exchange.write(data)
                 if not self._waiting:
                     break
-                data, self._waiting, self._waiting_bytes = b"".join(self._waiting), [], 0
+                data = self._take_waiting()
                 self._written.set()
         finally:
             self._writing = False
@@ -74,8 +82,9 @@ class EventStream:
         self.close()
         if self._beat is not None:
             await self._beat
+        data = self._take_waiting(data)
         if self._in_one_piece:
-            await self._exchange.send(200, EVENT_STREAM, b"".join((*self._waiting, data)))
+            await self._exchange.send(200, EVENT_STREAM, data)
             return
         if not self._exchange.started:
             await self._exchange.start(200, EVENT_STREAM)
@@ -84,6 +93,11 @@ class EventStream:
     def close(self) -> None:
         """No more keep-alives."""
         self._timer.cancel()
+
+    def _take_waiting(self, data: bytes = b"") -> bytes:
+        """What waits, and `data` behind it."""
+        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return b"".join((*taken, data))
 
     def _keep_alive(self) -> None:
         silent_s = self._loop.time() - self._written_at

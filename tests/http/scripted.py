@@ -127,11 +127,16 @@ class ScriptedStream:
                 else [TokenLogprob(-0.5, [(t, -0.5), (65, -1.5)]) for t in chunk]
             )
             self._sent += chunk
+            if len(self._sent) == len(cut):
+                self._finish = "stop" if cut[-1] in (END_TOKEN, *stops) else "length"
             yield TokenChunk(place, chunk, logprobs)
-        self._finish = "stop" if cut[-1] in (END_TOKEN, *stops) else "length"
 
     def close(self) -> None:
         self.closed = True
+
+    @property
+    def ended(self) -> bool:
+        return self.closed or bool(self._finish)
 
     @property
     def result(self) -> Completion:
