@@ -17,6 +17,7 @@ from zmqengine.worker.clockwork import Clockwork
 from zmqengine.worker.commands import CommandHandler
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.counters import PassReport
+from zmqengine.worker.gathering import LOOK_S, Gathering
 from zmqengine.worker.heap import Heap
 from zmqengine.worker.inbox import Inbox
 from zmqengine.worker.listing import list_requests, list_sessions
@@ -28,8 +29,6 @@ from zmqengine.worker.watchdog import Watchdog
 log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
-GATHER_S = 0.0003
-"""After an idle worker hears the first command, for those that were sent with it."""
 
 __all__ = ["Actor", "EngineBroken", "PassReport"]
 
@@ -59,6 +58,7 @@ class Actor:
         self._inbox = Inbox(
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch.lifecycle)
         )
+        self._gathering = Gathering()
         self._heap = Heap()
         self._sessions_seen = 0
         self._board_s = 0.0
@@ -87,6 +87,8 @@ class Actor:
         ended_before = self.counters.ends
 
         self._inbox.read(report, now_s)
+        if not self.batch.rows.running:
+            self._gather(report, now_s)
         self._clockwork.keep(now_s)
         received_ns = time.perf_counter_ns()
         step_ns = self.batch.step(report, now_s)
@@ -95,6 +97,8 @@ class Actor:
         self._prompt_disk.save(step_ns / 1e9 if report.stepped else None)
 
         report.ended = self.counters.ends - ended_before
+        if report.stepped and not self.batch.rows.running:
+            self._gathering.emptied(report.ended, self._context.clock())
         self.counters.passes += 1
         if now_s >= self._board_s or not self.batch.has_work:
             self._board_s = now_s + BOARD_S
@@ -127,8 +131,20 @@ class Actor:
         ready = self._poller.poll(wait_ms)
         self._board.wakeup.clear()
         if any(source is self._cmd for source, _ in ready):
-            # Requests come in bunches. Those of one moment share a prefill; the first alone would hold up the rest.
-            time.sleep(GATHER_S)
+            # Those of one moment share a prefill; the first alone would hold up the rest.
+            time.sleep(LOOK_S)
+
+    def _gather(self, report: PassReport, now_s: float) -> None:
+        """The batch is about to begin: take in those who come with the ones that are here."""
+        admission = self.batch.rows.admission
+        waiting = came = len(admission.order)
+        for _ in range(self._gathering.looks_max(admission.rates.step_s) if waiting else 0):
+            if not self._gathering.expects_more(waiting, came, now_s):
+                break
+            time.sleep(LOOK_S)
+            report.commands += self._inbox.read_commands(now_s)
+            came = len(admission.order) - waiting
+            waiting += came
 
     def _measure(
         self, report: PassReport, started_ns: int, received_ns: int, stepped_ns: int, step_ns: int

@@ -97,8 +97,7 @@ class ServiceRates:
             self._row_pace.note(decode_tokens / (rows or decode_tokens), seconds)
         decode_s = seconds
         if prefill_tokens:
-            step_s = 0.0 if self._steps.per_s is None else 1 / self._steps.per_s
-            decode_s = min(step_s, seconds) if decode_tokens else 0.0
+            decode_s = min(self.step_s or 0.0, seconds) if decode_tokens else 0.0
             self._prefill.note(prefill_tokens, seconds - decode_s)
         elif decode_tokens:
             self._steps.note(1.0, seconds)
@@ -122,6 +121,11 @@ class ServiceRates:
     def prefill_tokens_per_s(self) -> float | None:
         """Prompt tokens read in a second of reading; None until it is known."""
         return self._prefill.per_s
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step of decoding alone takes; None until it is known."""
+        return None if self._steps.per_s is None else 1 / self._steps.per_s
 
     @property
     def decode_tokens_per_s(self) -> float | None:
