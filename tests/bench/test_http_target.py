@@ -13,6 +13,7 @@ from zmqengine.bench.http_target import HttpSession
 from zmqengine.bench.load import closed_loop
 from zmqengine.bench.measures import summarise, token_gaps_ms, ttft_ms
 from zmqengine.bench.records import RequestRecord, RequestSpec
+from zmqengine.bench.sessions import open_session
 from zmqengine.bench.targets import TargetError, TargetSpec
 
 REQUEST = RequestSpec(text="once upon a", max_tokens=4)
@@ -138,6 +139,37 @@ def test_a_server_that_is_not_there_is_an_error_of_the_request() -> None:
         server = SseServer({})
         async with server.running():
             session = session_of(server, "any")
+        return (await session.send(REQUEST).outcome()).record()
+
+    assert asyncio.run(nobody()).error.startswith("cannot connect")
+
+
+def test_connections_can_be_there_before_the_first_requests() -> None:
+    """Requests go out on those, and no time to a first token has a connection in it."""
+
+    async def prepared(server: SseServer) -> tuple[int, list[RequestRecord]]:
+        async with server.running():
+            spec = TargetSpec(label="fake", kind="http", address=server.url, model="plain")
+            session = await open_session(spec, timeout_s=TIMEOUT_S, streams=3)
+            while server.connections < 3:
+                await asyncio.sleep(0)
+            outcomes = await closed_loop(session, [REQUEST] * 6, users=3)
+            await session.close()
+            return server.connections, [outcome.record() for outcome in outcomes]
+
+    connections, records = asyncio.run(prepared(SseServer({"plain": [" a"]})))
+    assert connections == 3
+    assert [record.error for record in records] == [""] * 6
+
+
+def test_to_connect_to_nobody_is_left_to_the_requests() -> None:
+    """They say what is wrong."""
+
+    async def nobody() -> RequestRecord:
+        server = SseServer({})
+        async with server.running():
+            session = session_of(server, "any")
+        await session.connect(2)
         return (await session.send(REQUEST).outcome()).record()
 
     assert asyncio.run(nobody()).error.startswith("cannot connect")

@@ -81,6 +81,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.reusable = True
 
     def data_received(self, data: bytes) -> None:
         self._now_s = self._clock()

@@ -82,7 +82,7 @@ class HttpStream:
 
 
 class HttpSession:
-    """Connections to one server, made as they are needed."""
+    """Connections to one server, made as they are needed, or before with `connect`."""
 
     def __init__(self, spec: TargetSpec, *, timeout_s: float, clock: Clock = time.perf_counter) -> None:
         url = urlsplit(spec.address)
@@ -102,6 +102,13 @@ class HttpSession:
         """Start a request on an idle connection or a new one."""
         return HttpStream(self, request)
 
+    async def connect(self, connections: int) -> None:
+        """Have so many connections, as far as the server takes them: a request that finds none says why."""
+        made = (asyncio.wait_for(self._connect(), CONNECT_TIMEOUT_S) for _ in range(connections))
+        for connection in await asyncio.gather(*made, return_exceptions=True):
+            if isinstance(connection, HttpConnection):
+                self._idle.append(connection)
+
     async def close(self) -> None:
         """Close every connection."""
         for connection in self._all:
@@ -115,6 +122,9 @@ class HttpSession:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
+        return await self._connect()
+
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         _, made = await loop.create_connection(lambda: HttpConnection(self.clock), self._host, self._port)
         self._all.add(made)

@@ -44,7 +44,7 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run_job(job: LoadJob) -> tuple[list[Outcome], float]:
     """Open a session, say so, wait for the word, and run. Also the processor time of the run."""
-    session = await open_session(job.target, timeout_s=job.timeout_s)
+    session = await open_session(job.target, timeout_s=job.timeout_s, streams=job.users)
     try:
         _say(READY)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)

@@ -6,10 +6,16 @@ from zmqengine.bench.http_target import HttpSession
 from zmqengine.bench.targets import Session, TargetSpec
 
 
-async def open_session(spec: TargetSpec, *, timeout_s: float) -> Session:
-    """A session whose requests end, if nothing else ends them, after `timeout_s`. Raises TargetError."""
+async def open_session(spec: TargetSpec, *, timeout_s: float, streams: int = 0) -> Session:
+    """A session whose requests end, if nothing else ends them, after `timeout_s`. Raises TargetError.
+
+    It is connected for so many streams at once: one to our worker always is, and the other's first requests would have
+    to wait for a connection.
+    """
     if spec.kind == "http":
-        return HttpSession(spec, timeout_s=timeout_s)
+        session = HttpSession(spec, timeout_s=timeout_s)
+        await session.connect(streams)
+        return session
     # A server of somebody else's can be measured where only the HTTP half is installed.
     from zmqengine.bench.worker_target import WorkerSession
 
