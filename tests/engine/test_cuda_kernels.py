@@ -11,12 +11,14 @@ from mlx.nn.layers.containers import Sequential
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from tests.support import plain_arithmetic
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv, sampling
 from zmqengine.engine.backend import on_cuda, on_hopper
 from zmqengine.engine.device import attention, plain, quantised
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kernels import drawing, plain_products
+from zmqengine.engine.kernels import between_products, drawing, plain_products
+from zmqengine.engine.kernels.between_products import HeadNorms, Rotation
 from zmqengine.engine.random_bits import seed_key, uniform
 from zmqengine.engine.row import Row
 
@@ -140,6 +142,64 @@ def test_plain_weights_are_multiplied_for_many_rows(dtype, inputs, outputs, bias
     assert mx.array_equal(
         plain.many_rows(rows[:150].reshape(30, 5, -1), layer).reshape(150, 1, -1), whole[:150]
     )
+    parts = plain_products.parts_of_many_rows(rows[:150, 0], layer.weight)
+    if parts.ndim == 3:
+        assert parts.dtype == mx.float32
+        parts = parts.sum(axis=0)
+    assert error(parts + layer.bias if bias else parts, wanted[:150, 0]) < 0.01
+
+
+def in_parts(product: mx.array, parts: int) -> mx.array:
+    """Arrays [parts, ...] in float32 that add up to about `product`, or itself if there are none."""
+    if not parts:
+        return product
+    shares = mx.random.normal((parts - 1, *product.shape)) * 0.3
+    return mx.concatenate([shares, (product.astype(mx.float32) - shares.sum(axis=0))[None]])
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize(("rows", "width", "dim"), [(1, 1, 64), (3, 5, 896), (32, 5, 4096), (2, 1, 5124)])
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_what_a_product_adds_is_normed_with_it(dtype, rows, width, dim, parts):
+    """The sum to the last bit, where the product is whole; what is normed as MLX does it."""
+    mx.random.seed(4)
+    residual = mx.random.normal((rows, width, dim)).astype(dtype)
+    added = in_parts(mx.random.normal((rows * width, dim)).astype(dtype), parts)
+    weight = mx.random.uniform(0.5, 2.0, (dim,)).astype(dtype)
+    total, normed = between_products.add_and_norm(residual, added, weight, 1e-5)
+    wanted_total, wanted_normed = plain_arithmetic.add_and_norm(residual, added, weight, 1e-5)
+    assert error(total, wanted_total) < (0.002 if parts else 1e-9)
+    assert error(normed, wanted_normed) < 0.005
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "dim", "dims"),
+    [(32, 8, 128, 128), (14, 2, 64, 64), (4, 4, 256, 64), (5, 1, 128, 64)],
+)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 5), (32, 1)])
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("with_freqs", [False, True])
+@pytest.mark.parametrize("with_norms", [False, True])
+def test_heads_are_turned_by_their_places(
+    dtype, heads, key_heads, dim, dims, rows, width, parts, with_freqs, with_norms
+):
+    """As MLX turns them, at the beginning and far on; keys and values stand as caches have them."""
+    mx.random.seed(5)
+    outputs = (heads + 2 * key_heads) * dim
+    product = in_parts(mx.random.normal((rows * width, outputs)).astype(dtype), parts)
+    freqs = mx.power(2.0, mx.arange(dims // 2) / 5.0) if with_freqs else None
+    rotation = Rotation(dims, False, None if with_freqs else 500_000.0, 0.5, freqs)
+    weights = mx.random.uniform(0.5, 2.0, (2, dim)).astype(dtype)
+    norms = HeadNorms(weights[0], weights[1], 1e-6) if with_norms else None
+    shapes = (rows, heads, width, dim), (rows, key_heads, width, dim)
+    offset = mx.array([(row * 3001) % 20_000 for row in range(rows)], dtype=mx.int32)
+    given = product, offset, shapes, dtype, rotation, norms
+    for got, wanted in zip(
+        between_products.turned_heads(*given), plain_arithmetic.turned_heads(*given), strict=True
+    ):
+        assert got.shape == wanted.shape
+        assert error(got, wanted) < (0.005 if dtype == mx.bfloat16 or parts else 1e-4)
 
 
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper")

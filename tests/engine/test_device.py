@@ -129,7 +129,7 @@ def test_what_is_compared_reaches_the_kernel_of_every_number_of_rows(monkeypatch
     """A wrong one is found where the model is fitted to the device, also one that was remembered."""
     monkeypatch.setattr(backend, "on_hopper", lambda: True)
     shapes = [logits.shape for logits in tuning._logits(make_model())]
-    assert shapes == [(40, WORDS)] * len(tuning._PROMPTS) + [(3, WORDS)]
+    assert shapes == [(40, WORDS)] * len(tuning._PROMPTS) + [(3, WORDS)] * 2
     for fewer, rows in itertools.pairwise((plain_products.FEW_ROWS_MAX, *plain.ROWS)):
         if rows > plain_products.FEW_ROWS_MAX:
             assert any(fewer < tokens <= rows for tokens in tuning._PROMPTS), rows
@@ -150,12 +150,13 @@ def test_every_cut_of_a_wide_product_fits_a_hopper():
     way beside the two that may be multiplied."""
     for rows in range(1, plain.ROWS[-1] + 1):
         for inputs, outputs in itertools.product((64, 128, 896, 4096, 14_336), OUTPUTS):
-            cut = plain_products.WideCut.of(rows, inputs, outputs)
-            assert cut.rows == (80 if rows <= 80 else 160)
-            assert cut.shared_bytes <= 227 << 10
-            assert (64 * cut.groups + cut.rows) % 8 == 0
-            assert 1 <= cut.splits <= inputs // plain_products.PART
-            assert cut.stages >= 3
+            for may_cut in (False, True):
+                cut = plain_products.WideCut.of(rows, inputs, outputs, may_cut=may_cut)
+                assert cut.rows == (80 if rows <= 80 else 160)
+                assert cut.shared_bytes <= 227 << 10
+                assert (64 * cut.groups + cut.rows) % 8 == 0
+                assert 1 <= cut.splits <= inputs // plain_products.PART
+                assert cut.stages >= 3
 
 
 @pytest.mark.parametrize("name", ["product", "side by side", "widened", "copy"])

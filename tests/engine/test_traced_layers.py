@@ -8,15 +8,19 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.activations import gelu, silu
+from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
+from tests.support import plain_arithmetic
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.device import layers, projections
+from zmqengine.engine.device import layers, projections, tuning
 from zmqengine.engine.device.likeness import filled, taken_apart
 from zmqengine.engine.interface import ModelInfo, RowRequest
+from zmqengine.engine.kernels import between_products
 from zmqengine.engine.mlx_engine import MlxEngine
 
 QWEN: dict[str, Any] = {**LLAMA, "model_type": "qwen3"}
@@ -89,6 +93,80 @@ def test_a_step_runs_none_of_the_layers_own_code(monkeypatch):
     traced = len(calls)
     steps(model, [[1, 2], [3], [4]], [1])
     assert len(calls) == traced + 6
+
+
+LLAMA_3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+FUSABLE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 3}
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain arithmetic in place of the kernels between products."""
+    for name in ("add_and_norm", "turned_heads"):
+        monkeypatch.setattr(between_products, name, getattr(plain_arithmetic, name))
+
+
+@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.parametrize(
+    "config",
+    [
+        FUSABLE,
+        {**FUSABLE, "rope_scaling": LLAMA_3_ROPE},
+        {**FUSABLE, "model_type": "qwen3"},
+        {**FUSABLE, "model_type": "qwen2", "hidden_size": 64 * LLAMA["num_attention_heads"]},
+    ],
+)
+def test_fused_layers_compute_the_same(config):
+    """Of the kinds that are most common: with biases, norms of heads, and frequencies of their own."""
+    model = build_model(config)
+    texts, widths = [[4, 5], [6, 7, 8, 9, 10], [11]], [1, 1, 3, 1]
+    before = steps(model, texts, widths)
+    projections.join_groups(model)
+    layers.install(model, fuses=True)
+    assert layers.count_fused(model) == 3
+    for got, wanted in zip(steps(model, texts, widths), before, strict=True):
+        assert np.abs(got - wanted).max() < 1e-4
+    layers.uninstall(model)
+    assert layers.count_fused(model) == 0
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_a_layer_of_another_kind_is_not_fused():
+    """One whose members are others keeps its own code, also between two that are fused; one that turns its heads in a
+    way of its own is found out when it is traced."""
+    model = build_model({**FUSABLE, "num_hidden_layers": 4})
+    projections.join_groups(model)
+    model.layers[1].more = RMSNorm(128)
+    texts = [[1, 2, 3], [4]]
+    before = steps(model, texts, [1, 2])
+    layers.install(model, fuses=True)
+    assert layers.count_fused(model) == 3
+    for got, wanted in zip(steps(model, texts, [1, 2]), before, strict=True):
+        assert np.abs(got - wanted).max() < 1e-4
+    layers.uninstall(model)
+    apart = build_model(FUSABLE)
+    layers.install(apart, fuses=True)
+    assert layers.count_fused(apart) == 0
+    other = build_model({**FUSABLE, "rope_traditional": True})
+    projections.join_groups(other)
+    layers.install(other, fuses=True)
+    with pytest.raises(TypeError, match="turned in a way of their own"):
+        steps(other, texts, [1])
+
+
+@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.parametrize(("activation", "fused"), [(silu, 3), (gelu, 0)])
+def test_a_model_that_says_something_else_is_not_fused(monkeypatch, activation, fused):
+    """What a layer's members do not tell is found out by comparing logits."""
+    monkeypatch.setattr(llama, "swiglu", lambda gate, up: activation(gate) * up)
+    model = build_model(FUSABLE)
+    projections.join_groups(model)
+    told = tuning._fit_layers(model, 0, float("inf"), fuses=True)
+    assert told.startswith("3 traced")
+    assert layers.count_fused(model) == fused
 
 
 def test_layers_that_are_alike_are_traced_once(monkeypatch):

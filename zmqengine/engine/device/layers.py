@@ -24,6 +24,7 @@ from mlx.nn.layers.base import Module
 
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention
+from zmqengine.engine.device.fused import Fused, fused, rotations
 from zmqengine.engine.device.likeness import Slots, filled, taken_apart
 from zmqengine.engine.device.plain import turn_back, turn_weights
 from zmqengine.engine.mlx_lm_border import KVCache
@@ -59,11 +60,12 @@ class _KeyValues:
 
 class _Traces:
     """What is traced of a `layer`, and of all others that are like it: they give their own arrays, in the same order as
-    its own stand in `slots`."""
+    its own stand in `slots`. Where they can be, they are `fused`."""
 
-    def __init__(self, layer: Module, slots: Slots) -> None:
+    def __init__(self, layer: Module, slots: Slots, fused: Fused | None) -> None:
         self._layer = layer
         self._slots = slots
+        self._fused = fused
         self._call: Callable[..., mx.array] = type(layer).__call__
         self.modules = attention.attending_modules(layer)
         # By the shape of their inputs: what MLX compiles looks for the right one of its own traces one by one.
@@ -72,6 +74,11 @@ class _Traces:
         self.scale = 0.0
         # The width and type of inputs, once a layer was traced.
         self.kind: Kind | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether these are traces of fused layers."""
+        return self._fused is not None
 
     def first(self, shape: tuple[int, ...]) -> Traced:
         """For inputs of this shape: queries, keys and values of such a layer, from its arrays, what comes into it, and
@@ -89,9 +96,23 @@ class _Traces:
             self._seconds[key] = mx.compile(partial(self._second, following))
         return self._seconds[key]
 
-    def _first(
-        self, arrays: list[mx.array], inputs: mx.array, offset: mx.array
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    def _first(self, arrays: list[mx.array], inputs: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
+        _, *found = self._enter(arrays, inputs, None, offset)
+        return tuple(found)
+
+    def _enter(
+        self, arrays: list[mx.array], inputs: mx.array, added: mx.array | None, offset: mx.array
+    ) -> tuple[mx.array, ...]:
+        """What comes into the layer, with what of the one before is yet to be `added`; and queries, keys and values."""
+        with filled(self._slots, arrays):
+            if self._fused is None:
+                return inputs, *self._until_it_attends(inputs, offset)
+            inputs, normed = self._fused.begin(inputs, added)
+            with rotations() as told:
+                own = self._until_it_attends(inputs, offset)
+            return inputs, *self._fused.heads(normed, own, told, offset)
+
+    def _until_it_attends(self, inputs: mx.array, offset: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         found: list[mx.array] = []
         traced = _KeyValues(offset)
         self.kind = inputs.shape[2], inputs.dtype
@@ -106,7 +127,7 @@ class _Traces:
             found.append(queries)
             raise _Attends
 
-        with filled(self._slots, arrays), _attending(self.modules, stop):
+        with _attending(self.modules, stop):
             try:
                 self._call(self._layer, inputs, None, cache=traced)
             except _Attends:
@@ -123,13 +144,20 @@ class _Traces:
         attended: mx.array,
         offset: mx.array,
     ) -> tuple[mx.array, ...]:
+        added = None
+        with filled(self._slots, arrays):
+            if self._fused is None:
+                output = self._from_attention_on(inputs, attended, offset)
+            elif following is None or following._fused is None:
+                output = self._fused.end(inputs, attended)
+            else:
+                output, added = self._fused.rest(inputs, attended)
+        return (output,) if following is None else following._enter(arrays_following, output, added, offset)
+
+    def _from_attention_on(self, inputs: mx.array, attended: mx.array, offset: mx.array) -> mx.array:
         # What the layer makes before its attention is not used here, and so no part of the trace.
-        given = _attending(self.modules, lambda *given, **options: attended)
-        with filled(self._slots, arrays), given:
-            output = self._call(self._layer, inputs, None, cache=_KeyValues(offset))
-        if following is None:
-            return (output,)
-        return output, *following._first(arrays_following, output, offset)
+        with _attending(self.modules, lambda *given, **options: attended):
+            return self._call(self._layer, inputs, None, cache=_KeyValues(offset))
 
 
 class _Halves:
@@ -196,8 +224,11 @@ class _Halves:
         return self.traces.second(inputs.shape, traces)(self._arrays, arrays, inputs, attended, offset)
 
 
-def install(model: Any) -> int:
-    """Have the layers of `model` go this way; returns how many can. Those that cannot show it by raising in a step."""
+def install(model: Any, *, fuses: bool = False) -> int:
+    """Have the layers of `model` go this way; returns how many can. Those that cannot show it by raising in a step.
+
+    On CUDA one `fuses` those that it can.
+    """
     layers = getattr(model, "layers", None)
     caches = kv.new_caches(model)
     if not isinstance(layers, list) or len(layers) != len(caches):
@@ -213,13 +244,18 @@ def install(model: Any) -> int:
             continue
         likeness, slots = taken_apart(layer)
         if likeness not in known:
-            known[likeness] = _Traces(layer, slots)
+            known[likeness] = _Traces(layer, slots, fused(layer) if fuses else None)
         following = _Halves(known[likeness], [held[name] for held, name in slots], following, shapes)
         kind: Any = type(layer)
         layer.__class__ = _split(kind)
         layer._halves = following
         count += 1
     return count
+
+
+def count_fused(model: Any) -> int:
+    """How many of the layers that go this way are fused."""
+    return sum(one.traces.is_fused for one in _all_halves(model))
 
 
 def uninstall(model: Any) -> None:
@@ -233,9 +269,8 @@ def uninstall(model: Any) -> None:
 
 def trace(model: Any, rows_max: int, until_s: float, width: int = 1) -> None:
     """Be ready for steps of this width and every number of rows up to `rows_max`, as far as there is time and room."""
-    halves = [layer._halves for layer in getattr(model, "layers", ()) if hasattr(layer, "_halves")]
     # One of those that have their traces in common.
-    some = {(one.traces, one.following and one.following.traces): one for one in halves}.values()
+    some = {(one.traces, one.following and one.following.traces): one for one in _all_halves(model)}.values()
     for rows in range(1, rows_max + 1):
         if time.perf_counter() > until_s or any(one.traces.kind is None or one.is_full for one in some):
             return
@@ -243,6 +278,10 @@ def trace(model: Any, rows_max: int, until_s: float, width: int = 1) -> None:
         for one in some:
             dim, dtype = cast(Kind, one.traces.kind)
             one.trace(mx.zeros((rows, width, dim), dtype), offset)
+
+
+def _all_halves(model: Any) -> list[_Halves]:
+    return [layer._halves for layer in getattr(model, "layers", ()) if hasattr(layer, "_halves")]
 
 
 @once

@@ -83,6 +83,16 @@ def many_rows(inputs: mx.array, layer: Any) -> mx.array:
     return _by_kernel(plain_products.many_rows, inputs, layer)
 
 
+def in_parts(inputs: mx.array, layer: Any) -> mx.array:
+    """The output of any linear layer for `inputs` [rows, inputs]: [rows, outputs]; or where that is less work in parts
+    that are yet to be added, [parts, rows, outputs] in float32."""
+    is_plain = type(layer) is MeasuredLinear and "bias" not in layer and inputs.dtype == layer.weight.dtype
+    if is_plain and layer.table.way(inputs.shape[0]) is many_rows:
+        return plain_products.parts_of_many_rows(inputs, layer.weight)
+    output: mx.array = layer(inputs)
+    return output
+
+
 def _by_kernel(kernel: Callable[[mx.array, mx.array], mx.array], inputs: mx.array, layer: Any) -> mx.array:
     weights = layer["weight"]
     if inputs.dtype != weights.dtype:

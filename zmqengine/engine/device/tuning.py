@@ -27,6 +27,8 @@ Report = Callable[[str, "float | None"], None]
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 # What is compared: for each kernel that multiplies other numbers of rows a prompt of so many tokens.
 _PROMPTS = (40, 80, 160, 240)
+# And steps of rows that give one token each, and so many.
+_WIDTH = 2
 _DRAWN_ROWS = 32
 _DRAWN_ALIKE_MIN = 0.9
 
@@ -58,7 +60,7 @@ def tune(
     _fit_products(model, choices, remembered, on_cuda, rows_max, copy_bytes_max, until_s, report)
     if on_cuda:
         _fit_plain_products(model, choices, remembered, until_s, report)
-    choices.note("layers", _fit_layers(model, rows_max if on_gpu else 0, until_s))
+    choices.note("layers", _fit_layers(model, rows_max if on_gpu else 0, until_s, fuses=on_cuda))
     choices.note("drawing", _fit_drawing(vocab_size, on_cuda, on_gpu, remembered))
     log.info("fitted to the device", extra=choices.as_facts())
     return choices
@@ -188,16 +190,17 @@ def _fit_drawing(vocab_size: int, on_cuda: bool, on_gpu: bool, remembered: Remem
     }[best]
 
 
-def _fit_layers(model: Any, rows_traced: int, until_s: float) -> str:
+def _fit_layers(model: Any, rows_traced: int, until_s: float, *, fuses: bool) -> str:
     before = _logits(model)
-    count = layers.install(model)
-    if not count:
-        return "as they are: this model's are of another kind"
-    if not _same(before, _try(model)):
+    for fuses_now in (True, False) if fuses else (False,):
+        count = layers.install(model, fuses=fuses_now)
+        if not count:
+            return "as they are: this model's are of another kind"
+        if _same(before, _try(model)):
+            layers.trace(model, rows_traced, until_s)
+            return f"{count} traced from one attention to the next, {layers.count_fused(model)} with fewer kernels"
         layers.uninstall(model)
-        return "as they are: traced they do not suit this model"
-    layers.trace(model, rows_traced, until_s)
-    return f"{count} traced from one attention to the next"
+    return "as they are: traced they do not suit this model"
 
 
 def _time_drawing(vocab_size: int, methods: tuple[str, ...], dtype: mx.Dtype) -> str:
@@ -249,10 +252,12 @@ def _logits(model: Any) -> list[np.ndarray]:
         merged = kv.merge(starts)
         held = [len(row) - 1 for row in _ROWS]
         try:
-            kv.make_room(merged, 1, held)
-            last = mx.array([row[-1:] for row in _ROWS], dtype=mx.uint32)
-            found.append(model(last, cache=merged)[:, -1])
-            mx.eval(found)
+            for width in (1, _WIDTH) if kv.can_go_back(merged) else (1,):
+                kv.make_room(merged, width, held)
+                last = mx.array([row[-1:] * width for row in _ROWS], dtype=mx.uint32)
+                found.append(model(last, cache=merged)[:, -1])
+                mx.eval(found)
+                held = [length + width for length in held]
         except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
             del found[prompts:]
     mx.eval(found)

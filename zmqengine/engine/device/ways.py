@@ -45,11 +45,11 @@ class WayTable:
 
     def multiply(self, inputs: mx.array, layer: Any) -> mx.array:
         """The product of `inputs` [..., inputs] and the weights of `layer`."""
-        rows = inputs.size // inputs.shape[-1]
-        for measured, way in self._ways:
-            if rows <= measured:
-                return way(inputs, layer)
-        return self._ways[-1][1](inputs, layer)
+        return self.way(inputs.size // inputs.shape[-1])(inputs, layer)
+
+    def way(self, rows: int) -> Product:
+        """The one for so many rows."""
+        return next((way for measured, way in self._ways if rows <= measured), self._ways[-1][1])
 
 
 def fastest(ways: Mapping[str, Way], *, calls: int = 8, agree: Agree | None = None) -> Timing:

@@ -30,6 +30,8 @@ _MULTIPROCESSORS = 132
 # inputs, whose sums have to be added.
 _OUTPUTS_WHOLE_MIN = 4096
 _INPUTS_WHOLE_MAX = 8192
+# Blocks of products that are cut: each more of them is another part to add.
+_BLOCKS_CUT = 80
 _JOINING = 256
 
 
@@ -67,15 +69,17 @@ class WideCut(NamedTuple):
     splits: int
 
     @classmethod
-    def of(cls, rows: int, inputs: int, outputs: int) -> WideCut:
-        """The fastest one on an H200: a block has a multiprocessor to itself, and most of these have one."""
+    def of(cls, rows: int, inputs: int, outputs: int, *, may_cut: bool = False) -> WideCut:
+        """The fastest one on an H200: a block has a multiprocessor to itself, and most of these have one. Where parts
+        are added anyway, it `may_cut` the inputs for less."""
         held = next((held for held in _ROWS if rows <= held), _ROWS[-1])
         if outputs > 2 * 64 * _MULTIPROCESSORS:
             return cls(held, 4, 1)
-        if _OUTPUTS_WHOLE_MIN <= outputs <= 64 * _MULTIPROCESSORS and inputs <= _INPUTS_WHOLE_MAX:
+        is_enough = _OUTPUTS_WHOLE_MIN <= outputs <= 64 * _MULTIPROCESSORS and inputs <= _INPUTS_WHOLE_MAX
+        if is_enough and not may_cut:
             return cls(held, 1, 1)
         blocks = -(-outputs // 128)
-        return cls(held, 2, max(1, min(_MULTIPROCESSORS // blocks, inputs // PART // 8)))
+        return cls(held, 2, max(1, min(round(_BLOCKS_CUT / blocks), inputs // PART // 8)))
 
     @property
     def stages(self) -> int:
@@ -118,8 +122,28 @@ def few_rows(inputs: mx.array, weights: mx.array) -> mx.array:
 
 def many_rows(inputs: mx.array, weights: mx.array) -> mx.array:
     """The same for any number of rows, with the products of a Hopper's groups of four warps."""
+    found = _by_cut(WideCut.of(inputs.shape[0], *reversed(weights.shape)), inputs, weights)
+    if found.ndim == 2:
+        return found
+    _, rows, outputs = found.shape
+    done = _join()(
+        inputs=[found],
+        template=[("T", inputs.dtype)],
+        grid=(-(-rows * outputs // OUTPUTS // _JOINING) * _JOINING, 1, 1),
+        threadgroup=(_JOINING, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[inputs.dtype],
+    )
+    return done[0]  # type: ignore[no-any-return]
+
+
+def parts_of_many_rows(inputs: mx.array, weights: mx.array) -> mx.array:
+    """The same as it is, [rows, outputs], or in parts that are yet to be added, [parts, rows, outputs] in float32."""
+    return _by_cut(WideCut.of(inputs.shape[0], *reversed(weights.shape), may_cut=True), inputs, weights)
+
+
+def _by_cut(cut: WideCut, inputs: mx.array, weights: mx.array) -> mx.array:
     outputs, rows = weights.shape[0], inputs.shape[0]
-    cut = WideCut.of(rows, *reversed(weights.shape))
     whole = cut.splits == 1
     columns = -(-outputs // (64 * cut.groups))
     done = _many_rows(cut.shared_bytes)(
@@ -136,15 +160,6 @@ def many_rows(inputs: mx.array, weights: mx.array) -> mx.array:
         output_shapes=[(rows, outputs) if whole else (cut.splits, rows, outputs)],
         output_dtypes=[inputs.dtype if whole else mx.float32],
     )
-    if not whole:
-        done = _join()(
-            inputs=done,
-            template=[("T", inputs.dtype)],
-            grid=(-(-rows * outputs // OUTPUTS // _JOINING) * _JOINING, 1, 1),
-            threadgroup=(_JOINING, 1, 1),
-            output_shapes=[(rows, outputs)],
-            output_dtypes=[inputs.dtype],
-        )
     return done[0]  # type: ignore[no-any-return]
 
 

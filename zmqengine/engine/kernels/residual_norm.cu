@@ -1,0 +1,49 @@
+// The sum of a row of the residual stream and of what a product adds to it, and that sum normalised: w * s / rms(s). Where
+// the product was cut among blocks, `added` has a part of each, [blocks, rows, N], which is added here. A block takes a
+// row. What is rounded to T is what separate kernels would round.
+  struct alignas(4 * sizeof(T)) Four { T at[4]; };
+  struct alignas(4 * sizeof(A)) FourAdded { A at[4]; };
+  constexpr int EACH = (N / 4 + THREADS - 1) / THREADS;
+  __shared__ float shared_squares[32];
+  const int parts = WHOLE ? 1 : added_shape[0];
+  const long long first = (long long)blockIdx.x * (N / 4), all = (long long)gridDim.x * (N / 4);
+  const FourAdded* from = reinterpret_cast<const FourAdded*>(added) + first;
+  Four fours[EACH];
+  float squares = 0.f;
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    const int i = threadIdx.x + e * THREADS;
+    if (i >= N / 4) continue;
+    float more[4] = {0.f, 0.f, 0.f, 0.f};
+    for (int part = 0; part < parts; part++) {
+      const FourAdded four = from[part * all + i];
+#pragma unroll
+      for (int j = 0; j < 4; j++) more[j] += static_cast<float>(four.at[j]);
+    }
+    fours[e] = reinterpret_cast<const Four*>(residual)[first + i];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      fours[e].at[j] =
+          static_cast<T>(static_cast<float>(fours[e].at[j]) + static_cast<float>(static_cast<T>(more[j])));
+      squares += static_cast<float>(fours[e].at[j]) * static_cast<float>(fours[e].at[j]);
+    }
+    reinterpret_cast<Four*>(sum)[first + i] = fours[e];
+  }
+  for (int d = 16; d; d /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
+  if ((threadIdx.x & 31) == 0) shared_squares[threadIdx.x >> 5] = squares;
+  __syncthreads();
+  squares = (threadIdx.x & 31) < THREADS / 32 ? shared_squares[threadIdx.x & 31] : 0.f;
+  for (int d = 16; d; d /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
+  const float by = rsqrtf(squares / N + __int_as_float(EPS));
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    const int i = threadIdx.x + e * THREADS;
+    if (i >= N / 4) continue;
+    const Four weights = reinterpret_cast<const Four*>(weight)[i];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const T scaled = static_cast<T>(static_cast<float>(fours[e].at[j]) * by);
+      fours[e].at[j] = static_cast<T>(static_cast<float>(weights.at[j]) * static_cast<float>(scaled));
+    }
+    reinterpret_cast<Four*>(normed)[first + i] = fours[e];
+  }
