@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from zmqengine.engine import kv
 from zmqengine.engine.drafts.step_costs import started_ahead
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
+from zmqengine.engine.kernels.resident import resident
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
 from zmqengine.engine.window import Choices, Coming, Draft, Window
@@ -80,7 +80,7 @@ class Flight:
         places = self._places(here)
         if len(places) == len(self.rows):
             return self._chosen.tokens
-        return self._chosen.tokens[kv.resident(places)] if places else None
+        return self._chosen.tokens[resident(places)] if places else None
 
     def timed_beside(self, following: Flight | None) -> int | None:
         """As what it is timed. Of one that was started ahead, the time is that of starting the `following` one, too."""
@@ -94,12 +94,10 @@ class Flight:
     def coming(self, here: Sequence[Row]) -> Coming:
         """What it makes of those who are `here`, who are all among its rows."""
         tokens = self._chosen.tokens
-        coming = (
-            Coming(mx.ones(tokens.shape, mx.int32), 1, tokens)
-            if self.window is None
-            else self.window.coming(tokens)
-        )
-        return coming if len(here) == len(self.rows) else coming.of(self._places(here))
+        places = None if len(here) == len(self.rows) else self._places(here)
+        if self.window is None:
+            return Coming(tokens[:, None], None, places)
+        return Coming(tokens, self.window.drafted, places)
 
     def settle(self, made: Mapping[int, int]) -> None:
         """The step before it is there, and has made so many tokens of its rows, by their `id()`; one where nothing is

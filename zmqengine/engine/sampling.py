@@ -88,21 +88,33 @@ class KernelPlan:
         self._vocab_size = vocab_size
         self._first: list[int] = []
         self._columns: mx.array | None = None
+        # What rows had drawn before the last choice, of all and of each.
+        self._drawn_before: tuple[int, mx.array | None] = 0, None
 
     def choose(self, logits: mx.array, width: int, ahead: int | Pending) -> Chosen:
         """As `choose`."""
         if isinstance(ahead, Pending):
-            plan = drawing.further(drawing.columns([self._drawn(row) for row in self._rows]), ahead.kept)
-            tokens, told = drawing.choose(logits, plan, 0, width)
-            return Chosen(tokens, None, told)
-        drawn = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
-        if self._columns is None or len(drawn) != 1:
+            columns = self._begin() if self._columns is None else self._columns
+            drawn, since = self._drawn_before
+            found = drawing.choose(logits, columns, drawn, width, since, ahead.kept)
+            self._drawn_before = drawn, found.drawn
+            return Chosen(found.tokens, None, found.told)
+        counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
+        if self._columns is None or len(counts) != 1:
             # Rows that draft get on by unlike numbers of tokens.
-            self._first = [row.sampled for row in self._rows]
-            self._columns = drawing.columns([self._drawn(row) for row in self._rows])
-            drawn = {0}
-        tokens, told = drawing.choose(logits, self._columns, drawn.pop() + ahead, width)
-        return Chosen(tokens, None, told)
+            columns, counts = self._begin(), {0}
+        else:
+            columns = self._columns
+        drawn = counts.pop() + ahead
+        self._drawn_before = drawn, None
+        found = drawing.choose(logits, columns, drawn, width)
+        return Chosen(found.tokens, None, found.told)
+
+    def _begin(self) -> mx.array:
+        self._first = [row.sampled for row in self._rows]
+        self._columns = columns = drawing.columns([self._drawn(row) for row in self._rows])
+        self._drawn_before = 0, None
+        return columns
 
     def _drawn(self, row: Row) -> Drawn:
         setting = row.sampling

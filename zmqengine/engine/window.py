@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.kernels import drawing
-from zmqengine.engine.kv import Pending, resident
+from zmqengine.engine.kernels.windows import following_window
+from zmqengine.engine.kv import Pending
 from zmqengine.engine.penalties import Penalties
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import LogprobArrays, Plan, choose, measure, widened_places
@@ -29,17 +31,33 @@ class Draft(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """What a step on its way makes of each row, still on the device: how many tokens, [rows], at most `most`; the last
-    of them, [rows]."""
+    """What a step on its way makes of each row, still on the device: of the tokens that it has `chosen` [its rows, its
+    width] those up to the first that is not the one that was `drafted` there [its rows, its width - 1]. `places` are
+    where the rows stand in it, if they are not all."""
 
-    counts: mx.array
-    most: int
-    last: mx.array
+    chosen: mx.array
+    drafted: mx.array | None = None
+    places: Sequence[int] | None = None
 
-    def of(self, places: Sequence[int]) -> Coming:
-        """What it makes of the rows at these places."""
-        index = resident(places)
-        return Coming(self.counts[index], self.most, self.last[index])
+    @property
+    def most(self) -> int:
+        """How many tokens it makes of a row at most."""
+        return self.chosen.shape[1]
+
+    def followed_by(self, table: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """As `following_window`."""
+        if on_cuda():
+            return following_window(self.chosen, self.drafted, self.places, table)
+        kept = _kept(self.chosen, self.drafted)
+        counts = kept.sum(axis=-1)
+        last = mx.take_along_axis(self.chosen, counts[:, None] - 1, axis=1)
+        if self.places is not None:
+            index = mx.array(list(self.places))
+            counts, last = counts[index], last[index]
+        width = table.shape[1] - self.most + 1
+        drafted = mx.take_along_axis(table, counts[:, None] + mx.arange(width - 1), axis=1)
+        inputs = mx.concatenate([last.astype(mx.int32), mx.maximum(drafted, 0)], axis=1)
+        return inputs.astype(mx.uint32), drafted, counts
 
 
 class Measured(NamedTuple):
@@ -111,21 +129,15 @@ class Window:
         """The window after a step on its way. What is `foreseen` of a row begins where its known tokens end, and goes
         on as long as that step and this window may reach."""
         table = mx.array(_table(foreseen, coming.most + width - 1))
-        drafted = mx.take_along_axis(table, coming.counts[:, None] + mx.arange(width - 1), axis=1)
-        inputs = mx.concatenate([coming.last[:, None].astype(mx.int32), mx.maximum(drafted, 0)], axis=1)
-        pending = Pending(coming.most, coming.counts) if coming.most > 1 else None
-        return cls([None] * len(foreseen), width, inputs.astype(mx.uint32), drafted, foreseen, pending)
+        inputs, drafted, counts = coming.followed_by(table)
+        pending = Pending(coming.most, counts) if coming.most > 1 else None
+        return cls([None] * len(foreseen), width, inputs, drafted, foreseen, pending)
 
     def settle(self, place: int, made: int) -> None:
         """The step before has made so many tokens of the row at `place`."""
         draft = self.foreseen[place]
         tokens = () if draft is None else draft.tokens[made : made + self.width - 1]
         self.drafts[place] = Draft(tokens, draft.source) if draft is not None and len(tokens) else None
-
-    def coming(self, tokens: mx.array) -> Coming:
-        """What becomes of rows of which the model chose `tokens`, [rows, width]."""
-        counts = self._kept(tokens).sum(axis=-1)
-        return Coming(counts, self.width, mx.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0])
 
     def accepted(self, place: int, tokens: Sequence[int]) -> int:
         """How many tokens of the draft at `place` are those that were chosen."""
@@ -160,14 +172,18 @@ class Window:
             logprobs = measure(raw[index], tokens[index], measured.top)
         tokens = tokens.reshape(rows, width)
         if penalties.index is not None:
-            penalties.count_window(tokens, self._kept(tokens))
+            penalties.count_window(tokens, _kept(tokens, self.drafted))
         return Choices(tokens, None if chosen is None else chosen.reshape(rows, width), logprobs, told)
 
-    def _kept(self, tokens: mx.array) -> mx.array:
-        """Which of the chosen `tokens` [rows, width] stand: those after an accepted draft, and the first of all."""
-        right = self.drafted == tokens[:, :-1].astype(mx.int32)
-        run = mx.cumprod(right.astype(mx.int32), axis=-1)
-        return mx.concatenate([mx.ones((len(self.drafts), 1), mx.int32), run], axis=-1)
+
+def _kept(tokens: mx.array, drafted: mx.array | None) -> mx.array:
+    """Which of the chosen `tokens` [rows, width] stand: those after an accepted draft [rows, width - 1], and the first
+    of all."""
+    first = mx.ones((tokens.shape[0], 1), mx.int32)
+    if drafted is None:
+        return first
+    right = drafted == tokens[:, :-1].astype(mx.int32)
+    return mx.concatenate([first, mx.cumprod(right.astype(mx.int32), axis=-1)], axis=-1)
 
 
 def _table(drafts: Sequence[Draft | None], width: int) -> np.ndarray:

@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.kernels.kernel_text import kernel_text
+from zmqengine.engine.kernels.resident import resident
 from zmqengine.engine.mlx_lm_border import create_attention_mask, scaled_dot_product_attention
 
 NAME = "scaled_dot_product_attention"
@@ -358,7 +359,7 @@ def _kernels(name: str, header: tuple[str, ...], shared_bytes: int) -> tuple[Any
 
 @cache
 def _scalar(value: float) -> mx.array:
-    return kv.resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
+    return resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
 
 
 @cache

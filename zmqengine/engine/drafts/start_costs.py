@@ -135,11 +135,11 @@ class _Steps:
         known = [Draft(_PROMPT, "")] * len(self._rows)
         landed = _Landed()
         first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
-        before = Window.ahead(Coming(mx.ones(first.shape, mx.int32), 1, first), known, width)
+        before = Window.ahead(Coming(first[:, None]), known, width)
         waiting = self._start(before.inputs, before)
         made = [1] * len(self._rows)
         for _ in range(_AHEAD_STEPS + 1):
-            window = Window.ahead(before.coming(waiting.tokens), known, width)
+            window = Window.ahead(Coming(waiting.tokens, before.drafted), known, width)
             coming = self._start(window.inputs, window)
             made = self._take(landed.read(waiting), before, made)
             self._keep(made, width, after=width)
@@ -153,10 +153,10 @@ class _Steps:
         self._go_back([length - row % 2 for row, length in enumerate(self._held)])
         known = [Draft(_PROMPT, "")] * len(self._rows)
         first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
-        window = Window.ahead(Coming(mx.ones(first.shape, mx.int32), 1, first), known, width)
+        window = Window.ahead(Coming(first[:, None]), known, width)
         waiting = self._start(window.inputs, window)
         left = list(range(1, len(self._rows)))
-        coming = window.coming(waiting.tokens).of(left)
+        coming = Coming(waiting.tokens, window.drafted, left)
         kv.keep_rows(self._caches, left, self._held)
         self._copied = True
         self._rows, self._held = self._rows[1:], self._held[1:]

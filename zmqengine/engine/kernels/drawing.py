@@ -11,11 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kernels.kernel_text import kernel_text
-from zmqengine.engine.kv.resident import resident
+from zmqengine.engine.kernels.resident import WORDS, resident
 
 _THREADS = 1024
-# Tokens stay in a buffer of a size that nothing else of the host's has, as `kv.resident` explains.
-_WORDS = 12_288
 _TOLD_EACH = 2
 _TOLD_MIN = 16
 _NOT_FINITE = 1 << 31
@@ -35,10 +33,12 @@ class Drawn(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Tokens [rows] on the device, and what tells the host of them: see `read`."""
+    """Tokens [rows] on the device, and what tells the host of them: see `read`. `drawn` [rows of the plan] are as many
+    more as were drawn before, for each row."""
 
     tokens: mx.array
     told: tuple[mx.array, ...]
+    drawn: mx.array | None
 
 
 def columns(rows: Sequence[Drawn]) -> mx.array:
@@ -55,36 +55,42 @@ def columns(rows: Sequence[Drawn]) -> mx.array:
 
 
 _COLUMNS = 7
-_PLACE = 2
 
 
-def further(plan: mx.array, counts: mx.array) -> mx.array:
-    """A plan made by `columns` once each of its rows has drawn `counts` [rows] more numbers, which the host need not
-    know yet."""
-    by_row = plan.reshape(-1, _COLUMNS)
-    by_row = by_row + counts[:, None].astype(mx.int32) * _is_place()
-    return by_row.reshape(-1)
-
-
-@cache
-def _is_place() -> mx.array:
-    return mx.arange(_COLUMNS) == _PLACE
-
-
-def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Chosen:
+def choose(
+    logits: mx.array,
+    plan: mx.array,
+    drawn: int,
+    width: int = 1,
+    since: mx.array | None = None,
+    kept: mx.array | None = None,
+) -> Chosen:
     """A token for each of `logits` [rows * width, vocab], `width` one after the other for each row of a plan made by
-    `columns`, since when each has drawn so many."""
+    `columns`, since when each has drawn so many; and beyond that as many as `since` and `kept` [rows] say, which the
+    host need not know yet."""
     count = logits.shape[0]
+    rows = count // width
     pairs = max(_TOLD_MIN, 1 << (-(-count // _TOLD_EACH) - 1).bit_length())
-    tokens, *told = _kernel(pairs)(
-        inputs=[logits, plan, mx.array([drawn, width])],
+    tokens, further, *told = _kernel(pairs)(
+        inputs=[
+            logits,
+            plan,
+            mx.array([drawn, width]),
+            _none() if since is None else since,
+            _none() if kept is None else kept,
+        ],
         template=[("T", logits.dtype), ("COLUMNS", _COLUMNS)],
         grid=(count * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(max(_WORDS, count),)] + [(_TOLD_EACH,)] * pairs,
-        output_dtypes=[mx.uint32] * (1 + pairs),
+        output_shapes=[(max(WORDS, count),)] * 2 + [(_TOLD_EACH,)] * pairs,
+        output_dtypes=[mx.uint32, mx.int32] + [mx.uint32] * pairs,
     )
-    return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]))
+    return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]), further[:rows])
+
+
+@cache
+def _none() -> mx.array:
+    return resident(mx.zeros((WORDS - 1,), dtype=mx.int32))
 
 
 def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
@@ -111,7 +117,7 @@ def _kernel(pairs: int) -> Any:
     )
     return mx.fast.cuda_kernel(
         name=f"draw_tokens_{pairs}",
-        input_names=["logits", "columns", "place"],
-        output_names=["tokens", *names],
+        input_names=["logits", "columns", "place", "since", "kept"],
+        output_names=["tokens", "further", *names],
         source=tell + kernel_text("draw.cu"),
     )

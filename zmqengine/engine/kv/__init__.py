@@ -7,7 +7,6 @@ parts.py    short rows that leave a batch together
 plain.py    the same for plain caches, all layers together
 ragged.py   a batch whose rows go back by unlike numbers of tokens
 gathered.py  copies of some rows, or of columns in another order
-resident.py  small arrays that every layer reads, kept on the device
 spans.py    which columns each row sees, where no mask is needed
 reading.py  reading prompt tokens into either
 shape.py    what caches of a model take in bytes, from real ones
@@ -18,7 +17,6 @@ from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.parts import Part, parts_of
 from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
-from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.rows import (
     all_finite,
     arrays,
@@ -59,6 +57,5 @@ __all__ = [
     "parts_of",
     "read_alone",
     "read_together",
-    "resident",
     "start",
 ]

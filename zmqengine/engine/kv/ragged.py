@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.backend import on_gpu
+from zmqengine.engine.backend import on_cuda, on_gpu
+from zmqengine.engine.kernels.resident import resident
+from zmqengine.engine.kernels.windows import standing_after
 from zmqengine.engine.kv.gathered import columns_in_order, rows_of
-from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
 from zmqengine.engine.row import Caches
@@ -55,12 +56,10 @@ class Gaps:
             self._marks = self._visible = None
         self._pending_stop = None
 
-    def hide_pending(self, stop: int, pending: Pending) -> None:
-        """The last columns before `stop` are of a window on its way. What a row does not keep of them is not used, and
-        the host is not waited for to say so; it does with `hide`."""
-        marks = self.marks(stop)
-        marks[:, stop - pending.width : stop] = _not_kept(pending)
-        self._pending_stop, self._visible = stop, None
+    def hide_pending(self, stop: int, marks: mx.array) -> None:
+        """The last columns before `stop` are of a window on its way. What a row does not keep of them is not used, as
+        `marks` say; the host is not waited for, it says so with `hide`."""
+        self._marks, self._pending_stop, self._visible = marks, stop, None
 
     def visible(self, columns: int) -> mx.array:
         """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
@@ -222,12 +221,12 @@ def make_room(
         closes = is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX)
         if closes:
             close_gaps(caches, held)
-    if pending is not None:
-        _stand_after(caches, held, pending)
+    after = None if pending is None else _stand_after(caches, held, pending, columns)
     ragged = [cache for cache in caches if type(cache) is RaggedKVCache and cache.keys is not None]
     if ragged:
         first = ragged[0]
-        after, is_level = resident(first.offset + columns), first.gaps is None and min(held) == first._idx
+        after = resident(first.offset + columns) if after is None else after
+        is_level = first.gaps is None and min(held) == first._idx
         for place, cache in enumerate(ragged):
             cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
             cache.begins = idle and place % _BEGIN_LAYERS == 1
@@ -244,15 +243,24 @@ def standing(caches: Caches, columns: int) -> list[mx.array]:
     return [first.offset, *after, *hidden]
 
 
-def _stand_after(caches: Caches, held: Sequence[int], pending: Pending) -> None:
-    """New columns are to follow what rows keep of a window on its way, whose columns are the last."""
+def _stand_after(caches: Caches, held: Sequence[int], pending: Pending, columns: int) -> mx.array:
+    """New columns are to follow what rows keep of a window on its way, whose columns are the last. Returns where rows
+    stand after them."""
     first = caches[0]
     gaps = first.gaps or Gaps(np.zeros((len(held), first.keys.shape[2]), np.bool_))
-    gaps.hide_pending(first._idx, pending)
-    offset = resident(first.offset - pending.width + pending.kept)
+    stop, width = first._idx, pending.width
+    marks = gaps.marks(stop + columns)
+    if on_cuda():
+        offset, after, marks = standing_after(first.offset, pending.kept, marks, stop, width, columns)
+    else:
+        offset = first.offset - width + pending.kept
+        after = offset + columns
+        marks[:, stop - width : stop] = _not_kept(pending)
+    gaps.hide_pending(stop, marks)
     for cache in caches:
         cache.offset = offset
         cache.gaps = gaps
+    return after
 
 
 def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:

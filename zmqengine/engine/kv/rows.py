@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from zmqengine.engine.kernels.resident import resident
 from zmqengine.engine.kv.ragged import RaggedKVCache
-from zmqengine.engine.kv.resident import resident
 from zmqengine.engine.mlx_lm_border import KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 

@@ -14,7 +14,8 @@ import mlx.core as mx
 
 from zmqengine.engine.backend import on_cuda
 
-_WORDS = 12_288
+WORDS = 12_288
+"""That size, in numbers of 4 bytes."""
 
 
 def resident(values: Sequence[int] | mx.array) -> mx.array:
@@ -23,7 +24,7 @@ def resident(values: Sequence[int] | mx.array) -> mx.array:
     if not _on_cuda():
         return array
     count = array.shape[0]
-    return mx.concatenate([array, _rest()[count:]])[:count] if count < _WORDS else array
+    return mx.concatenate([array, _rest()[count:]])[:count] if count < WORDS else array
 
 
 _on_cuda = cache(on_cuda)
@@ -31,4 +32,4 @@ _on_cuda = cache(on_cuda)
 
 @cache
 def _rest() -> mx.array:
-    return mx.zeros((_WORDS,), dtype=mx.int32)
+    return mx.zeros((WORDS,), dtype=mx.int32)
