@@ -42,6 +42,7 @@ MLX_FILES = {
     "zmqengine/engine/backend.py",
     "zmqengine/engine/decode.py",
     "zmqengine/engine/device/attention.py",
+    "zmqengine/engine/device/attending.py",
     "zmqengine/engine/device/fused.py",
     "zmqengine/engine/kernels/between_products.py",
     "zmqengine/engine/kernels/windows.py",

@@ -18,7 +18,7 @@ from zmqengine.engine.backend import on_cuda, on_hopper
 from zmqengine.engine.device import attention, plain, quantised
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kernels import between_products, drawing, plain_products
-from zmqengine.engine.kernels.between_products import HeadNorms, Rotation
+from zmqengine.engine.kernels.between_products import HeadNorms, Heads, Rotation
 from zmqengine.engine.kernels.windows import standing_after
 from zmqengine.engine.random_bits import seed_key, uniform
 from zmqengine.engine.row import Row
@@ -194,14 +194,22 @@ def test_heads_are_turned_by_their_places(
     rotation = Rotation(dims, False, None if with_freqs else 500_000.0, 0.5, freqs)
     weights = mx.random.uniform(0.5, 2.0, (2, dim)).astype(dtype)
     norms = HeadNorms(weights[0], weights[1], 1e-6) if with_norms else None
-    shapes = (rows, heads, width, dim), (rows, key_heads, width, dim)
     offset = mx.array([(row * 3001) % 20_000 for row in range(rows)], dtype=mx.int32)
-    given = product, offset, shapes, dtype, rotation, norms
-    for got, wanted in zip(
-        between_products.turned_heads(*given), plain_arithmetic.turned_heads(*given), strict=True
-    ):
-        assert got.shape == wanted.shape
-        assert error(got, wanted) < (0.005 if dtype == mx.bfloat16 or parts else 1e-4)
+    layer = Heads(heads, key_heads, dim, dtype, rotation, norms)
+    wanted = plain_arithmetic.turned(layer, product, offset, width)
+    exact = 0.005 if dtype == mx.bfloat16 or parts else 1e-4
+    for got, other in zip(layer.turned(product, offset, width), wanted, strict=True):
+        assert got.shape == other.shape
+        assert error(got, other) < exact
+    keys, values = (mx.random.normal((rows, key_heads, 40, dim)).astype(dtype)[:, :, 3:] for _ in range(2))
+    before = [np.array(one.astype(mx.float32)) for one in (keys, values)]
+    queries = layer.turned_into(product, offset, width, keys, values, mx.array([20]))
+    assert error(queries, wanted[0]) < exact
+    for array, old, new in zip((keys, values), before, wanted[1:], strict=True):
+        assert error(array[:, :, 20 - width : 20], new) < exact
+        untouched = np.array(array.astype(mx.float32))
+        untouched[:, :, 20 - width : 20] = old[:, :, 20 - width : 20]
+        assert np.array_equal(untouched, old)
 
 
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper")

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
+from typing import Any
 
-from zmqengine.engine.kernels.between_products import HeadNorms, Rotation
+import mlx.core as mx
+import pytest
+
+from zmqengine.engine import kv
+from zmqengine.engine.device import attention
+from zmqengine.engine.kernels import between_products
+from zmqengine.engine.kernels.between_products import Heads
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use these in place of the kernels of a layer."""
+    monkeypatch.setattr(between_products, "add_and_norm", add_and_norm)
+    monkeypatch.setattr(Heads, "turned", turned)
+    monkeypatch.setattr(Heads, "turned_into", turned_into)
+    monkeypatch.setattr(attention, "ragged_attention", ragged_attention)
 
 
 def add_and_norm(
@@ -15,27 +29,49 @@ def add_and_norm(
     return total, mx.fast.rms_norm(total, weight, eps)
 
 
-def turned_heads(
+def turned(
+    heads: Heads, product: mx.array, offset: mx.array, width: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """As `Heads.turned`."""
+    by_token = _whole(product, heads.dtype).reshape(offset.shape[0], width, -1, heads.dim)
+    ends = [heads.count, heads.count + heads.key_count]
+    queries, keys, values = mx.split(by_token.transpose(0, 2, 1, 3), ends, axis=1)
+    if heads.norms is not None:
+        queries = mx.fast.rms_norm(queries, heads.norms.queries, heads.norms.eps)
+        keys = mx.fast.rms_norm(keys, heads.norms.keys, heads.norms.eps)
+    return _rope(queries, offset, heads), _rope(keys, offset, heads), values
+
+
+def turned_into(
+    heads: Heads,
     product: mx.array,
     offset: mx.array,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    dtype: mx.Dtype,
-    rotation: Rotation,
-    norms: HeadNorms | None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """As `between_products.turned_heads`."""
-    (rows, heads, width, dim), (_, key_heads, *_) = shapes
-    by_head = _whole(product, dtype).reshape(rows, width, -1, dim).transpose(0, 2, 1, 3)
-    queries, keys, values = mx.split(by_head, [heads, heads + key_heads], axis=1)
-    if norms is not None:
-        queries = mx.fast.rms_norm(queries, norms.queries, norms.eps)
-        keys = mx.fast.rms_norm(keys, norms.keys, norms.eps)
-    return _turned(queries, offset, rotation), _turned(keys, offset, rotation), values
+    width: int,
+    keys: mx.array,
+    values: mx.array,
+    stop: mx.array,
+) -> mx.array:
+    """As `Heads.turned_into`, for arrays that only a cache has."""
+    queries, new_keys, new_values = turned(heads, product, offset, width)
+    last: Any = stop.item()
+    keys[..., last - width : last, :] = new_keys
+    values[..., last - width : last, :] = new_values
+    return queries
 
 
-def _turned(heads: mx.array, offset: mx.array, rotation: Rotation) -> mx.array:
+def ragged_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, spans: kv.Spans, scale: float
+) -> mx.array:
+    """As `attention.ragged_attention`."""
+    seen: Any = (keys[..., : spans.columns, :], values[..., : spans.columns, :])
+    result: mx.array = mx.fast.scaled_dot_product_attention(queries, *seen, scale=scale, mask=spans.as_mask())
+    return result
+
+
+def _rope(inputs: mx.array, offset: mx.array, heads: Heads) -> mx.array:
+    rotation = heads.rotation
     return mx.fast.rope(
-        heads,
+        inputs,
         rotation.dims,
         traditional=rotation.traditional,
         base=rotation.base,

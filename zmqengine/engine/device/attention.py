@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import kv
+from zmqengine.engine.kernels.between_products import Heads
 from zmqengine.engine.kernels.kernel_text import kernel_text
 from zmqengine.engine.kernels.resident import resident
 from zmqengine.engine.mlx_lm_border import create_attention_mask, scaled_dot_product_attention
@@ -30,6 +31,9 @@ _MASK_NAME = "create_attention_mask"
 
 WIDTH_MAX = 8
 """The most tokens of a row that the kernel takes at once; more are a prompt."""
+
+DIM_MAX = 256
+"""The most dimensions of a head that it takes."""
 
 # Products of a prompt's attention that may be made without cuDNN in each layer, and those that are made at once. More
 # of them take longer than a plan.
@@ -113,6 +117,34 @@ def attend_cached(
         return ragged_attention(queries, cache.keys, cache.values, mask, scale)
     keys, values = cache.update_and_fetch(keys, values)
     return function(queries, keys, values, cache=cache, scale=scale, mask=mask)
+
+
+def attend_turned(
+    function: Callable[..., mx.array],
+    product: mx.array,
+    heads: Heads,
+    width: int,
+    cache: Any,
+    scale: float,
+    mask: Any,
+) -> mx.array:
+    """The same from the product that has queries, keys and values of `heads`, of so many tokens a row.
+
+    Once the arrays of a cache are its own, keys and values are written into them in place: for MLX each step makes new
+    ones, which takes a call each, and a copy of all there is as long as the step before has not let go of them. Nothing
+    but the coming steps reads the columns that are written, and none is started before the one before it was: what they
+    read is what it gives.
+    """
+    if function is attend and isinstance(mask, kv.Spans) and cache.can_write_here(width, heads.dtype):
+        offset = cache.offset
+        queries = heads.turned_into(product, offset, width, cache.keys, cache.values, mask.stop)
+        begins = cache.advance(width)
+        attended = ragged_attention(queries, cache.keys, cache.values, mask, scale)
+        if begins:
+            kv.start(attended)
+        return attended
+    queries, keys, values = heads.turned(product, cache.offset, width)
+    return attend_cached(function, queries, keys, values, cache, scale, mask)
 
 
 def attend(
@@ -257,7 +289,7 @@ def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     alike = queries.dtype == keys.dtype == values.dtype and queries.dtype in (
         mx.bfloat16, mx.float16, mx.float32,
     )  # fmt: skip
-    return alike and dim == values.shape[3] and dim % 32 == 0 and dim <= 256
+    return alike and dim == values.shape[3] and dim % 32 == 0 and dim <= DIM_MAX
 
 
 @cache

@@ -18,10 +18,12 @@ from mlx.nn.layers.activations import silu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.normalization import RMSNorm
 
+from zmqengine.engine.device import attention
+from zmqengine.engine.device.attending import Attends, until_it_attends
 from zmqengine.engine.device.plain import in_parts
 from zmqengine.engine.device.projections import Member
 from zmqengine.engine.kernels import between_products
-from zmqengine.engine.kernels.between_products import HeadNorms, Rotation
+from zmqengine.engine.kernels.between_products import HeadNorms, Heads, Rotation
 
 _MEMBERS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 _HEADS = ("q_proj", "k_proj", "v_proj")
@@ -33,39 +35,28 @@ Told = list[tuple[mx.array, Rotation, Any]]
 
 
 class Fused:
-    """A layer of this kind."""
+    """A layer of this kind. Of its product for queries, keys and values come its `heads`; scores are scaled by
+    `scale`."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, heads: Heads, scale: float) -> None:
         self._layer = layer
-
-    def heads(
-        self,
-        normed: mx.array,
-        own: tuple[mx.array, mx.array, mx.array],
-        told: Told,
-        offset: mx.array,
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries, keys and values of a step, of its `normed` inputs [rows, width, dim]; from what the layer's `own`
-        code makes, which is not computed, comes how they are to look. Raises TypeError if they are of another kind."""
-        queries, keys, _ = own
-        rotation = _rotation(own, told, offset)
-        product = in_parts(_side_by_side(normed), _whole(self._layer.self_attn, _HEADS))
-        shapes = tuple(queries.shape), tuple(keys.shape)
-        return between_products.turned_heads(
-            product, offset, shapes, normed.dtype, rotation, self._head_norms(queries.shape[3])
-        )
+        self.heads = heads
+        self.scale = scale
 
     def begin(self, hidden: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
-        """The inputs of this layer, and those normed: from what goes on in the one before, and the product that is yet
-        to be `added` to it, as `in_parts` gives it."""
+        """The inputs of this layer [rows, width, dim], from what goes on in the one before, and the product that is yet
+        to be `added` to it, if any is; and its product for queries, keys and values. Products are as `in_parts` gives
+        them."""
         norm = self._layer.input_layernorm
         if added is None:
-            return hidden, norm(hidden)
-        return between_products.add_and_norm(hidden, added, norm.weight, norm.eps)
+            normed = norm(hidden)
+        else:
+            hidden, normed = between_products.add_and_norm(hidden, added, norm.weight, norm.eps)
+        return hidden, in_parts(_side_by_side(normed), _whole(self._layer.self_attn, _HEADS))
 
     def rest(self, inputs: mx.array, attended: mx.array) -> tuple[mx.array, mx.array]:
-        """From what came into the layer [rows, width, dim] and what it has attended to: what goes on, but for the last
-        product, and that product as `in_parts` gives it."""
+        """From what came into the layer and what it has attended to, [rows, heads, width, dim]: what goes on, but for
+        the last product, and that."""
         hidden, normed = self._after_attention(inputs, attended)
         mlp = self._layer.mlp
         gate, up = mx.split(_whole(mlp, ("gate_proj", "up_proj"))(_side_by_side(normed)), 2, axis=-1)
@@ -84,33 +75,26 @@ class Fused:
         added = in_parts(by_token, self._layer.self_attn.o_proj)
         return between_products.add_and_norm(inputs, added, norm.weight, norm.eps)
 
-    def _head_norms(self, dim: int) -> HeadNorms | None:
-        norms = [self._layer.self_attn[name] for name in _HEAD_NORMS if name in self._layer.self_attn]
-        if not norms:
-            return None
-        if any(norm.weight.shape != (dim,) or norm.eps != norms[0].eps for norm in norms):
-            raise TypeError("a layer that norms its heads in a way of its own")
-        return HeadNorms(norms[0].weight, norms[1].weight, norms[0].eps)
-
 
 def fused(layer: Module) -> Fused | None:
     """`layer` in this way; None if it is of another kind."""
     is_known = set(layer.children()) == set(_MEMBERS) and all(  # type: ignore[no-untyped-call]
         check(layer) for check in (_attends_as_usual, _has_usual_mlp, _has_usual_norms)
     )
-    return Fused(layer) if is_known else None
+    return _with_heads(layer) if is_known else None
 
 
 def _attends_as_usual(layer: Any) -> bool:
-    attention = layer.self_attn
-    members = set(attention.children())
-    norms = [attention[name] for name in _HEAD_NORMS if name in members]
+    members = layer.self_attn
+    names = set(members.children())
+    norms = [members[name] for name in _HEAD_NORMS if name in names]
     return (
-        members - set(_HEAD_NORMS) == {*_HEADS, "o_proj", "rope"}
+        names - set(_HEAD_NORMS) == {*_HEADS, "o_proj", "rope"}
+        and len({norm.eps for norm in norms}) <= 1
         and len(norms) in (0, 2)
         and all(type(norm) is RMSNorm for norm in norms)
-        and all(type(attention[name]) is Member for name in _HEADS)
-        and "bias" not in attention.o_proj
+        and all(type(members[name]) is Member for name in _HEADS)
+        and "bias" not in members.o_proj
     )
 
 
@@ -128,9 +112,34 @@ def _has_usual_norms(layer: Any) -> bool:
     return all(type(norm) is RMSNorm and norm.weight.size % _FOUR == 0 for norm in norms)
 
 
+def _with_heads(layer: Any) -> Fused | None:
+    """Such a layer, with heads as its own code makes them, if it does so in the usual way; nothing is computed."""
+    weight = layer.input_layernorm.weight
+    offset = mx.zeros((1,), mx.int32)
+    inputs = mx.zeros((1, 1, weight.size), weight.dtype)
+    try:
+        with _rotations() as told:
+            attends = until_it_attends(
+                lambda inputs, mask, cache: layer(inputs, mask, cache=cache),
+                attention.attending_modules(layer),
+                inputs,
+                offset,
+            )
+    except TypeError:
+        return None
+    rotation = _rotation(attends, told, offset)
+    (_, count, _, dim), (_, key_count, *_) = attends.queries.shape, attends.keys.shape
+    norms = [layer.self_attn[name] for name in _HEAD_NORMS if name in layer.self_attn]
+    if rotation is None or any(norm.weight.shape != (dim,) for norm in norms):
+        return None
+    head_norms = HeadNorms(norms[0].weight, norms[1].weight, norms[0].eps) if norms else None
+    heads = Heads(count, key_count, dim, weight.dtype, rotation, head_norms)
+    return Fused(layer, heads, attends.scale)
+
+
 @contextmanager
-def rotations() -> Iterator[Told]:
-    """What layers turn meanwhile."""
+def _rotations() -> Iterator[Told]:
+    """What is turned meanwhile."""
     told: Told = []
     rope = mx.fast.rope
 
@@ -158,18 +167,15 @@ def rotations() -> Iterator[Told]:
         mx.fast.rope = rope
 
 
-def _rotation(own: Sequence[mx.array], told: Told, offset: mx.array) -> Rotation:
-    """How queries and keys are turned, both alike."""
-    queries, keys, values = own
-    if len(told) != 2 or told[0][0] is not queries or told[1][0] is not keys:
-        raise TypeError("a layer that turns its heads in a way of its own")
+def _rotation(attends: Attends, told: Told, offset: mx.array) -> Rotation | None:
+    """How queries and keys are turned, if both are alike and in the way of the kernel."""
+    if len(told) != 2 or told[0][0] is not attends.queries or told[1][0] is not attends.keys:
+        return None
     (_, one, at), (_, other, other_at) = told
     same = one[:4] == other[:4] and one.freqs is other.freqs and at is offset and other_at is offset
-    dim, paired = queries.shape[3], between_products.PAIRED
-    fits = not (one.traditional or one.dims % paired or dim % paired or values.shape != keys.shape)
-    if not same or not fits:
-        raise TypeError("heads that are turned in a way of their own")
-    return one
+    dim, paired = attends.queries.shape[3], between_products.PAIRED
+    fits = not (one.traditional or one.dims % paired or dim % paired or dim > attention.DIM_MAX)
+    return one if same and fits and attends.values.shape == attends.keys.shape else None
 
 
 def _whole(module: Any, names: Sequence[str]) -> Any:

@@ -12,11 +12,9 @@ tokens is often new, would have to wait for it in every layer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache as once
 from functools import partial
-from types import ModuleType
 from typing import Any, cast
 
 import mlx.core as mx
@@ -24,9 +22,11 @@ from mlx.nn.layers.base import Module
 
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention
-from zmqengine.engine.device.fused import Fused, fused, rotations
+from zmqengine.engine.device.attending import KeyValues, attending, until_it_attends
+from zmqengine.engine.device.fused import Fused, fused
 from zmqengine.engine.device.likeness import Slots, filled, taken_apart
 from zmqengine.engine.device.plain import turn_back, turn_weights
+from zmqengine.engine.kernels.between_products import Heads
 from zmqengine.engine.mlx_lm_border import KVCache
 
 WIDTH_MAX = 8
@@ -38,24 +38,6 @@ _SHAPES_MAX = 512
 
 Kind = tuple[int, mx.Dtype]
 Traced = Callable[..., Sequence[mx.array]]
-
-
-class _Attends(Exception):
-    """A layer that is traced has come to its attention: there is no more to trace."""
-
-
-class _KeyValues:
-    """What a layer is given for a cache while it is traced."""
-
-    def __init__(self, offset: mx.array) -> None:
-        self.offset = offset
-        self.written: tuple[mx.array, mx.array] | None = None
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        if self.written is not None:
-            raise TypeError("a layer that writes keys twice")
-        self.written = keys, values
-        return self.written
 
 
 class _Traces:
@@ -71,7 +53,7 @@ class _Traces:
         # By the shape of their inputs: what MLX compiles looks for the right one of its own traces one by one.
         self._firsts: dict[tuple[int, ...], Traced] = {}
         self._seconds: dict[tuple[tuple[int, ...], _Traces | None], Traced] = {}
-        self.scale = 0.0
+        self.scale = 0.0 if fused is None else fused.scale
         # The width and type of inputs, once a layer was traced.
         self.kind: Kind | None = None
 
@@ -81,14 +63,14 @@ class _Traces:
         return self._fused is not None
 
     def first(self, shape: tuple[int, ...]) -> Traced:
-        """For inputs of this shape: queries, keys and values of such a layer, from its arrays, what comes into it, and
-        where rows stand."""
+        """For inputs of this shape: queries, keys and values of such a layer, or the product that has all of them, from
+        its arrays, what comes into it, and where rows stand."""
         if shape not in self._firsts:
             self._firsts[shape] = mx.compile(self._first)
         return self._firsts[shape]
 
     def second(self, shape: tuple[int, ...], following: _Traces | None) -> Traced:
-        """What it makes of that and of what it has attended to, and then queries, keys and values of the layer that is
+        """What it makes of that and of what it has attended to, and then the same as `first` of the layer that is
         `following`, if any is. From the arrays of both, what came into it, what it has attended to, and where rows
         stand."""
         key = shape, following
@@ -103,37 +85,14 @@ class _Traces:
     def _enter(
         self, arrays: list[mx.array], inputs: mx.array, added: mx.array | None, offset: mx.array
     ) -> tuple[mx.array, ...]:
-        """What comes into the layer, with what of the one before is yet to be `added`; and queries, keys and values."""
-        with filled(self._slots, arrays):
-            if self._fused is None:
-                return inputs, *self._until_it_attends(inputs, offset)
-            inputs, normed = self._fused.begin(inputs, added)
-            with rotations() as told:
-                own = self._until_it_attends(inputs, offset)
-            return inputs, *self._fused.heads(normed, own, told, offset)
-
-    def _until_it_attends(self, inputs: mx.array, offset: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        found: list[mx.array] = []
-        traced = _KeyValues(offset)
+        """What comes into the layer, with what of the one before is yet to be `added`; and what it attends with."""
         self.kind = inputs.shape[2], inputs.dtype
-
-        def stop(
-            queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, sinks: Any = None, **_: Any
-        ) -> mx.array:
-            written = traced.written or (None, None)
-            if sinks is not None or keys is not written[0] or values is not written[1]:
-                raise TypeError("a layer that attends in a way of its own")
-            self.scale = scale
-            found.append(queries)
-            raise _Attends
-
-        with _attending(self.modules, stop):
-            try:
-                self._call(self._layer, inputs, None, cache=traced)
-            except _Attends:
-                assert traced.written is not None
-                return found[0], *traced.written
-        raise TypeError("a layer that does not attend")
+        with filled(self._slots, arrays):
+            if self._fused is not None:
+                return self._fused.begin(inputs, added)
+            found = until_it_attends(self._run, self.modules, inputs, offset)
+            self.scale = found.scale
+            return inputs, found.queries, found.keys, found.values
 
     def _second(
         self,
@@ -156,22 +115,31 @@ class _Traces:
 
     def _from_attention_on(self, inputs: mx.array, attended: mx.array, offset: mx.array) -> mx.array:
         # What the layer makes before its attention is not used here, and so no part of the trace.
-        with _attending(self.modules, lambda *given, **options: attended):
-            return self._call(self._layer, inputs, None, cache=_KeyValues(offset))
+        with attending(self.modules, lambda *given, **options: attended):
+            output: mx.array = self._run(inputs, None, KeyValues(offset))
+            return output
+
+    def _run(self, inputs: mx.array, mask: None, cache: KeyValues) -> Any:
+        return self._call(self._layer, inputs, mask, cache=cache)
 
 
 class _Halves:
-    """One layer in two halves. With its second one comes the first one of the layer that is `following`, if any is."""
+    """One layer in two halves. With its second one comes the first one of the layer that is `following`, if any is.
+
+    Of one that is fused, `heads` are its own.
+    """
 
     def __init__(
         self,
         traces: _Traces,
         arrays: list[mx.array],
+        heads: Heads | None,
         following: _Halves | None,
         shapes: set[tuple[int, int]],
     ) -> None:
         self.traces = traces
         self._arrays = arrays
+        self._heads = heads
         self.following = following
         self._shapes = shapes
         # What the layer before has made of the coming step, and from what.
@@ -200,10 +168,17 @@ class _Halves:
         offset, traces = cache.offset, self.traces
         made_of, at = self._ready_from
         is_ready = made_of is inputs and at is offset
-        queries, keys, values = self._ready if is_ready else self._first(inputs, offset)
+        entered = self._ready if is_ready else self._first(inputs, offset)
         self._ready, self._ready_from = (), (None, None)
         attend = getattr(traces.modules[0], attention.NAME)
-        attended = attention.attend_cached(attend, queries, keys, values, cache, traces.scale, mask)
+        if self._heads is None:
+            queries, keys, values = entered
+            attended = attention.attend_cached(attend, queries, keys, values, cache, traces.scale, mask)
+        else:
+            (product,) = entered
+            attended = attention.attend_turned(
+                attend, product, self._heads, inputs.shape[1], cache, traces.scale, mask
+            )
         output, *ready = self._second(inputs, attended, offset)
         if self.following is not None:
             self.following._ready, self.following._ready_from = ready, (output, offset)
@@ -211,7 +186,10 @@ class _Halves:
 
     def trace(self, inputs: mx.array, offset: mx.array) -> None:
         """Be ready for steps of this shape. Nothing is computed."""
-        attended, _, _ = self._first(inputs, offset)
+        attended, *_ = self._first(inputs, offset)
+        if self._heads is not None:
+            shape, *_ = self._heads.shapes(inputs.shape[0], inputs.shape[1])
+            attended = mx.zeros(shape, inputs.dtype)
         self._second(inputs, attended, offset)
         self._shapes.add((inputs.shape[0], inputs.shape[1]))
 
@@ -243,9 +221,11 @@ def install(model: Any, *, fuses: bool = False) -> int:
             following = None
             continue
         likeness, slots = taken_apart(layer)
+        as_fused = fused(layer) if fuses else None
         if likeness not in known:
-            known[likeness] = _Traces(layer, slots, fused(layer) if fuses else None)
-        following = _Halves(known[likeness], [held[name] for held, name in slots], following, shapes)
+            known[likeness] = _Traces(layer, slots, as_fused)
+        arrays, heads = [held[name] for held, name in slots], None if as_fused is None else as_fused.heads
+        following = _Halves(known[likeness], arrays, heads, following, shapes)
         kind: Any = type(layer)
         layer.__class__ = _split(kind)
         layer._halves = following
@@ -296,15 +276,3 @@ def _split(kind: Any) -> Any:
 
     # Under the same names: others look for a layer's module by them.
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
-
-
-@contextmanager
-def _attending(modules: Sequence[ModuleType], function: Callable[..., mx.array]) -> Iterator[None]:
-    before = [getattr(module, attention.NAME) for module in modules]
-    for module in modules:
-        setattr(module, attention.NAME, function)
-    try:
-        yield
-    finally:
-        for module, known in zip(modules, before, strict=True):
-            setattr(module, attention.NAME, known)

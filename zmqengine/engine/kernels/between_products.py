@@ -19,6 +19,7 @@ _FOUR = 4
 _LANES = 32
 _THREADS_MAX = 1024
 _WARPS = 4
+_INPUTS = ["product", "offset", "freqs", "query_norm", "key_norm"]
 PAIRED = 2 * _LANES
 """Dimensions of a head, and those of them that are turned, are a multiple of it."""
 
@@ -66,35 +67,29 @@ def add_and_norm(
     return total, normed
 
 
-def turned_heads(
-    product: mx.array,
-    offset: mx.array,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    dtype: mx.Dtype,
-    rotation: Rotation,
-    norms: HeadNorms | None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries and keys and values of the `shapes` of the first two, [rows, heads, width, dim], of `dtype`.
+class Heads:
+    """Queries, keys and values of a layer, out of the product that makes all three: `count` heads of queries and
+    `key_count` of keys, all of `dim` numbers of this type; how they are turned, and normed before that, if they are."""
 
-    `product` is [rows * width, outputs] or [parts, rows * width, outputs] in float32, and a row stands at `offset`
-    [rows].
-    """
-    (rows, heads, width, dim), (_, key_heads, *_) = shapes
-    warps = rows * width * (heads + 2 * key_heads)
-    queries, keys, values = _turned_heads()(
-        # What is not used has to be something.
-        inputs=[
-            product,
-            offset,
-            offset if rotation.freqs is None else rotation.freqs,
-            *((offset, offset) if norms is None else (norms.queries, norms.keys)),
-        ],
-        template=[
+    def __init__(
+        self,
+        count: int,
+        key_count: int,
+        dim: int,
+        dtype: mx.Dtype,
+        rotation: Rotation,
+        norms: HeadNorms | None,
+    ) -> None:
+        self.count = count
+        self.key_count = key_count
+        self.dim = dim
+        self.dtype = dtype
+        self.rotation = rotation
+        self.norms = norms
+        self._template = [
             ("T", dtype),
-            ("P", product.dtype),
-            ("WHOLE", product.ndim == 2),
-            ("H", heads),
-            ("KH", key_heads),
+            ("H", count),
+            ("KH", key_count),
             ("D", dim),
             ("DIMS", rotation.dims),
             ("FREQS", rotation.freqs is not None),
@@ -103,13 +98,58 @@ def turned_heads(
             ("NORMS", norms is not None),
             ("EPS", _bits(0.0 if norms is None else norms.eps)),
             ("WARPS", _WARPS),
-        ],
-        grid=(-(-warps // _WARPS) * _WARPS * _LANES, 1, 1),
-        threadgroup=(_WARPS * _LANES, 1, 1),
-        output_shapes=[shapes[0], shapes[1], shapes[1]],
-        output_dtypes=[dtype] * 3,
-    )
-    return queries, keys, values
+        ]
+
+    def shapes(self, rows: int, width: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of queries, keys and values [rows, heads, width, dim]."""
+        keys = rows, self.key_count, width, self.dim
+        return (rows, self.count, width, self.dim), keys, keys
+
+    def turned(self, product: mx.array, offset: mx.array, width: int) -> tuple[mx.array, mx.array, mx.array]:
+        """All three, of a `product` [rows * width, outputs] or [parts, rows * width, outputs] in float32, for rows that
+        stand at `offset` [rows]."""
+        queries, keys, values = _turned_heads()(
+            inputs=[product, offset, *self._weights(offset)],
+            output_shapes=list(self.shapes(offset.shape[0], width)),
+            output_dtypes=[self.dtype] * 3,
+            **self._call(product, offset.shape[0], width),
+        )
+        return queries, keys, values
+
+    def turned_into(
+        self,
+        product: mx.array,
+        offset: mx.array,
+        width: int,
+        keys: mx.array,
+        values: mx.array,
+        stop: mx.array,
+    ) -> mx.array:
+        """Only the queries; the others are written into the columns of `keys` and `values` [rows, heads, columns, dim]
+        before `stop` [1]. MLX is told nothing of it: who reads those columns must come after who reads the queries."""
+        (queries,) = _turned_into()(
+            inputs=[product, offset, *self._weights(offset), keys, values, stop],
+            output_shapes=[self.shapes(offset.shape[0], width)[0]],
+            output_dtypes=[self.dtype],
+            **self._call(product, offset.shape[0], width),
+        )
+        return queries  # type: ignore[no-any-return]
+
+    def _weights(self, unused: mx.array) -> list[mx.array]:
+        """Frequencies and norms. What there is not has to be something."""
+        freqs, norms = self.rotation.freqs, self.norms
+        return [
+            unused if freqs is None else freqs,
+            *((unused, unused) if norms is None else (norms.queries, norms.keys)),
+        ]
+
+    def _call(self, product: mx.array, rows: int, width: int) -> dict[str, Any]:
+        warps = rows * width * (self.count + 2 * self.key_count)
+        return {
+            "template": [*self._template, ("P", product.dtype), ("WHOLE", product.ndim == 2)],
+            "grid": (-(-warps // _WARPS) * _WARPS * _LANES, 1, 1),
+            "threadgroup": (_WARPS * _LANES, 1, 1),
+        }
 
 
 def _bits(number: float) -> int:
@@ -132,7 +172,19 @@ def _add_and_norm() -> Any:
 def _turned_heads() -> Any:
     return mx.fast.cuda_kernel(
         name="rotary_heads",
-        input_names=["product", "offset", "freqs", "query_norm", "key_norm"],
+        input_names=_INPUTS,
         output_names=["queries", "keys", "values"],
-        source=kernel_text("rotary_heads.cu"),
+        source=kernel_text("rotary_heads.cu", "rotary_heads_whole.cu"),
+    )
+
+
+@cache
+def _turned_into() -> Any:
+    return mx.fast.cuda_kernel(
+        name="rotary_heads_into",
+        input_names=[*_INPUTS, "keys", "values", "stop"],
+        output_names=["queries"],
+        source=kernel_text("rotary_heads.cu", "rotary_heads_into.cu"),
+        # Caches may be wider than what is used of them.
+        ensure_row_contiguous=False,
     )

@@ -44,8 +44,8 @@
       numbers[i + PAIRS] = low * sine + high * cosine;
     }
   }
-  const int own = head < H ? head : head < H + KH ? head - H : head - H - KH;
-  T* to = (head < H ? queries : head < H + KH ? keys : values) +
-      (((long long)row * (head < H ? H : KH) + own) * width + token % width) * D + lane;
-#pragma unroll
-  for (int i = 0; i < EACH; i++) to[i * 32] = static_cast<T>(numbers[i]);
+  const int own = head < H ? head : head < H + KH ? head - H : head - H - KH, ahead = token % width;
+  T* to;
+  if (head < H) {
+    to = queries + (((long long)row * H + own) * width + ahead) * D;
+  } else {

@@ -107,6 +107,9 @@ class RaggedKVCache(BatchKVCache):
     is_level = False
     # Whether the device is to begin with the step as far as this layer, while the host goes on with the next ones.
     begins = False
+    values: Any
+    # Whether `keys` and `values` are arrays that only this cache has.
+    _are_own = False
 
     @classmethod
     def of(
@@ -161,14 +164,40 @@ class RaggedKVCache(BatchKVCache):
         if after is None or self.keys is None or stop > self.keys.shape[2]:
             super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
             self.offset = self.offset if after is None else after
+            self._are_own = True
             return
         self._idx = stop
         self.keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
         # One array for all layers: to add to one in each is a call a layer.
         self.offset = after
+        self._are_own = True
         if begins:
-            mx.async_eval(self.keys)
+            mx.async_eval(self.keys)  # type: ignore[no-untyped-call]
+
+    @property
+    def keys(self) -> Any:
+        """Keys [rows, heads, columns, width] and room for more columns."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: mx.array | None) -> None:
+        self._keys, self._are_own = keys, False
+
+    def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
+        """Whether so many new columns may be written in place, without MLX being told: nobody else has the arrays, as
+        each came out of a write."""
+        keys = self.keys
+        has_room = keys is not None and keys.dtype == dtype and self._idx + count <= keys.shape[2]
+        return bool(has_room and self._are_own and self.offset_after is not None)
+
+    def advance(self, count: int) -> bool:
+        """So many columns are written in place. Returns whether the device is to begin with them."""
+        assert self.offset_after is not None
+        self._idx += count
+        self.offset, self.offset_after, self.is_level = self.offset_after, None, False
+        begins, self.begins = self.begins, False
+        return begins
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
