@@ -7,6 +7,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.activations import silu
 from mlx.nn.layers.containers import Sequential
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
@@ -103,6 +104,12 @@ def test_quantised_weights_are_multiplied_for_few_rows(dtype, bits, group, rows)
     assert error(quantised.few_rows(inputs, layer), wanted) < 0.01
 
 
+def halves(outputs: mx.array) -> mx.array:
+    """Of a gated layer."""
+    gate, up = mx.split(outputs, 2, axis=-1)
+    return silu(gate) * up
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("outputs", [1000, 6001, 9000])
 @pytest.mark.parametrize("bias", [False, True])
@@ -120,12 +127,16 @@ def test_plain_weights_are_multiplied_for_few_rows(dtype, outputs, bias):
     for rows in (1, 2, 5, 8, 9, 16, 17, 32, 33):
         assert mx.array_equal(plain.few_rows(inputs[:rows], layer), whole[:rows]), rows
     assert mx.array_equal(plain.few_rows(inputs[:30].reshape(6, 5, -1), layer).reshape(30, 1, -1), whole[:30])
+    if not bias and outputs % 2 == 0:
+        for rows in (5, 30, 40):
+            got = plain_products.few_rows(inputs[:rows, 0], layer.weight, gated=True)
+            assert error(got, halves(whole[:rows, 0])) < 0.005
 
 
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize(
-    ("inputs", "outputs"), [(64, 1000), (1088, 1000), (1088, 6004), (4096, 1024), (1088, 20_000)]
+    ("inputs", "outputs"), [(64, 1000), (1088, 1000), (1088, 6008), (4096, 1024), (1088, 20_000)]
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_plain_weights_are_multiplied_for_many_rows(dtype, inputs, outputs, bias):
@@ -149,6 +160,11 @@ def test_plain_weights_are_multiplied_for_many_rows(dtype, inputs, outputs, bias
         assert parts.dtype == mx.float32
         parts = parts.sum(axis=0)
     assert error(parts + layer.bias if bias else parts, wanted[:150, 0]) < 0.01
+    if not bias:
+        for some in (70, 150, 256):
+            got = plain_products.many_rows_gated(rows[:some, 0], layer.weight)
+            assert got is None or error(got, halves(whole[:some, 0])) < 0.005
+        assert got is not None or outputs < 6008
 
 
 def in_parts(product: mx.array, parts: int) -> mx.array:

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.activations import silu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.normalization import RMSNorm
 
 from zmqengine.engine.device import attention
 from zmqengine.engine.device.attending import Attends, until_it_attends
-from zmqengine.engine.device.plain import in_parts
+from zmqengine.engine.device.plain import gated, in_parts
 from zmqengine.engine.device.projections import Member
 from zmqengine.engine.kernels import between_products
 from zmqengine.engine.kernels.between_products import HeadNorms, Heads, Rotation
@@ -59,8 +58,8 @@ class Fused:
         the last product, and that."""
         hidden, normed = self._after_attention(inputs, attended)
         mlp = self._layer.mlp
-        gate, up = mx.split(_whole(mlp, ("gate_proj", "up_proj"))(_side_by_side(normed)), 2, axis=-1)
-        return hidden, in_parts(silu(gate) * up, mlp.down_proj)
+        inner = gated(_side_by_side(normed), _whole(mlp, ("gate_proj", "up_proj")))
+        return hidden, in_parts(inner, mlp.down_proj)
 
     def end(self, inputs: mx.array, attended: mx.array) -> mx.array:
         """All that goes on."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.activations import silu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -86,11 +87,30 @@ def many_rows(inputs: mx.array, layer: Any) -> mx.array:
 def in_parts(inputs: mx.array, layer: Any) -> mx.array:
     """The output of any linear layer for `inputs` [rows, inputs]: [rows, outputs]; or where that is less work in parts
     that are yet to be added, [parts, rows, outputs] in float32."""
-    is_plain = type(layer) is MeasuredLinear and "bias" not in layer and inputs.dtype == layer.weight.dtype
-    if is_plain and layer.table.way(inputs.shape[0]) is many_rows:
+    if _way(inputs, layer) is many_rows:
         return plain_products.parts_of_many_rows(inputs, layer.weight)
     output: mx.array = layer(inputs)
     return output
+
+
+def gated(inputs: mx.array, layer: Any) -> mx.array:
+    """Of the outputs of any linear layer for `inputs` [rows, inputs] silu of the first half times the other half:
+    [rows, outputs / 2]."""
+    way, found = _way(inputs, layer), None
+    if way is few_rows and layer.weight.shape[0] % 2 == 0:
+        found = plain_products.few_rows(inputs, layer.weight, gated=True)
+    elif way is many_rows:
+        found = plain_products.many_rows_gated(inputs, layer.weight)
+    if found is None:
+        gate, up = mx.split(layer(inputs), 2, axis=-1)
+        found = silu(gate) * up
+    return found
+
+
+def _way(inputs: mx.array, layer: Any) -> Product | None:
+    """By which of `WAYS` such a product is made; None if that is not all there is to it."""
+    is_plain = type(layer) is MeasuredLinear and "bias" not in layer and inputs.dtype == layer.weight.dtype
+    return layer.table.way(inputs.shape[0]) if is_plain else None
 
 
 def _by_kernel(kernel: Callable[[mx.array, mx.array], mx.array], inputs: mx.array, layer: Any) -> mx.array:

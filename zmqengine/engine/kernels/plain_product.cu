@@ -3,15 +3,17 @@
 // x ahead into a ring of STAGES parts in shared memory, and waits for nobody until the end. It multiplies 16 weights'
 // rows by 8 rows of x at a time. Which k stands where in a product is free as long as both sides agree: a lane takes 16
 // bytes of each side. Every other row has its halves the other way round, so that lanes read from banks of their own.
-// What a row gives does not depend on how many there are.
+// What a row gives does not depend on how many there are. GATED, the first half of w are gates of the other, and a block
+// makes half as many columns, of both.
   extern __shared__ uint4 shared_ring[];
   constexpr int ROW = 8;  // of a part, in 16 bytes
   constexpr int EIGHTS = COLUMNS / 8;
   constexpr int PART = (COLUMNS + 8 * TILES) * ROW;
-  const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
+  constexpr int MADE = GATED ? COLUMNS / 2 : COLUMNS;
+  const int M = x_shape[0], K = x_shape[1], N = w_shape[0] / (COLUMNS / MADE);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int piece = lane & 3, row = lane >> 2;
-  const int n0 = blockIdx.x * COLUMNS;
+  const int n0 = blockIdx.x * MADE;
   const int parts = K / 64;
   uint4* ring = shared_ring + warp * STAGES * PART;
   const int copied = lane & 7, copied_row = lane >> 3;
@@ -21,7 +23,8 @@
 #pragma unroll
     for (int i = 0; i < COLUMNS / 4; i++) {
       const int r = copied_row + 4 * i;
-      copy_ahead(to + r * ROW + (copied ^ ((r & 1) << 2)), w + (long long)min(n0 + r, N - 1) * K + k, true);
+      const long long n = r < MADE ? min(n0 + r, N - 1) : N + min(n0 + r - MADE, N - 1);
+      copy_ahead(to + r * ROW + (copied ^ ((r & 1) << 2)), w + n * K + k, true);
     }
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) {
@@ -85,10 +88,14 @@
         shared_sums[m * LINE + i * 16 + row + 8 * (c >> 1)] = sums[i][j][c];
       }
   __syncthreads();
-  for (int i = threadIdx.x; i < 8 * TILES * COLUMNS; i += WARPS * 32) {
-    const int m = i / COLUMNS, n = i % COLUMNS;
-    float sum = 0.f;
+  for (int i = threadIdx.x; i < 8 * TILES * MADE; i += WARPS * 32) {
+    const int m = i / MADE, n = i % MADE;
+    float sum = 0.f, up = 0.f;
 #pragma unroll
-    for (int other = 0; other < WARPS; other++) sum += shared_sums[(other * TILES * 8 + m) * LINE + n];
-    if (m < M && n0 + n < N) out[(long long)m * N + n0 + n] = static_cast<T>(sum);
+    for (int other = 0; other < WARPS; other++) {
+      const float* line = shared_sums + (other * TILES * 8 + m) * LINE;
+      sum += line[n];
+      if (GATED) up += line[n + MADE];
+    }
+    if (m < M && n0 + n < N) out[(long long)m * N + n0 + n] = static_cast<T>(GATED ? gated<T>(sum, up) : sum);
   }

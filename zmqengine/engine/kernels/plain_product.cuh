@@ -1,3 +1,10 @@
+// silu(gate) * up, as separate kernels would round it.
+template <typename T>
+__device__ __forceinline__ float gated(float gate, float up) {
+  const float wide = static_cast<float>(static_cast<T>(gate));
+  const float share = static_cast<float>(static_cast<T>(1.f / (1.f + __expf(-wide))));
+  return static_cast<float>(static_cast<T>(wide * share)) * static_cast<float>(static_cast<T>(up));
+}
 // 16 bytes of device memory on their way to shared memory; zeros if they are not there.
 __device__ __forceinline__ void copy_ahead(void* to, const void* from, bool are_there) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));

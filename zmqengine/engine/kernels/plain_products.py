@@ -96,13 +96,15 @@ class WideCut(NamedTuple):
         return (64 * self.groups + self.rows) * PART * 2
 
 
-def few_rows(inputs: mx.array, weights: mx.array) -> mx.array:
+def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.array:
     """The product of `inputs` [rows, inputs] and `weights` [outputs, inputs] turned, of the same type: [rows, outputs].
 
-    What a row gives does not depend on how many there are.
+    What a row gives does not depend on how many there are. If `gated`, silu of the first half of the outputs times the
+    other half: [rows, outputs / 2].
     """
     outputs, rows = weights.shape[0], inputs.shape[0]
     cut = Cut.of(rows, outputs)
+    made = outputs // 2 if gated else outputs
     done = _few_rows(cut.shared_bytes)(
         inputs=[inputs, weights],
         template=[
@@ -111,10 +113,11 @@ def few_rows(inputs: mx.array, weights: mx.array) -> mx.array:
             ("COLUMNS", cut.columns),
             ("STAGES", cut.stages),
             ("WARPS", _WARPS),
+            ("GATED", gated),
         ],
         grid=(-(-outputs // cut.columns) * _WARPS * 32, 1, 1),
         threadgroup=(_WARPS * 32, 1, 1),
-        output_shapes=[(rows, outputs)],
+        output_shapes=[(rows, made)],
         output_dtypes=[inputs.dtype],
     )
     return done[0]  # type: ignore[no-any-return]
@@ -142,8 +145,16 @@ def parts_of_many_rows(inputs: mx.array, weights: mx.array) -> mx.array:
     return _by_cut(WideCut.of(inputs.shape[0], *reversed(weights.shape), may_cut=True), inputs, weights)
 
 
-def _by_cut(cut: WideCut, inputs: mx.array, weights: mx.array) -> mx.array:
+def many_rows_gated(inputs: mx.array, weights: mx.array) -> mx.array | None:
+    """As `few_rows` if `gated`; None where a product would be in parts."""
+    cut = WideCut.of(inputs.shape[0], *reversed(weights.shape))
+    is_whole = cut.splits == 1 and weights.shape[0] % (2 * OUTPUTS) == 0
+    return _by_cut(cut, inputs, weights, gated=True) if is_whole else None
+
+
+def _by_cut(cut: WideCut, inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.array:
     outputs, rows = weights.shape[0], inputs.shape[0]
+    made = outputs // 2 if gated else outputs
     whole = cut.splits == 1
     columns = -(-outputs // (64 * cut.groups))
     done = _many_rows(cut.shared_bytes)(
@@ -154,10 +165,11 @@ def _by_cut(cut: WideCut, inputs: mx.array, weights: mx.array) -> mx.array:
             ("GROUPS", cut.groups),
             ("STAGES", cut.stages),
             ("WHOLE", whole),
+            ("GATED", gated),
         ],
         grid=(columns * -(-rows // cut.rows) * cut.groups * _GROUP, cut.splits, 1),
         threadgroup=(cut.groups * _GROUP, 1, 1),
-        output_shapes=[(rows, outputs) if whole else (cut.splits, rows, outputs)],
+        output_shapes=[(rows, made) if whole else (cut.splits, rows, outputs)],
         output_dtypes=[inputs.dtype if whole else mx.float32],
     )
     return done[0]  # type: ignore[no-any-return]

@@ -3,15 +3,17 @@
 // x. They copy parts of 64 k ahead into a ring of STAGES parts in shared memory, and wait for a product when the next
 // one is on its way. Blocks with the same rows of w stand next to each other. Where there are few columns the k are cut
 // among gridDim.y blocks, and unless these are the WHOLE wide_product_join.cu adds what each of them gives.
-// What a row gives does not depend on how many there are.
+// What a row gives does not depend on how many there are. GATED, the first half of w are gates of the other, and a block
+// makes half as many columns, of both.
   extern __shared__ __align__(1024) uint4 shared_parts[];
   constexpr int COLUMNS = 64 * GROUPS;
+  constexpr int MADE = GATED ? COLUMNS / 2 : COLUMNS;
   constexpr int THREADS = 128 * GROUPS;
   constexpr int PART = (COLUMNS + ROWS) * 8;  // in 16 bytes
   const int tiles = (x_shape[0] + ROWS - 1) / ROWS, m0 = blockIdx.x % tiles * ROWS;
-  const int M = min(ROWS, x_shape[0] - m0), K = x_shape[1], N = w_shape[0];
+  const int M = min(ROWS, x_shape[0] - m0), K = x_shape[1], N = w_shape[0] / (COLUMNS / MADE);
   const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const int n0 = blockIdx.x / tiles * COLUMNS;
+  const int n0 = blockIdx.x / tiles * MADE;
   const int first = K / 64 * blockIdx.y / gridDim.y, parts = K / 64 * (blockIdx.y + 1) / gridDim.y - first;
   const int chunk = threadIdx.x & 7, line = threadIdx.x >> 3;
   const T* w_from = w + (long long)(n0 + line) * K + first * 64 + chunk * 8;
@@ -22,8 +24,9 @@
     const T* from = w_from;
 #pragma unroll
     for (int i = 0; i < COLUMNS; i += THREADS / 8) {
-      const bool is_there = n0 + line + i < N;
-      copy_ahead(stage + i * 8, is_there ? from : w, is_there);
+      const bool is_other = i >= MADE;
+      const bool is_there = n0 + line + i - (is_other ? MADE : 0) < N;
+      copy_ahead(stage + i * 8, is_there ? from + (is_other ? (long long)(N - MADE) * K : 0) : w, is_there);
       from += step;
     }
     from = x_from;
@@ -70,10 +73,14 @@
     shared_sums[m * LINE + group * 64 + warp * 16 + (lane >> 2) + 8 * (i >> 1 & 1)] = sums[i];
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < M * COLUMNS / 4; i += THREADS) {
-    const int m = i / (COLUMNS / 4), n = i % (COLUMNS / 4) * 4;
+  for (int i = threadIdx.x; i < M * MADE / 4; i += THREADS) {
+    const int m = i / (MADE / 4), n = i % (MADE / 4) * 4;
     if (n0 + n >= N) continue;
-    const float4 four = *reinterpret_cast<const float4*>(shared_sums + m * LINE + n);
+    float4 four = *reinterpret_cast<const float4*>(shared_sums + m * LINE + n);
+    if constexpr (GATED) {
+      const float4 up = *reinterpret_cast<const float4*>(shared_sums + m * LINE + n + MADE);
+      four = {gated<T>(four.x, up.x), gated<T>(four.y, up.y), gated<T>(four.z, up.z), gated<T>(four.w, up.w)};
+    }
     auto* const at = out + ((long long)blockIdx.y * x_shape[0] + m0 + m) * N + n0 + n;
     if constexpr (WHOLE) {
       T some[4] = {static_cast<T>(four.x), static_cast<T>(four.y), static_cast<T>(four.z), static_cast<T>(four.w)};
