@@ -152,7 +152,7 @@ def test_every_cut_of_a_wide_product_fits_a_hopper():
         for inputs, outputs in itertools.product((64, 128, 896, 4096, 14_336), OUTPUTS):
             for may_cut in (False, True):
                 cut = plain_products.WideCut.of(rows, inputs, outputs, may_cut=may_cut)
-                assert cut.rows == (80 if rows <= 80 else 160)
+                assert cut.rows == (40 if rows <= 40 else 80 if rows <= 80 else 160)
                 assert cut.shared_bytes <= 227 << 10
                 assert (64 * cut.groups + cut.rows) % 8 == 0
                 assert 1 <= cut.splits <= inputs // plain_products.PART
