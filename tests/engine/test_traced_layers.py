@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.nn.layers.activations import gelu, silu
-from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
-from tests.support import plain_arithmetic
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.device import attention, layers, projections, tuning
+from zmqengine.engine.device import layers, projections
 from zmqengine.engine.device.likeness import filled, taken_apart
 from zmqengine.engine.interface import ModelInfo, RowRequest
 from zmqengine.engine.mlx_engine import MlxEngine
@@ -93,142 +89,6 @@ def test_a_step_runs_none_of_the_layers_own_code(monkeypatch):
     traced = len(calls)
     steps(model, [[1, 2], [3], [4]], [1])
     assert len(calls) == traced + 6
-
-
-LLAMA_3_ROPE = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-FUSABLE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 3}
-
-
-@pytest.fixture
-def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain arithmetic in place of the kernels."""
-    plain_arithmetic.stand_in(monkeypatch)
-
-
-@pytest.mark.usefixtures("no_cuda")
-@pytest.mark.parametrize(
-    "config",
-    [
-        FUSABLE,
-        {**FUSABLE, "rope_scaling": LLAMA_3_ROPE},
-        {**FUSABLE, "model_type": "qwen3"},
-        {**FUSABLE, "model_type": "qwen2", "hidden_size": 64 * LLAMA["num_attention_heads"]},
-    ],
-)
-def test_fused_layers_compute_the_same(config):
-    """Of the kinds that are most common: with biases, norms of heads, and frequencies of their own."""
-    model = build_model(config)
-    texts, widths = [[4, 5], [6, 7, 8, 9, 10], [11]], [1, 1, 3, 1]
-    before = steps(model, texts, widths)
-    projections.join_groups(model)
-    layers.install(model, fuses=True)
-    assert layers.count_fused(model) == 3
-    for got, wanted in zip(steps(model, texts, widths), before, strict=True):
-        assert np.abs(got - wanted).max() < 1e-4
-    layers.uninstall(model)
-    assert layers.count_fused(model) == 0
-
-
-@pytest.mark.usefixtures("no_cuda")
-def test_a_layer_of_another_kind_is_not_fused():
-    """One whose members are others keeps its own code, also between two that are fused."""
-    model = build_model({**FUSABLE, "num_hidden_layers": 4})
-    projections.join_groups(model)
-    model.layers[1].more = RMSNorm(128)
-    texts = [[1, 2, 3], [4]]
-    before = steps(model, texts, [1, 2])
-    layers.install(model, fuses=True)
-    assert layers.count_fused(model) == 3
-    for got, wanted in zip(steps(model, texts, [1, 2]), before, strict=True):
-        assert np.abs(got - wanted).max() < 1e-4
-    layers.uninstall(model)
-    for other, joins in ((FUSABLE, False), ({**FUSABLE, "rope_traditional": True}, True)):
-        model = build_model(other)
-        if joins:
-            projections.join_groups(model)
-        layers.install(model, fuses=True)
-        assert layers.count_fused(model) == 0
-
-
-@pytest.mark.usefixtures("no_cuda")
-def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place):
-    """Rows join, leave and go back, and are stepped by any width; only arrays that came out of a write are written to,
-    and what was taken of them before stays as it was."""
-    model, writes = model_in_place
-    wanted = build_model(FUSABLE)
-    draw = random.Random(1)
-    batches: list[list[Any]] = [[], []]
-    held: list[int] = []
-    taken: list[tuple[mx.array, np.ndarray]] = []
-    for _ in range(60):
-        kind = draw.random()
-        if not held or (kind < 0.2 and len(held) < 5):
-            text = [draw.randrange(WORDS) for _ in range(draw.randrange(1, 40))]
-            for place, one in enumerate((model, wanted)):
-                alone = kv.new_caches(one)
-                kv.read_alone(one, alone, text)
-                batches[place] = kv.extend(batches[place], kv.merge([alone]), held)
-            held.append(len(text))
-        elif kind < 0.3:
-            places = sorted(draw.sample(range(len(held)), draw.randrange(1, len(held) + 1)))
-            batches = [kv.keep_rows(caches, places, held) for caches in batches]
-            held = [held[place] for place in places]
-        elif kind < 0.4:
-            cache = batches[0][1]
-            array = kv.extract([cache], 0, held[0])[0].keys
-            taken.append((array, np.array(array)))
-        width = draw.choice((1, 1, 2, 5))
-        inputs = mx.array([[draw.randrange(WORDS) for _ in range(width)] for _ in held])
-        logits = []
-        for one, caches in zip((model, wanted), batches, strict=True):
-            kv.make_room(caches, width, held)
-            logits.append(np.array(one(inputs, cache=caches)))
-        assert np.abs(logits[0] - logits[1]).max() < 1e-3
-        held = [length + width for length in held]
-        if width > 1:
-            counts = [draw.randrange(width) for _ in held]
-            held = [length - count for length, count in zip(held, counts, strict=True)]
-            for caches in batches:
-                kv.go_back(caches, counts, held)
-    assert all(np.array_equal(np.array(array), before) for array, before in taken)
-    assert len(taken) > 2
-    assert min(writes.count(True), writes.count(False)) > 30
-
-
-@pytest.fixture
-def model_in_place(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A model whose layers write in place where they may, and whether they did, each time."""
-    model = build_model(FUSABLE)
-    projections.join_groups(model)
-    attention.install(model)
-    layers.install(model, fuses=True)
-    assert layers.count_fused(model) == 3
-    writes: list[bool] = []
-    own = kv.RaggedKVCache.can_write_here
-
-    def counted(self: Any, *given: Any) -> bool:
-        writes.append(own(self, *given))
-        return writes[-1]
-
-    monkeypatch.setattr(kv.RaggedKVCache, "can_write_here", counted)
-    yield model, writes
-    layers.uninstall(model)
-    attention.uninstall(model)
-
-
-@pytest.mark.usefixtures("no_cuda")
-@pytest.mark.parametrize(("activation", "fused"), [(silu, 3), (gelu, 0)])
-def test_a_model_that_says_something_else_is_not_fused(monkeypatch, activation, fused):
-    """What a layer's members do not tell is found out by comparing logits."""
-    monkeypatch.setattr(llama, "swiglu", lambda gate, up: activation(gate) * up)
-    model = build_model(FUSABLE)
-    projections.join_groups(model)
-    told = tuning._fit_layers(model, 0, float("inf"), fuses=True)
-    assert told.startswith("3 traced")
-    assert layers.count_fused(model) == fused
 
 
 def test_layers_that_are_alike_are_traced_once(monkeypatch):
