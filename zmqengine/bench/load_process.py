@@ -1,7 +1,7 @@
-"""A front-end of its own: `python -m zmqengine.bench.load_process`, driven over its standard streams.
+"""A front-end of its own: `python -m zmqengine.bench.load_process RESULT`, driven over its standard streams.
 
-In: a line with a LoadJob, later any line to start. Out: a line once the session is open, then a line with a
-LoadResult. So that the processes of one measurement start together, whatever their start-up took.
+In: a line with a LoadJob, later any line to start. Out: a line once the session is open, and one when the file RESULT
+has a LoadResult. So that the processes of one measurement start together, whatever their start-up took.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -24,6 +25,7 @@ except ImportError:
     from asyncio import run  # type: ignore[assignment]
 
 READY = b"ready\n"
+DONE = b"done\n"
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +62,9 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.readline(), type=LoadJob)
     outcomes, cpu_s = run(run_job(job))
     result = LoadResult(records=[outcome.record() for outcome in outcomes], cpu_s=cpu_s)
-    _say(msgspec.json.encode(result) + b"\n")
+    # Not through the pipe: asyncio was seen to lose the end of long lines when the process is gone (Python 3.11.7).
+    Path(sys.argv[1]).write_bytes(msgspec.json.encode(result))
+    _say(DONE)
 
 
 def _say(line: bytes) -> None:

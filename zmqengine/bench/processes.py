@@ -6,14 +6,15 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
-from zmqengine.bench.load_process import READY, LoadJob, LoadResult
+from zmqengine.bench.load_process import DONE, READY, LoadJob, LoadResult
 from zmqengine.bench.targets import TargetError
 
 START_TIMEOUT_S = 120.0
-LINE_BYTES_MAX = 1 << 28
 
 
 class LoadProcess:
@@ -22,6 +23,8 @@ class LoadProcess:
     def __init__(self, job: LoadJob) -> None:
         self._job = job
         self._process: asyncio.subprocess.Process | None = None
+        self._directory = TemporaryDirectory(prefix="zmqengine-load-")
+        self._result = Path(self._directory.name) / "result.json"
 
     async def start(self) -> None:
         """Start the child and wait until it has its session. Raises TargetError if it does not get one."""
@@ -29,9 +32,9 @@ class LoadProcess:
             sys.executable,
             "-m",
             "zmqengine.bench.load_process",
+            str(self._result),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=LINE_BYTES_MAX,
         )
         self._tell(msgspec.json.encode(self._job) + b"\n")
         line = await asyncio.wait_for(self._line(), START_TIMEOUT_S)
@@ -41,10 +44,9 @@ class LoadProcess:
     async def run(self) -> LoadResult:
         """Let it go and wait for what it saw."""
         self._tell(b"go\n")
-        line = await self._line()
-        if not line:
+        if await self._line() != DONE:
             raise TargetError(f"{self._job.target.label}: a load process died")
-        return msgspec.json.decode(line, type=LoadResult)
+        return msgspec.json.decode(self._result.read_bytes(), type=LoadResult)
 
     def pause(self) -> None:
         """Stop the process in its tracks, as a debugger or a full laptop lid does."""
@@ -56,12 +58,12 @@ class LoadProcess:
 
     async def end(self) -> None:
         """End the child, whatever it does."""
-        if self._process is None:
-            return
-        if self._process.returncode is None:
-            self.resume()
-            self._process.kill()
-        await self._process.wait()
+        if self._process is not None:
+            if self._process.returncode is None:
+                self.resume()
+                self._process.kill()
+            await self._process.wait()
+        self._directory.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
