@@ -74,7 +74,9 @@ def test_a_layer_of_another_kind_is_not_fused():
     for got, wanted in zip(steps(model, texts, [1, 2]), before, strict=True):
         assert np.abs(got - wanted).max() < 1e-4
     layers.uninstall(model)
-    for other, joins in ((FUSABLE, False), ({**FUSABLE, "rope_traditional": True}, True)):
+    yarn = {"rope_type": "yarn", "factor": 1.2, "original_max_position_embeddings": 64}
+    others: list[dict[str, Any]] = [{"rope_traditional": True}, {"model_type": "qwen3", "rope_scaling": yarn}]
+    for other, joins in ((FUSABLE, False), *(({**FUSABLE, **other}, True) for other in others)):
         model = build_model(other)
         if joins:
             projections.join_groups(model)
@@ -149,9 +151,9 @@ def model_in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[
 
 
 @pytest.mark.usefixtures("no_cuda")
-@pytest.mark.parametrize(("activation", "fused"), [(silu, 3), (gelu, 0)])
+@pytest.mark.parametrize(("activation", "fused"), [(silu, 3), (gelu, 0), (lambda gate: silu(gate) * 1.02, 0)])
 def test_a_model_that_says_something_else_is_not_fused(monkeypatch, activation, fused):
-    """What a layer's members do not tell is found out by comparing logits."""
+    """What a layer's members do not tell is found out by comparing it."""
     monkeypatch.setattr(llama, "swiglu", lambda gate, up: activation(gate) * up)
     model = build_model(FUSABLE)
     projections.join_groups(model)

@@ -131,9 +131,9 @@ def attend_turned(
     """The same from the product that has queries, keys and values of `heads`, of so many tokens a row.
 
     Once the arrays of a cache are its own, keys and values are written into them in place: for MLX each step makes new
-    ones, which takes a call each, and a copy of all there is as long as the step before has not let go of them. Nothing
-    but the coming steps reads the columns that are written, and none is started before the one before it was: what they
-    read is what it gives.
+    ones, which takes a call each, and a copy of all there is as long as the step before has not let go of them. MLX
+    does not know of it, so whoever reads such columns must be started after the step that writes them was, on its
+    stream: a batch starts each step before it does anything else. Columns that somebody reads are not written again.
     """
     if function is attend and isinstance(mask, kv.Spans) and cache.can_write_here(width, heads.dtype):
         offset = cache.offset

@@ -23,7 +23,7 @@ from mlx.nn.layers.base import Module
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention
 from zmqengine.engine.device.attending import KeyValues, attending, until_it_attends
-from zmqengine.engine.device.fused import Fused, fused
+from zmqengine.engine.device.fused import Fused, agrees, fused
 from zmqengine.engine.device.likeness import Slots, filled, taken_apart
 from zmqengine.engine.device.plain import turn_back, turn_weights
 from zmqengine.engine.kernels.between_products import Heads
@@ -223,9 +223,11 @@ def install(model: Any, *, fuses: bool = False) -> int:
         likeness, slots = taken_apart(layer)
         as_fused = fused(layer) if fuses else None
         if likeness not in known:
-            known[likeness] = _Traces(layer, slots, as_fused)
-        arrays, heads = [held[name] for held, name in slots], None if as_fused is None else as_fused.heads
-        following = _Halves(known[likeness], arrays, heads, following, shapes)
+            is_right = as_fused is not None and agrees(as_fused, layer)
+            known[likeness] = _Traces(layer, slots, as_fused if is_right else None)
+        traces, arrays = known[likeness], [held[name] for held, name in slots]
+        heads = as_fused.heads if as_fused is not None and traces.is_fused else None
+        following = _Halves(traces, arrays, heads, following, shapes)
         kind: Any = type(layer)
         layer.__class__ = _split(kind)
         layer._halves = following

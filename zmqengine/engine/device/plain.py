@@ -97,7 +97,7 @@ def gated(inputs: mx.array, layer: Any) -> mx.array:
     """Of the outputs of any linear layer for `inputs` [rows, inputs] silu of the first half times the other half:
     [rows, outputs / 2]."""
     way, found = _way(inputs, layer), None
-    if way is few_rows and layer.weight.shape[0] % 2 == 0:
+    if way is few_rows:
         found = plain_products.few_rows(inputs, layer.weight, gated=True)
     elif way is many_rows:
         found = plain_products.many_rows_gated(inputs, layer.weight)

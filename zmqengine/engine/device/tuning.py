@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ from zmqengine.engine.device.remembered import Remembered
 from zmqengine.engine.device.ways import fastest, in_words
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.rounding import differ_by_rounding
-from zmqengine.engine.row import Row
+from zmqengine.engine.row import Caches, Row
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -27,8 +27,6 @@ Report = Callable[[str, "float | None"], None]
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 # What is compared: for each kernel that multiplies other numbers of rows a prompt of so many tokens.
 _PROMPTS = (40, 80, 160, 240)
-# And steps of rows that give one token each, and so many.
-_WIDTH = 2
 _DRAWN_ROWS = 32
 _DRAWN_ALIKE_MIN = 0.9
 
@@ -252,16 +250,37 @@ def _logits(model: Any) -> list[np.ndarray]:
         merged = kv.merge(starts)
         held = [len(row) - 1 for row in _ROWS]
         try:
-            for width in (1, _WIDTH) if kv.can_go_back(merged) else (1,):
+            for width in (1, *_widths()) if kv.can_go_back(merged) else (1,):
                 kv.make_room(merged, width, held)
                 last = mx.array([row[-1:] * width for row in _ROWS], dtype=mx.uint32)
                 found.append(model(last, cache=merged)[:, -1])
                 mx.eval(found)
                 held = [length + width for length in held]
+            if kv.can_go_back(merged):
+                found += [_logits_of_rows(model, starts, times) for times in _times()]
         except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
             del found[prompts:]
     mx.eval(found)
     return [np.array(logits.astype(mx.float32)) for logits in found]
+
+
+def _widths() -> Sequence[int]:
+    """Of steps of several tokens a row, for each kernel that takes so many; the last one is in place again."""
+    return (2, 4, layers.WIDTH_MAX, 1) if backend.on_cuda() else (2,)
+
+
+def _times() -> Sequence[int]:
+    """The same for more rows: so many times those that there are."""
+    return (2, 4, 8) if backend.on_hopper() else ()
+
+
+def _logits_of_rows(model: Any, starts: Sequence[Caches], times: int) -> mx.array:
+    caches = kv.merge(list(starts) * times)
+    rows = _ROWS * times
+    kv.make_room(caches, layers.WIDTH_MAX, [len(row) - 1 for row in rows])
+    inputs = mx.array([row[-1:] * layers.WIDTH_MAX for row in rows], dtype=mx.uint32)
+    logits: mx.array = model(inputs, cache=caches)[:, -1]
+    return logits
 
 
 def _logits_of_prompt(model: Any, tokens: int) -> mx.array:

@@ -98,15 +98,15 @@ def _time(way: Way, calls: int) -> float:
     return (time.perf_counter() - started_s) / calls
 
 
-def same_but_for_rounding(got: mx.array, wanted: mx.array) -> bool:
-    """Whether two results differ by no more than what half precision rounds."""
+def same_but_for_rounding(got: mx.array, wanted: mx.array, tolerance: float = _TOLERANCE) -> bool:
+    """Whether two results differ by no more than what half precision rounds, or so much of their size."""
     got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
     if got.shape != wanted.shape:
         return False
     difference = mx.sqrt(mx.square(got - wanted).sum())
     size = mx.sqrt(mx.square(wanted).sum())
     # Not "<" negated: what is not a number is wrong.
-    return bool((difference <= _TOLERANCE * size + 1e-6).item())
+    return bool((difference <= tolerance * size + 1e-6).item())
 
 
 def in_turn(values: Sequence[object]) -> Callable[[], int]:

@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
 
     tokens: mx.array
     told: tuple[mx.array, ...]
-    drawn: mx.array | None
+    drawn: mx.array
 
 
 def columns(rows: Sequence[Drawn]) -> mx.array:

@@ -158,21 +158,19 @@ class RaggedKVCache(BatchKVCache):
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         """Add columns."""
-        after, self.offset_after, self.is_level = self.offset_after, None, False
-        begins, self.begins = self.begins, False
+        after = self.offset_after
         start, stop = self._idx, self._idx + keys.shape[2]
         if after is None or self.keys is None or stop > self.keys.shape[2]:
+            self.offset_after, self.is_level, self.begins = None, False, False
             super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
             self.offset = self.offset if after is None else after
-            self._are_own = True
+            # If these are all the columns there are, MLX takes the new keys as they are: a part of something larger.
+            self._are_own = keys.shape[2] < self.keys.shape[2]
             return
-        self._idx = stop
         self.keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
-        # One array for all layers: to add to one in each is a call a layer.
-        self.offset = after
         self._are_own = True
-        if begins:
+        if self.advance(keys.shape[2]):
             mx.async_eval(self.keys)  # type: ignore[no-untyped-call]
 
     @property
@@ -192,9 +190,10 @@ class RaggedKVCache(BatchKVCache):
         return bool(has_room and self._are_own and self.offset_after is not None)
 
     def advance(self, count: int) -> bool:
-        """So many columns are written in place. Returns whether the device is to begin with them."""
+        """So many columns are written. Returns whether the device is to begin with them."""
         assert self.offset_after is not None
         self._idx += count
+        # One array for all layers: to add to one in each is a call a layer.
         self.offset, self.offset_after, self.is_level = self.offset_after, None, False
         begins, self.begins = self.begins, False
         return begins
