@@ -22,6 +22,7 @@ from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention, layers, projections, tuning
 from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.kernels import between_products
 from zmqengine.engine.row import Row
 
 LLAMA_3_ROPE = {
@@ -148,6 +149,19 @@ def model_in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[
     yield model, writes
     layers.uninstall(model)
     attention.uninstall(model)
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_a_kernel_that_does_not_work_leaves_layers_as_they_are(monkeypatch):
+    """A device may refuse it: the model is served without."""
+
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("too much shared memory")
+
+    monkeypatch.setattr(between_products, "add_and_norm", refused)
+    model = build_model(FUSABLE)
+    projections.join_groups(model)
+    assert tuning._fit_layers(model, 0, float("inf"), fuses=True).endswith(" 0 with fewer kernels")
 
 
 @pytest.mark.usefixtures("no_cuda")

@@ -106,6 +106,19 @@ def fused(layer: Module) -> Fused | None:
 def agrees(found: Fused, layer: Any) -> bool:
     """Whether what is `fused` of a layer computes what its own code does, each half by itself: in what a model says in
     the end, a factor that is next to 1 would not show."""
+    try:
+        pairs = list(_halves(found, layer))
+        same = [same_but_for_rounding(got, wanted, _TOLERANCE) for got, wanted in pairs]
+    except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
+        log.info("a fused layer does not work", extra={"reason": str(error)[:200]})
+        return False
+    if not all(same):
+        log.info("a fused layer is not the same", extra={"same": same})
+    return all(same)
+
+
+def _halves(found: Fused, layer: Any) -> Iterator[tuple[mx.array, mx.array]]:
+    """What a fused layer makes and its own code: queries, keys and values, what its MLP adds, and its output."""
     heads, weight = found.heads, layer.input_layernorm.weight
     inputs = (mx.random.normal((_ROWS, _WIDTH, weight.size)) * _SMALL).astype(weight.dtype)
     attended = mx.random.normal(heads.shapes(_ROWS, _WIDTH)[0]).astype(weight.dtype)
@@ -113,13 +126,13 @@ def agrees(found: Fused, layer: Any) -> bool:
     modules = attention.attending_modules(layer)
     own = until_it_attends(_call_of(layer), modules, inputs, offset)
     _, product = found.begin(inputs, None)
-    pairs = list(zip(heads.turned(product, offset, _WIDTH), own[:3], strict=True))
+    yield from zip(heads.turned(product, offset, _WIDTH), own[:3], strict=True)
     _, normed = found.after_attention(inputs, attended)
     added = found.mlp(normed)
-    pairs.append(((added if added.ndim == 2 else added.sum(axis=0)).reshape(normed.shape), layer.mlp(normed)))
+    yield (added if added.ndim == 2 else added.sum(axis=0)).reshape(normed.shape), layer.mlp(normed)
     with attending(modules, lambda *given, **options: attended):
-        pairs.append((found.end(inputs, attended), _call_of(layer)(inputs, None, KeyValues(offset))))
-    return all(same_but_for_rounding(got, wanted, _TOLERANCE) for got, wanted in pairs)
+        output = _call_of(layer)(inputs, None, KeyValues(offset))
+    yield found.end(inputs, attended), output
 
 
 def _attends_as_usual(layer: Any) -> bool:

@@ -258,6 +258,7 @@ def _logits(model: Any) -> list[np.ndarray]:
                 held = [length + width for length in held]
             if kv.can_go_back(merged):
                 found += [_logits_of_rows(model, starts, times) for times in _times()]
+                mx.eval(found)
         except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
             del found[prompts:]
     mx.eval(found)
