@@ -196,7 +196,8 @@ def _fit_layers(model: Any, rows_traced: int, until_s: float, *, fuses: bool) ->
             return "as they are: this model's are of another kind"
         if _same(before, _try(model)):
             layers.trace(model, rows_traced, until_s)
-            return f"{count} traced from one attention to the next, {layers.count_fused(model)} with fewer kernels"
+            fewer = f", {layers.count_fused(model)} with fewer kernels" if fuses_now else ""
+            return f"{count} traced from one attention to the next{fewer}"
         layers.uninstall(model)
     return "as they are: traced they do not suit this model"
 
