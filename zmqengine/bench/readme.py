@@ -42,6 +42,11 @@ CHAPTERS = (
         ("overhead: tokens/s", "overhead: pass outside", "admission", "idle"),
     ),
     Chapter("overhead-pico", "The same on the bundled model", ("overhead: tokens/s",)),
+    Chapter(
+        "overhead-25m",
+        "The same with 23 million weights, and 200 requests at once",
+        ("overhead: tokens/s", "overhead: server CPU"),
+    ),
     Chapter("users-0.2m", "When the model costs nothing", ("users: tokens/s", "users: TTFT max")),
     Chapter("shapes-25m", "Bursts, shared prefixes, agents, a trace", ("burst", "prefix", "agents", "trace")),
     Chapter(
