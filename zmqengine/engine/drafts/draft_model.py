@@ -209,6 +209,7 @@ class DraftModel:
         self._held = [held + read for held, read in zip(self._held, taken, strict=True)]
         kv.go_back(self._caches, [width - read for read in taken], self._held)
         made = [tokens]
+        # None is started before the last one is built: a model whose layers write in place must not go this way.
         for ahead in range(1, count):
             kv.make_room(self._caches, 1, [held + ahead - 1 for held in self._held])
             tokens = self._choose(self._model(tokens[:, None], cache=self._caches)[:, -1], ahead)
