@@ -29,7 +29,6 @@ class TextBatches:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Tokenizer, bool], list[_Waiting]] = {}
-        self._count = 0
 
     async def encode(
         self, tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
@@ -39,7 +38,6 @@ class TextBatches:
         if not self._waiting:
             # Behind all tasks that have their turn now.
             loop.call_soon(self._gather, 0, loop.time() + GATHER_S)
-        self._count += 1
         waiting = _Waiting(texts, loop.create_future())
         self._waiting.setdefault((tokenizer, add_special_tokens), []).append(waiting)
         return await waiting.encoded
@@ -47,13 +45,14 @@ class TextBatches:
     def _gather(self, before: int, until_s: float) -> None:
         """Tokenise, unless somebody has come since the last turn: others may be about to."""
         loop = asyncio.get_running_loop()
-        if self._count > before and loop.time() < until_s:
-            loop.call_soon(self._gather, self._count, until_s)
+        count = sum(map(len, self._waiting.values()))
+        if count > before and loop.time() < until_s:
+            loop.call_soon(self._gather, count, until_s)
         else:
             self._encode_waiting()
 
     def _encode_waiting(self) -> None:
-        batches, self._waiting, self._count = self._waiting, {}, 0
+        batches, self._waiting = self._waiting, {}
         for (tokenizer, special), batch in batches.items():
             try:
                 encoded = iter(tokenizer.encode_all([text for each in batch for text in each.texts], special))

@@ -88,7 +88,7 @@ class KernelPlan:
         self._vocab_size = vocab_size
         self._first: list[int] = []
         self._columns: mx.array | None = None
-        # What rows had drawn before the last choice, of all and of each.
+        # What all rows had drawn before the last choice, and what each has beyond that.
         self._drawn_before: tuple[int, mx.array | None] = 0, None
 
     def choose(self, logits: mx.array, width: int, ahead: int | Pending) -> Chosen:
@@ -96,18 +96,17 @@ class KernelPlan:
         if isinstance(ahead, Pending):
             columns = self._begin() if self._columns is None else self._columns
             drawn, since = self._drawn_before
-            found = drawing.choose(logits, columns, drawn, width, since, ahead.kept)
-            self._drawn_before = drawn, found.drawn
-            return Chosen(found.tokens, None, found.told)
-        counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
-        if self._columns is None or len(counts) != 1:
-            # Rows that draft get on by unlike numbers of tokens.
-            columns, counts = self._begin(), {0}
+            kept: mx.array | None = ahead.kept
         else:
-            columns = self._columns
-        drawn = counts.pop() + ahead
-        self._drawn_before = drawn, None
-        found = drawing.choose(logits, columns, drawn, width)
+            counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
+            if self._columns is None or len(counts) != 1:
+                # Rows that draft get on by unlike numbers of tokens.
+                columns, counts = self._begin(), {0}
+            else:
+                columns = self._columns
+            drawn, since, kept = counts.pop() + ahead, None, None
+        found = drawing.choose(logits, columns, drawn, width, since, kept)
+        self._drawn_before = drawn, found.drawn
         return Chosen(found.tokens, None, found.told)
 
     def _begin(self) -> mx.array:

@@ -10,7 +10,7 @@ nothing else to it is seen by comparing: each half of a layer here, and in `tuni
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,7 +62,7 @@ class Fused:
             normed = norm(hidden)
         else:
             hidden, normed = between_products.add_and_norm(hidden, added, norm.weight, norm.eps)
-        return hidden, in_parts(_side_by_side(normed), _whole(self._layer.self_attn, _HEADS))
+        return hidden, in_parts(_side_by_side(normed), self._layer.self_attn.q_proj.whole)
 
     def rest(self, inputs: mx.array, attended: mx.array) -> tuple[mx.array, mx.array]:
         """From what came into the layer and what it has attended to, [rows, heads, width, dim]: what goes on, but for
@@ -73,7 +73,7 @@ class Fused:
     def mlp(self, normed: mx.array) -> mx.array:
         """The last product."""
         mlp = self._layer.mlp
-        inner = gated(_side_by_side(normed), _whole(mlp, ("gate_proj", "up_proj")))
+        inner = gated(_side_by_side(normed), mlp.gate_proj.whole)
         return in_parts(inner, mlp.down_proj)
 
     def end(self, inputs: mx.array, attended: mx.array) -> mx.array:
@@ -221,11 +221,6 @@ def _rotation(attends: Attends, told: Told, offset: mx.array) -> Rotation | None
     dim, paired = attends.queries.shape[3], between_products.PAIRED
     fits = not (one.traditional or one.dims % paired or dim % paired or dim > attention.DIM_MAX)
     return one if same and fits and attends.values.shape == attends.keys.shape else None
-
-
-def _whole(module: Any, names: Sequence[str]) -> Any:
-    """The product of all members of a group."""
-    return module[names[0]].whole
 
 
 def _side_by_side(inputs: mx.array) -> mx.array:

@@ -249,16 +249,18 @@ def _logits(model: Any) -> list[np.ndarray]:
     prompts = len(found)
     if kv.can_merge(starts[0]):
         merged = kv.merge(starts)
-        held = [len(row) - 1 for row in _ROWS]
+        held = lengths = [len(row) - 1 for row in _ROWS]
         try:
             for width in (1, *_widths()) if kv.can_go_back(merged) else (1,):
-                kv.make_room(merged, width, held)
-                last = mx.array([row[-1:] * width for row in _ROWS], dtype=mx.uint32)
-                found.append(model(last, cache=merged)[:, -1])
+                found.append(_logits_of_step(model, merged, _ROWS, held, width))
                 mx.eval(found)
                 held = [length + width for length in held]
             if kv.can_go_back(merged):
-                found += [_logits_of_rows(model, starts, times) for times in _times()]
+                for times in _times():
+                    more = kv.merge(starts * times)
+                    found.append(
+                        _logits_of_step(model, more, _ROWS * times, lengths * times, layers.WIDTH_MAX)
+                    )
                 mx.eval(found)
         except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
             del found[prompts:]
@@ -276,11 +278,12 @@ def _times() -> Sequence[int]:
     return (2, 4, 8) if backend.on_hopper() else ()
 
 
-def _logits_of_rows(model: Any, starts: Sequence[Caches], times: int) -> mx.array:
-    caches = kv.merge(list(starts) * times)
-    rows = _ROWS * times
-    kv.make_room(caches, layers.WIDTH_MAX, [len(row) - 1 for row in rows])
-    inputs = mx.array([row[-1:] * layers.WIDTH_MAX for row in rows], dtype=mx.uint32)
+def _logits_of_step(
+    model: Any, caches: Caches, rows: Sequence[list[int]], held: Sequence[int], width: int
+) -> mx.array:
+    """Of a step that reads the last token of each row so many times: [rows, vocab]."""
+    kv.make_room(caches, width, held)
+    inputs = mx.array([row[-1:] * width for row in rows], dtype=mx.uint32)
     logits: mx.array = model(inputs, cache=caches)[:, -1]
     return logits
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -67,38 +68,17 @@ def add_and_norm(
     return total, normed
 
 
+@dataclass(frozen=True, eq=False)
 class Heads:
     """Queries, keys and values of a layer, out of the product that makes all three: `count` heads of queries and
     `key_count` of keys, all of `dim` numbers of this type; how they are turned, and normed before that, if they are."""
 
-    def __init__(
-        self,
-        count: int,
-        key_count: int,
-        dim: int,
-        dtype: mx.Dtype,
-        rotation: Rotation,
-        norms: HeadNorms | None,
-    ) -> None:
-        self.count = count
-        self.key_count = key_count
-        self.dim = dim
-        self.dtype = dtype
-        self.rotation = rotation
-        self.norms = norms
-        self._template = [
-            ("T", dtype),
-            ("H", count),
-            ("KH", key_count),
-            ("D", dim),
-            ("DIMS", rotation.dims),
-            ("FREQS", rotation.freqs is not None),
-            ("BASE", _bits(0.0 if rotation.base is None else math.log2(rotation.base))),
-            ("SCALE", _bits(rotation.scale)),
-            ("NORMS", norms is not None),
-            ("EPS", _bits(0.0 if norms is None else norms.eps)),
-            ("WARPS", _WARPS),
-        ]
+    count: int
+    key_count: int
+    dim: int
+    dtype: mx.Dtype
+    rotation: Rotation
+    norms: HeadNorms | None
 
     def shapes(self, rows: int, width: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Of queries, keys and values [rows, heads, width, dim]."""
@@ -134,6 +114,23 @@ class Heads:
             **self._call(product, offset.shape[0], width),
         )
         return queries  # type: ignore[no-any-return]
+
+    @cached_property
+    def _template(self) -> list[tuple[str, Any]]:
+        rotation, norms = self.rotation, self.norms
+        return [
+            ("T", self.dtype),
+            ("H", self.count),
+            ("KH", self.key_count),
+            ("D", self.dim),
+            ("DIMS", rotation.dims),
+            ("FREQS", rotation.freqs is not None),
+            ("BASE", _bits(0.0 if rotation.base is None else math.log2(rotation.base))),
+            ("SCALE", _bits(rotation.scale)),
+            ("NORMS", norms is not None),
+            ("EPS", _bits(0.0 if norms is None else norms.eps)),
+            ("WARPS", _WARPS),
+        ]
 
     def _weights(self, unused: mx.array) -> list[mx.array]:
         """Frequencies and norms. What there is not has to be something."""

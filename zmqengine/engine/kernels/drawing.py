@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kernels.kernel_text import kernel_text
-from zmqengine.engine.kernels.resident import WORDS, resident
+from zmqengine.engine.kernels.resident import WORDS, resident, zeros
 
 _THREADS = 1024
 _TOLD_EACH = 2
@@ -76,8 +76,8 @@ def choose(
             logits,
             plan,
             mx.array([drawn, width]),
-            _none() if since is None else since,
-            _none() if kept is None else kept,
+            zeros() if since is None else since,
+            zeros() if kept is None else kept,
         ],
         template=[("T", logits.dtype), ("COLUMNS", _COLUMNS)],
         grid=(count * _THREADS, 1, 1),
@@ -86,11 +86,6 @@ def choose(
         output_dtypes=[mx.uint32, mx.int32] + [mx.uint32] * pairs,
     )
     return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]), further[:rows])
-
-
-@cache
-def _none() -> mx.array:
-    return resident(mx.zeros((WORDS - 1,), dtype=mx.int32))
 
 
 def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:

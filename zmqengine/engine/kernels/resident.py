@@ -24,12 +24,13 @@ def resident(values: Sequence[int] | mx.array) -> mx.array:
     if not _on_cuda():
         return array
     count = array.shape[0]
-    return mx.concatenate([array, _rest()[count:]])[:count] if count < WORDS else array
+    return mx.concatenate([array, zeros()[count:]])[:count] if count < WORDS else array
 
 
 _on_cuda = cache(on_cuda)
 
 
 @cache
-def _rest() -> mx.array:
+def zeros() -> mx.array:
+    """As many as such a buffer holds."""
     return mx.zeros((WORDS,), dtype=mx.int32)
