@@ -67,7 +67,8 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
 ) -> None:
     """The same requests twice on pico, the second time with a kill: the same tokens.
 
-    One stream of the 32 may differ from some token on: who else is in a batch changes the order of sums, and now
+    Each front-end keeps 8 streams running until all of them have been seen to, so that none is idle at the kill. One
+    stream may differ from some token on: who else is in a batch changes the order of sums, and now
     and then that tips a choice between two tokens, with or without a kill.
     """
     worker = make_worker(None, restart_wait_ms=1)
@@ -76,14 +77,13 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
     def run(kills: int) -> Tally:
         front_ends = [
             make_front_end(
-                worker, number=number, streams_total=8, tokens_min=60, tokens_max=90, temperature=temperature,
-                ignore_eos=True,
+                worker, number=number, tokens_min=60, tokens_max=90, temperature=temperature, ignore_eos=True
             )
             for number in range(4)
-        ]  # fmt: skip
+        ]
+        for front_end in front_ends:
+            front_end.wait_streaming()
         for _ in range(kills):
-            for front_end in front_ends:
-                front_end.wait_streaming()
             worker.kill_engine()
         return total(front_end.finish(200) for front_end in front_ends)
 
@@ -91,9 +91,9 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
     assert undisturbed.errors == killed.errors == []
     assert (killed.missing, killed.repeated) == (0, 0)
     assert killed.resumed >= 8
-    assert killed.outputs.keys() == undisturbed.outputs.keys()
-    differing = [seed for seed in killed.outputs if killed.outputs[seed] != undisturbed.outputs[seed]]
-    assert len(killed.outputs) == 32
+    both = killed.outputs.keys() & undisturbed.outputs.keys()
+    assert len(both) >= 32
+    differing = [seed for seed in both if killed.outputs[seed] != undisturbed.outputs[seed]]
     assert len(differing) <= 1
 
 

@@ -43,6 +43,7 @@ class WorkerProcess:
             text = fake.to_json() if isinstance(fake, FakeEngineConfig) else fake
             options["engine"] = f"fake:{text}"
         self._options = options
+        self._killed: set[int] = set()
         self._log = (self.directory / "log").open("wb")
         self.process = self._start()
         self.address = str(options["bind"])
@@ -86,9 +87,11 @@ class WorkerProcess:
         return int(children[0].pid)
 
     def kill_engine(self) -> int:
-        """SIGKILL the engine process; returns its pid."""
+        """SIGKILL the engine process; returns its pid. One that was killed before is not killed again."""
+        wait_until(lambda: self.engine_pid() not in self._killed, "no new engine process")
         pid = self.engine_pid()
         os.kill(pid, signal.SIGKILL)
+        self._killed.add(pid)
         return pid
 
     def terminate(self) -> int:
