@@ -18,8 +18,9 @@ from zmqengine.engine import kv, sampling, window
 from zmqengine.engine.backend import on_cuda, on_hopper
 from zmqengine.engine.device import attention, plain, quantised
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kernels import between_products, drawing, plain_products
+from zmqengine.engine.kernels import between_products, drawing, moved_rows, plain_products
 from zmqengine.engine.kernels.between_products import HeadNorms, Heads, Rotation
+from zmqengine.engine.kernels.moved_rows import Move
 from zmqengine.engine.kernels.windows import standing_after
 from zmqengine.engine.random_bits import seed_key, uniform
 from zmqengine.engine.row import Row
@@ -226,6 +227,28 @@ def test_heads_are_turned_by_their_places(
         untouched = np.array(array.astype(mx.float32))
         untouched[:, :, 20 - width : 20] = old[:, :, 20 - width : 20]
         assert np.array_equal(untouched, old)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(128, mx.bfloat16), (64, mx.float16), (256, mx.float32)])
+def test_rows_are_copied_into_others_and_nothing_else_changes(dim, dtype):
+    """Within the same arrays and out of others, of which a row may be any part."""
+
+    def pair(*shape: int) -> tuple[mx.array, mx.array]:
+        return mx.random.normal(shape).astype(dtype), mx.random.normal(shape).astype(dtype)
+
+    layers = [pair(5, 3, 256, dim) for _ in range(2)]
+    others = [(keys[..., 10:, :], values[..., 10:, :]) for keys, values in [pair(2, 3, 200, dim)] * 2]
+    for sources, moves in (
+        (layers, [Move(4, 1, 0, 0, 200), Move(3, 0, 70, 70, 65)]),
+        (others, [Move(0, 3, 0, 60, 190), Move(1, 4, 3, 0, 1)]),
+    ):
+        wanted = [(keys + 0, values + 0) for keys, values in layers]
+        mx.eval(layers, others, wanted)
+        mx.eval(moved_rows.move_rows(layers, sources, moves))
+        plain_arithmetic.move_rows(wanted, wanted if sources is layers else sources, moves)
+        for layer, other in zip(layers, wanted, strict=True):
+            for got, array in zip(layer, other, strict=True):
+                assert np.array_equal(np.array(got.astype(mx.float32)), np.array(array.astype(mx.float32)))
 
 
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper")

@@ -20,9 +20,11 @@ from tests.support.drafts import Erring, speculation
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
+from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.device import attention, layers, projections, tuning
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.kernels import between_products
+from zmqengine.engine.kernels import between_products, moved_rows
+from zmqengine.engine.kv import in_place
 from zmqengine.engine.row import Row
 
 LLAMA_3_ROPE = {
@@ -36,6 +38,18 @@ FUSABLE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hid
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain arithmetic in place of the kernels."""
     plain_arithmetic.stand_in(monkeypatch)
+
+
+@pytest.fixture(
+    params=[
+        "plain",
+        pytest.param("kernels", marks=pytest.mark.skipif(not on_cuda(), reason="no CUDA device")),
+    ]
+)
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels, and plain arithmetic in their place."""
+    if request.param == "plain":
+        plain_arithmetic.stand_in(monkeypatch)
 
 
 @pytest.mark.usefixtures("no_cuda")
@@ -85,17 +99,18 @@ def test_a_layer_of_another_kind_is_not_fused():
         assert layers.count_fused(model) == 0
 
 
-@pytest.mark.usefixtures("no_cuda")
-def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place):
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, moves, seed):
     """Rows join, leave and go back, and are stepped by any width; only arrays that came out of a write are written to,
     and what was taken of them before stays as it was."""
     model, writes = model_in_place
     wanted = build_model(FUSABLE)
-    draw = random.Random(1)
+    draw = random.Random(seed)
     batches: list[list[Any]] = [[], []]
     held: list[int] = []
     taken: list[tuple[mx.array, np.ndarray]] = []
-    for _ in range(60):
+    for _ in range(100):
         kind = draw.random()
         if not held or (kind < 0.2 and len(held) < 5):
             text = [draw.randrange(WORDS) for _ in range(draw.randrange(1, 40))]
@@ -106,11 +121,13 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place):
             held.append(len(text))
         elif kind < 0.3:
             places = sorted(draw.sample(range(len(held)), draw.randrange(1, len(held) + 1)))
+            places = kv.arranged(batches[0], places)
             batches = [kv.keep_rows(caches, places, held) for caches in batches]
             held = [held[place] for place in places]
         elif kind < 0.4:
             cache = batches[0][1]
             array = kv.extract([cache], 0, held[0])[0].keys
+            mx.eval(array)
             taken.append((array, np.array(array)))
         width = draw.choice((1, 1, 2, 5))
         inputs = mx.array([[draw.randrange(WORDS) for _ in range(width)] for _ in held])
@@ -128,6 +145,22 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place):
     assert all(np.array_equal(np.array(array), before) for array, before in taken)
     assert len(taken) > 2
     assert min(writes.count(True), writes.count(False)) > 30
+    assert min(moves.count("within"), moves.count("into")) > 0
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Rows that took the place of others, or an empty one, each time; of few rows most may be empty."""
+    monkeypatch.setattr(in_place, "_EMPTY_ROWS_SHARE", 0.8)
+    own = moved_rows.move_rows
+    made: list[str] = []
+
+    def counted(layers: Any, sources: Any, moves: Any) -> Any:
+        made.append("within" if layers is sources else "into")
+        return own(layers, sources, moves)
+
+    monkeypatch.setattr(moved_rows, "move_rows", counted)
+    return made
 
 
 @pytest.fixture
@@ -176,9 +209,9 @@ def test_a_model_that_says_something_else_is_not_fused(monkeypatch, activation, 
     assert layers.count_fused(model) == fused
 
 
-@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("drafts", [None, "waiting", "ahead"])
-def test_an_engine_makes_the_same_tokens(model_in_place, drafts):
+def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
     """Prompts that begin alike come and go, are parked and taken back, with windows of every width beside."""
     model, writes = model_in_place
     draw = random.Random(2)
@@ -217,3 +250,30 @@ def test_an_engine_makes_the_same_tokens(model_in_place, drafts):
     assert run.failures == []
     assert {row.row: run.ids(row.row) for row in rows} == {row.row: wanted.ids(row.row) for row in rows}
     assert writes.count(True) > len(writes) / 2
+    assert min(moves.count("within"), moves.count("into")) > 0
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_one_that_came_last_takes_the_place_of_one_that_leaves_at_once(model_in_place, moves):
+    """Before it has made a token: it is in the middle of the batch then, and those around it are under way."""
+    model, _ = model_in_place
+    rows = [RowRequest(row, [row + 5] * (9 - row), 30) for row in range(5)]
+    alone = Run()
+    for row in rows:
+        engine = make_engine(build_model(FUSABLE))
+        engine.insert([row])
+        finish(engine, alone)
+    engine, run = make_engine(model), Run()
+    assert engine.insert(rows[:4]) == []
+    for _ in range(6):
+        step(engine, run)
+    engine.remove([3])
+    step(engine, run)
+    assert engine.insert([rows[4]]) == []
+    while engine.stats().rows_decoding < 4:
+        step(engine, run)
+    assert not run.tokens.get(4)
+    engine.remove([0])
+    assert moves[-2:] == ["into", "within"]
+    finish(engine, run)
+    assert {row: run.ids(row) for row in (1, 2, 4)} == {row: alone.ids(row) for row in (1, 2, 4)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,8 +10,9 @@ import pytest
 
 from zmqengine.engine import kv
 from zmqengine.engine.device import attention
-from zmqengine.engine.kernels import between_products
+from zmqengine.engine.kernels import between_products, moved_rows
 from zmqengine.engine.kernels.between_products import Heads
+from zmqengine.engine.kernels.moved_rows import Move
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +21,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heads, "turned", turned)
     monkeypatch.setattr(Heads, "turned_into", turned_into)
     monkeypatch.setattr(attention, "ragged_attention", ragged_attention)
+    monkeypatch.setattr(moved_rows, "move_rows", move_rows)
+    monkeypatch.setattr(kv.RaggedKVCache, "all_rows", all_rows)
 
 
 def add_and_norm(
@@ -66,6 +70,28 @@ def ragged_attention(
     seen: Any = (keys[..., : spans.columns, :], values[..., : spans.columns, :])
     result: mx.array = mx.fast.scaled_dot_product_attention(queries, *seen, scale=scale, mask=spans.as_mask())
     return result
+
+
+def move_rows(
+    layers: Sequence[tuple[mx.array, mx.array]],
+    sources: Sequence[tuple[mx.array, mx.array]],
+    moves: Sequence[Move],
+) -> list[mx.array]:
+    """As `moved_rows.move_rows`."""
+    for whole, source in zip(layers, sources, strict=True):
+        for array, given in zip(whole, source, strict=True):
+            for move in moves:
+                columns = given[move.from_row, :, move.from_start : move.from_start + move.columns]
+                array[move.row, :, move.start : move.start + move.columns] = columns
+    return []
+
+
+def all_rows(cache: Any) -> tuple[mx.array, mx.array]:
+    """As `RaggedKVCache.all_rows`, where what is written into the rows of a batch is not written into all rows."""
+    own = cache.keys, cache.values
+    for whole, array in zip(cache._whole or (), own, strict=False):
+        whole[: array.shape[0]] = array
+    return cache._whole or own
 
 
 def _rope(inputs: mx.array, offset: mx.array, heads: Heads) -> mx.array:

@@ -140,6 +140,7 @@ _KINDS: dict[str, MeasureKind] = {
     "waiting_max": MeasureKind("waiting at once, max", "lower", is_rate=False),
     "estimate_to_wait": MeasureKind("estimate / wait, p50", "", is_rate=False),
     "aged_starts": MeasureKind("starts by ageing", "", is_rate=False),
+    "full_tokens_per_s": MeasureKind("tokens/s while all streams run", "higher"),
     "steps_per_token": MeasureKind("steps a token of a stream", "lower"),
     "accepted_share": MeasureKind("accepted of what was drafted", "higher", is_rate=False),
     "cached_tokens": MeasureKind("cached tokens", "higher", is_rate=False),

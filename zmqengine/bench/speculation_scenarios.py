@@ -2,5 +2,5 @@
 
 SPECULATION: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("echo", "edit", "edit draft", "new text", "set drafts", "draft model"),
-    ("tokens_per_s", "steps_per_token", "accepted_share"),
+    ("tokens_per_s", "full_tokens_per_s", "steps_per_token", "accepted_share"),
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.backend import start_computes
@@ -19,6 +20,7 @@ from zmqengine.engine.choosing import Choosing
 from zmqengine.engine.drafts.step_costs import WAITED, started_ahead
 from zmqengine.engine.flight import Flight
 from zmqengine.engine.interface import StepResult
+from zmqengine.engine.kernels.resident import resident
 from zmqengine.engine.prompt_store.offers import Offer
 from zmqengine.engine.prompt_store.store import PromptStore
 from zmqengine.engine.row import Caches, MadeToken, Row
@@ -73,6 +75,7 @@ class DecodeBatch:
         None if that token was made of something that is not a number: nobody may go on from these caches.
         """
         caches = kv.extract(self.caches, self.rows.index(row), row.held + row.window, row.held)
+        kv.start(kv.arrays(caches))
         self._drop({id(row)})
         if not row.launched:
             self._store.prove(row)
@@ -97,9 +100,13 @@ class DecodeBatch:
                 flight.offers.append((row, offer))
 
     def _drop(self, leaving: set[int]) -> None:
-        places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
-        if len(places) == len(self.rows):
+        staying = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
+        if len(staying) == len(self.rows):
             return
+        places = kv.arranged(self.caches, staying)
+        if kv.moves_rows(self.caches):
+            # What is offered of those who leave is read before others take their places.
+            self._store.settle()
         self.caches = kv.keep_rows(self.caches, places, self._columns())
         self.rows = [self.rows[place] for place in places]
         self._changed = True
@@ -211,10 +218,8 @@ class DecodeBatch:
     def _report(self, flight: Flight, result: StepResult) -> None:
         landed = flight.land(result)
         for row, offer in flight.offers:
-            if id(row) in landed.doubtful:
-                self._store.withdraw(offer)
-            else:
-                self._store.accept(offer)
+            take = self._store.withdraw if id(row) in landed.doubtful else self._store.accept
+            take(offer)
         if flight.window is not None:
             _go_back(self.rows, self.caches, 0 if self._flight is None else self._flight.width)
         if self._flight is not None:
@@ -240,10 +245,15 @@ def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:
     """The last token of each row: on its way for rows that have been through a step, else known."""
     coming = None if landing is None else landing.last_tokens(rows)
     parts = [] if coming is None else [coming]
-    fresh = [row.tokens[-1] for row in rows if not row.launched or landing is None]
+    fresh = [place for place, row in enumerate(rows) if landing is None or not row.launched]
     if fresh:
-        parts.append(mx.array(fresh, dtype=mx.uint32))
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        parts.append(mx.array([rows[place].tokens[-1] for place in fresh], dtype=mx.uint32))
+    tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    if not fresh or fresh[0] + len(fresh) == len(rows):
+        return tokens
+    # One that came last has taken the place of one that left.
+    order = [*sorted(set(range(len(rows))) - set(fresh)), *fresh]
+    return tokens[resident(np.argsort(order).tolist())]
 
 
 def _take_offers(rows: Sequence[Row]) -> list[tuple[Row, Offer]]:

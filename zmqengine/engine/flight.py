@@ -78,7 +78,7 @@ class Flight:
     def last_tokens(self, here: Sequence[Row]) -> mx.array | None:
         """The tokens, still on their way, of those of its rows that are `here`; None if none is."""
         places = self._places(here)
-        if len(places) == len(self.rows):
+        if places == list(range(len(self.rows))):
             return self._chosen.tokens
         return self._chosen.tokens[resident(places)] if places else None
 
@@ -94,7 +94,9 @@ class Flight:
     def coming(self, here: Sequence[Row]) -> Coming:
         """What it makes of those who are `here`, who are all among its rows."""
         tokens = self._chosen.tokens
-        places = None if len(here) == len(self.rows) else self._places(here)
+        places: list[int] | None = self._places(here)
+        if places == list(range(len(self.rows))):
+            places = None
         if self.window is None:
             return Coming(tokens[:, None], None, places)
         return Coming(tokens, self.window.drafted, places)
@@ -107,9 +109,9 @@ class Flight:
                 self.window.settle(place, made.get(id(row), 1))
 
     def _places(self, here: Sequence[Row]) -> list[int]:
-        """Where those of its rows stand that are `here`, in their order, which a batch keeps as well."""
-        ids = {id(row) for row in here}
-        return [place for place, row in enumerate(self.rows) if id(row) in ids]
+        """Where those who are `here` and among its rows stand in it, in the order in which they are here."""
+        places = {id(row): place for place, row in enumerate(self.rows)}
+        return [places[id(row)] for row in here if id(row) in places]
 
     @property
     def _chosen(self) -> Choices:

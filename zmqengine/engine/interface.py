@@ -164,10 +164,11 @@ class EngineMemory:
     """What an engine's memory is used for now, in bytes.
 
     `kv` is the caches of all rows: those of every batch, `padding` included, and those of rows in prefill.
-    `parked` and `prompt_cache` do not overlap. `workspace` is not held now: it is an estimate from above of what
-    the next step needs for a moment, to read a chunk of prompt and to copy the caches of the largest batch when
-    they grow or a row joins. `buffers` is what the platform keeps of freed memory for reuse. `active` is what the
-    platform says is in use, `peak` the most it ever was. What the platform cannot tell is 0.
+    `parked` and `prompt_cache` do not overlap. `workspace` is not held now, but for what rows have left empty in a
+    batch: it is an estimate from above of what the next step needs for a moment, to read a chunk of prompt and to copy
+    the caches of the largest batch when they grow or a row joins. `buffers` is what the platform keeps of freed memory
+    for reuse. `active` is what the platform says is in use, `peak` the most it ever was. What the platform cannot tell
+    is 0.
     """
 
     weights: int

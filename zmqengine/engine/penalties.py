@@ -40,15 +40,16 @@ class Penalties:
 
     def set_rows(self, batch: Sequence[Row]) -> None:
         """Follow a change of the batch: rows that stay keep their state, others get theirs from their tokens."""
+        known = {id(row): place for place, row in enumerate(self.rows)}
         places = [place for place, row in enumerate(batch) if uses_penalties(row.sampling)]
+        # Those that are new come last here, wherever they stand in the batch.
+        places.sort(key=lambda place: id(batch[place]) not in known)
         rows = [batch[place] for place in places]
         self.index = mx.array(places) if places else None
         if rows == self.rows:
             return
-        known = {id(row): place for place, row in enumerate(self.rows)}
         kept = [known[id(row)] for row in rows if id(row) in known]
         fresh = [row for row in rows if id(row) not in known]
-        # Rows keep their order and join at the end, here as in the batch.
         self._counts = self._joined("_counts", kept, [self._count_outputs(row) for row in fresh])
         self._read = self._joined("_read", kept, [self._mark_read(row) for row in fresh])
         self._bias = self._joined("_bias", kept, [self._spread_bias(row) for row in fresh])

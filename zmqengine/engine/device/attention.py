@@ -133,11 +133,13 @@ def attend_turned(
     Once the arrays of a cache are its own, keys and values are written into them in place: for MLX each step makes new
     ones, which takes a call each, and a copy of all there is as long as the step before has not let go of them. MLX
     does not know of it, so whoever reads such columns must be started after the step that writes them was, on its
-    stream: a batch starts each step before it does anything else. Columns that somebody reads are not written again.
+    stream: a batch starts each step before it does anything else, and what it cuts out of a row before another row
+    takes its place. Columns that somebody reads are not written again.
     """
     if function is attend and isinstance(mask, kv.Spans) and cache.can_write_here(width, heads.dtype):
         offset = cache.offset
         queries = heads.turned_into(product, offset, width, cache.keys, cache.values, mask.stop)
+        cache.in_place = True
         begins = cache.advance(width)
         attended = ragged_attention(queries, cache.keys, cache.values, mask, scale)
         if begins:

@@ -5,6 +5,7 @@ batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
 blocks.py   what caches hold, taken apart by tokens and put together again
 parts.py    short rows that leave a batch together
 plain.py    the same for plain caches, all layers together
+in_place.py  rows that come and go while the others stay where they are
 ragged.py   a batch whose rows go back by unlike numbers of tokens
 gathered.py  copies of some rows, or of columns in another order
 spans.py    which columns each row sees, where no mask is needed
@@ -14,6 +15,7 @@ shape.py    what caches of a model take in bytes, from real ones
 
 from zmqengine.engine.kv.batch import begin_step, can_merge, extend, extract, keep_rows, merge
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
+from zmqengine.engine.kv.in_place import arranged, empty_bytes, moves_rows
 from zmqengine.engine.kv.parts import Part, parts_of
 from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
@@ -38,6 +40,7 @@ __all__ = [
     "Spans",
     "State",
     "all_finite",
+    "arranged",
     "arrays",
     "as_batch",
     "begin_step",
@@ -46,6 +49,7 @@ __all__ = [
     "can_go_back",
     "can_merge",
     "close_gaps",
+    "empty_bytes",
     "extend",
     "extract",
     "go_back",
@@ -53,6 +57,7 @@ __all__ = [
     "make_room",
     "measure_caches",
     "merge",
+    "moves_rows",
     "new_caches",
     "parts_of",
     "read_alone",

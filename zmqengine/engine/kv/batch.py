@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.backend import on_cuda
-from zmqengine.engine.kv import plain, ragged
+from zmqengine.engine.kv import in_place, plain, ragged
 from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, close_gaps, columns_of, make_room, standing
 from zmqengine.engine.kv.rows import arrays, start
 from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache
@@ -39,6 +39,8 @@ def extend(caches: Caches, others: Caches, held: Sequence[int]) -> Caches:
     """Add the rows of `others` at the end of a batch whose rows hold `held`."""
     if not caches:
         return others
+    if in_place.extend(caches, others):
+        return caches
     close_gaps(caches, held)
     pairs = list(zip(caches, others, strict=True))
     alike = [pair for pair in pairs if all(map(plain.is_plain, pair))]
@@ -51,9 +53,12 @@ def extend(caches: Caches, others: Caches, held: Sequence[int]) -> Caches:
 
 
 def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
-    """Keep just the rows at `places` of a batch; `held` is how many tokens each row of the batch holds."""
+    """Keep just the rows at `places` of a batch, best as they are `arranged`; `held` is how many tokens each row of the
+    batch holds."""
     if not places:
         return []
+    if in_place.keep_rows(caches, places, held):
+        return caches
     if getattr(caches[0], "gaps", None) is not None:
         ragged.keep_rows(caches, places, held)
         return caches

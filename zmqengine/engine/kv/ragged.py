@@ -108,8 +108,11 @@ class RaggedKVCache(BatchKVCache):
     # Whether the device is to begin with the step as far as this layer, while the host goes on with the next ones.
     begins = False
     values: Any
-    # Whether `keys` and `values` are arrays that only this cache has.
+    # Whether `keys` and `values` are arrays that only this cache has, and whether a layer has written into them in
+    # place: then they may be the first rows of larger ones.
     _are_own = False
+    in_place = False
+    _whole: tuple[mx.array, mx.array] | None = None
 
     @classmethod
     def of(
@@ -169,7 +172,7 @@ class RaggedKVCache(BatchKVCache):
             return
         self.keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
-        self._are_own = True
+        self._are_own, self.in_place, self._whole = True, False, None
         if self.advance(keys.shape[2]):
             mx.async_eval(self.keys)  # type: ignore[no-untyped-call]
 
@@ -180,7 +183,21 @@ class RaggedKVCache(BatchKVCache):
 
     @keys.setter
     def keys(self, keys: mx.array | None) -> None:
-        self._keys, self._are_own = keys, False
+        self._keys, self._are_own, self.in_place, self._whole = keys, False, False, None
+
+    def all_rows(self) -> tuple[mx.array, mx.array]:
+        """Keys and values, and room for more rows. Only what is `in_place` has any."""
+        return (self.keys, self.values) if self._whole is None else self._whole
+
+    def show_rows(self, count: int, whole: tuple[mx.array, mx.array]) -> None:
+        """The batch is the first rows of these from now on, which are `all_rows`."""
+        self._whole = keys, values = whole
+        self._keys, self.values = keys[:count], values[:count]
+
+    @property
+    def empty_bytes(self) -> int:
+        """What rows take that none of the batch has."""
+        return 0 if self._whole is None else sum(array.nbytes for array in self._whole) - self.nbytes
 
     def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
         """Whether so many new columns may be written in place, without MLX being told: nobody else has the arrays, as
