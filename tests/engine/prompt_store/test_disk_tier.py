@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.host_block import HostBlock
 from zmqengine.engine.prompt_store.disk.tier import PIECE_BYTES, DiskTier
 
 CLOSE_S = 60.0
@@ -153,8 +157,19 @@ def test_what_is_computed_sooner_is_neither_written_nor_read(models: dict[str, A
     tier(engine).close()
 
 
-def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path: Path) -> None:
-    """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice."""
+@pytest.mark.parametrize("write_s", [0.0, 0.2, 0.5])
+def test_what_memory_has_no_room_for_comes_back(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_s: float
+) -> None:
+    """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice, also
+    where the disk is so slow that a block is wanted again before it is written."""
+    write = Directory.write
+
+    def slow(directory: Directory, blocks: Sequence[HostBlock]) -> int:
+        time.sleep(write_s)
+        return write(directory, blocks)
+
+    monkeypatch.setattr(Directory, "write", slow)
     model = models["llama"]
     tokens = 320
     engine = on_disk(model, tmp_path)
@@ -171,7 +186,7 @@ def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path
             restore(engine, talk)
             reply = answer(engine, talk)
             assert engine.memory().prompt_cache <= room
-            while tier(engine).has_work or engine.disk.numbers()["waiting_bytes"]:
+            while tier(engine).has_work or (not write_s and engine.disk.numbers()["waiting_bytes"]):
                 tier(engine).save(PIECE_BYTES)
             assert reply == answer(cold, talk)
             talk.extend([*reply, *prompt_of(turn, 30)])

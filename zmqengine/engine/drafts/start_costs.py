@@ -155,11 +155,11 @@ class _Steps:
         first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
         window = Window.ahead(Coming(first[:, None]), known, width)
         waiting = self._start(window.inputs, window)
-        left = list(range(1, len(self._rows)))
+        left = kv.arranged(self._caches, range(1, len(self._rows)))
         coming = Coming(waiting.tokens, window.drafted, left)
         kv.keep_rows(self._caches, left, self._held)
         self._copied = True
-        self._rows, self._held = self._rows[1:], self._held[1:]
+        self._rows, self._held = [self._rows[at] for at in left], [self._held[at] for at in left]
         self._choosing.set_rows(self._rows)
         window = Window.ahead(coming, known[1:], width)
         self._start(window.inputs, window).read()

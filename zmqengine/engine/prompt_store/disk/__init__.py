@@ -4,6 +4,7 @@ tier.py           what the engine and the worker call
 saving.py         which blocks are written, copied to the host piece by piece
 host_arrays.py    arrays as bytes of the host, and back
 writer.py         the thread that writes them
+unwritten.py      what is on its way to a file
 restoring.py      which blocks of a prompt are worth reading, and reading them
 directory.py      the directory: what is in it, what is of no use
 own_directory.py  is made for this user alone

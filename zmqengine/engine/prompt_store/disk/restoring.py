@@ -10,7 +10,9 @@ import numpy as np
 
 from zmqengine.engine.prompt_store.block import StoredBlock
 from zmqengine.engine.prompt_store.disk.directory import Directory
+from zmqengine.engine.prompt_store.disk.file_index import Place
 from zmqengine.engine.prompt_store.disk.host_block import HostBlock
+from zmqengine.engine.prompt_store.disk.unwritten import Unwritten
 from zmqengine.engine.prompt_store.index import shared_tokens
 from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS, block_keys, chained
 from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN
@@ -54,13 +56,19 @@ NOTHING = Plan([], 0, 0)
 
 
 class Restoring:
-    """Finds and reads blocks. `find` gives a block that is in memory by its key; it may be asked from any thread.
+    """Finds and reads blocks. `find` gives a block that is in memory by its key; it may be asked from any thread. What
+    is `unwritten` counts as on disk.
 
     Where prompts are not `cut_anywhere`, all that is restored ends with a block that has a state.
     """
 
     def __init__(
-        self, directory: Directory, find: Callable[[bytes], StoredBlock | None], *, cut_anywhere: bool
+        self,
+        directory: Directory,
+        unwritten: Unwritten,
+        find: Callable[[bytes], StoredBlock | None],
+        *,
+        cut_anywhere: bool,
     ) -> None:
         self.speed = Speed()
         self.tokens_per_s = 0.0
@@ -68,6 +76,7 @@ class Restoring:
         self.not_worth = 0
         """Prompts that were sooner read again than restored."""
         self._directory = directory
+        self._unwritten = unwritten
         self._find = find
         self._cut_anywhere = cut_anywhere
 
@@ -75,7 +84,7 @@ class Restoring:
         """How many tokens of a prompt with these blocks memory and disk could give together."""
         tokens = 0
         for number, key in enumerate(keys):
-            in_memory, place = self._find(key), self._directory.find(key)
+            in_memory, place = self._find(key), self._place(key)
             if in_memory is None and place is None:
                 break
             has_state = (in_memory is not None and in_memory.checkpoint is not None) or (
@@ -101,9 +110,8 @@ class Restoring:
 
     def read(self, plan: Plan, tokens: np.ndarray) -> list[HostBlock]:
         """The blocks of a plan, as far as they are still there, whole, and hold these tokens: the last one some."""
-        blocks = self.read_timed(plan.keys)
         good: list[HostBlock] = []
-        for block in blocks:
+        for block in self._read(plan.keys):
             mine = tokens[block.start : block.start + len(block.tokens)]
             shared = shared_tokens(block.tokens, mine)
             if shared < len(block.tokens) and not (self._cut_anywhere and shared >= PREFIX_TOKENS_MIN):
@@ -120,13 +128,35 @@ class Restoring:
         self.speed.note_read(sum(block.bytes for block in blocks), time.perf_counter() - started_s)
         return blocks
 
+    def _place(self, key: bytes) -> Place | None:
+        block = self._unwritten.find(key)
+        if block is None:
+            return self._directory.find(key)
+        return Place("", 0, block.parent_key, len(block.tokens), block.bytes, bool(block.form))
+
+    def _read(self, keys: Sequence[bytes]) -> list[HostBlock]:
+        blocks: list[HostBlock] = []
+        while len(blocks) < len(keys):
+            left = keys[len(blocks) :]
+            block = self._unwritten.find(left[0])
+            if block is not None:
+                self._directory.totals.read_blocks += 1
+                blocks.append(block)
+                continue
+            count = next((at for at, key in enumerate(left) if self._unwritten.find(key)), len(left))
+            found = self.read_timed(left[:count])
+            blocks += found
+            if len(found) < count:
+                break
+        return blocks
+
     def _plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
         in_memory = usable = best = best_bytes = bytes_ = 0
         keys: list[bytes] = []
         wanted: list[bytes] = []
         for key, end in self._known(tokens, salt):
             keys.append(key)
-            kept, place = self._find(key), self._directory.find(key)
+            kept, place = self._find(key), self._place(key)
             is_kept = kept is not None and in_memory == len(keys) - 1
             in_memory += is_kept
             if is_kept and kept is not None and (self._cut_anywhere or kept.checkpoint is not None):
@@ -146,12 +176,12 @@ class Restoring:
         keys = block_keys(tokens.tolist(), salt)
         before, end = salt, 0
         for key in keys:
-            if self._find(key) is None and self._directory.find(key) is None:
+            if self._find(key) is None and self._place(key) is None:
                 break
             before, end = key, end + BLOCK_TOKENS
             yield key, end
-        following = self._directory.following(before)
-        for count in dict.fromkeys(following.values()):
+        following = self._directory.following(before) | self._unwritten.following(before)
+        for count in sorted(set(following.values()), reverse=True):
             key = chained(before, tokens[end : end + count].tolist())
             if end + count <= len(tokens) and key in following:
                 yield key, end + count

@@ -76,7 +76,7 @@ class Saving:
                 self.lost[reason] += sum(map(self._is_wanted, blocks[number:]))
                 return
             self._evicted_room -= block.bytes
-            self._evicted.append(_with_arrays(block, [to_host(array) for array in block.all_arrays()]))
+            self._evicted.append(self._copy(block, [to_host(array) for array in block.all_arrays()]))
 
     def save(self, bytes_max: int, *, newest_first: bool = False) -> int:
         """Go on copying until `bytes_max` are, and one array more at the most; returns how many were."""
@@ -97,6 +97,7 @@ class Saving:
         self._unsaved.clear()
         self._children.clear()
         self._run, self._copied, self._evicted = [], [], []
+        self._writer.unwritten.clear()
 
     def _is_wanted(self, block: StoredBlock) -> bool:
         """Whether it is worth a write, and not written or being written."""
@@ -153,9 +154,14 @@ class Saving:
                 yield len(arrays[-1].data)
             # Unless it went from memory meanwhile.
             if len(self._copied) < len(self._run):
-                self._copied.append(_with_arrays(block, arrays))
+                self._copied.append(self._copy(block, arrays))
         copied, self._copied, self._run = self._copied, [], []
         self._hand_over(copied)
+
+    def _copy(self, block: StoredBlock, arrays: list[HostArray]) -> HostBlock:
+        copied = _with_arrays(block, arrays)
+        self._writer.unwritten.add(copied)
+        return copied
 
     def _hand_over(self, blocks: list[HostBlock]) -> None:
         if blocks:
@@ -175,6 +181,7 @@ class Saving:
                 run.append(after)
             if sum(each.bytes for each in run) > self._writer.room_bytes:
                 self.lost["slow_disk"] += len(run)
+                self._writer.unwritten.remove(run)
             else:
                 self._hand_over(run)
 

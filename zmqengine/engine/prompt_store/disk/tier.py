@@ -47,7 +47,9 @@ class DiskTier:
         self._directory = directory
         self._writer = Writer(directory, ring)
         self._saving = Saving(directory, self._writer, self._find)
-        self._restoring = Restoring(directory, self._find, cut_anywhere=store.kept.cut_anywhere)
+        self._restoring = Restoring(
+            directory, self._writer.unwritten, self._find, cut_anywhere=store.kept.cut_anywhere
+        )
         store.kept.tier = self
 
     # --- from memory to disk ---

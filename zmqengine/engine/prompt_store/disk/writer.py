@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from zmqengine.engine.prompt_store.disk.directory import Directory
 from zmqengine.engine.prompt_store.disk.host_block import HostBlock
 from zmqengine.engine.prompt_store.disk.room import Refused
+from zmqengine.engine.prompt_store.disk.unwritten import Unwritten
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -27,11 +28,12 @@ REFUSED_WAIT_S = 60.0
 class Writer:
     """Writes runs in the order in which they came. All but the thread itself is called from one other thread.
 
-    `ring` is called by the thread when there is room for more.
+    `ring` is called by the thread when there is room for more. What it is given leaves `unwritten` when it is written.
     """
 
     def __init__(self, directory: Directory, ring: Callable[[], None] = lambda: None) -> None:
         self.refused: Counter[str] = Counter()
+        self.unwritten = Unwritten()
         self._directory = directory
         self._ring = ring
         self._progress = threading.Event()
@@ -83,6 +85,7 @@ class Writer:
             if blocks is None:
                 return
             self._write(blocks)
+            self.unwritten.remove(blocks)
             self._done_bytes += sum(block.bytes for block in blocks)
             self._progress.set()
             self._ring()
