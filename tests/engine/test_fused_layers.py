@@ -259,7 +259,11 @@ def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
 def test_one_that_came_last_takes_the_place_of_one_that_leaves_at_once(model_in_place, moves):
     """Before it has made a token: it is in the middle of the batch then, and those around it are under way."""
     model, _ = model_in_place
-    rows = [RowRequest(row, [row + 5] * (9 - row), 30) for row in range(5)]
+    penalties = Sampling(presence_penalty=1.0, frequency_penalty=0.5, logit_bias={7: 3.0})
+    rows = [
+        RowRequest(row, [row + 5] * (9 - row), 30, sampling=penalties if row != 2 else Sampling())
+        for row in range(5)
+    ]
     alone = Run()
     for row in rows:
         engine = make_engine(build_model(FUSABLE))
