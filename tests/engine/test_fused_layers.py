@@ -42,7 +42,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(
     params=[
-        "plain",
+        pytest.param("plain", marks=pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")),
         pytest.param("kernels", marks=pytest.mark.skipif(not on_cuda(), reason="no CUDA device")),
     ]
 )
@@ -110,10 +110,10 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
     batches: list[list[Any]] = [[], []]
     held: list[int] = []
     taken: list[tuple[mx.array, np.ndarray]] = []
-    for _ in range(100):
+    for _ in range(160):
         kind = draw.random()
         if not held or (kind < 0.2 and len(held) < 5):
-            text = [draw.randrange(WORDS) for _ in range(draw.randrange(1, 40))]
+            text = [draw.randrange(WORDS) for _ in range(draw.choice((3, 10, 20, 40, 40, 150)))]
             for place, one in enumerate((model, wanted)):
                 alone = kv.new_caches(one)
                 kv.read_alone(one, alone, text)
@@ -121,7 +121,8 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
             held.append(len(text))
         elif kind < 0.3:
             places = sorted(draw.sample(range(len(held)), draw.randrange(1, len(held) + 1)))
-            places = kv.arranged(batches[0], places)
+            if draw.random() < 0.7:
+                places = kv.arranged(batches[0], places)
             batches = [kv.keep_rows(caches, places, held) for caches in batches]
             held = [held[place] for place in places]
         elif kind < 0.4:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from zmqengine.engine import kv
@@ -22,7 +23,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heads, "turned_into", turned_into)
     monkeypatch.setattr(attention, "ragged_attention", ragged_attention)
     monkeypatch.setattr(moved_rows, "move_rows", move_rows)
-    monkeypatch.setattr(kv.RaggedKVCache, "all_rows", all_rows)
 
 
 def add_and_norm(
@@ -55,11 +55,11 @@ def turned_into(
     values: mx.array,
     stop: mx.array,
 ) -> mx.array:
-    """As `Heads.turned_into`, for arrays that only a cache has."""
-    queries, new_keys, new_values = turned(heads, product, offset, width)
+    """As `Heads.turned_into`."""
+    queries, *fresh = turned(heads, product, offset, width)
     last: Any = stop.item()
-    keys[..., last - width : last, :] = new_keys
-    values[..., last - width : last, :] = new_values
+    for array, columns in zip((keys, values), fresh, strict=True):
+        _memory(array)[..., last - width : last, :] = _memory(columns)
     return queries
 
 
@@ -77,21 +77,21 @@ def move_rows(
     sources: Sequence[tuple[mx.array, mx.array]],
     moves: Sequence[Move],
 ) -> list[mx.array]:
-    """As `moved_rows.move_rows`."""
+    """As `moved_rows.move_rows`, which makes all moves at once."""
+    assert sources is not layers or not {move.row for move in moves} & {move.from_row for move in moves}
     for whole, source in zip(layers, sources, strict=True):
-        for array, given in zip(whole, source, strict=True):
+        for array, given in zip(map(_memory, whole), map(_memory, source), strict=True):
             for move in moves:
                 columns = given[move.from_row, :, move.from_start : move.from_start + move.columns]
                 array[move.row, :, move.start : move.start + move.columns] = columns
     return []
 
 
-def all_rows(cache: Any) -> tuple[mx.array, mx.array]:
-    """As `RaggedKVCache.all_rows`, where what is written into the rows of a batch is not written into all rows."""
-    own = cache.keys, cache.values
-    for whole, array in zip(cache._whole or (), own, strict=False):
-        whole[: array.shape[0]] = array
-    return cache._whole or own
+def _memory(array: mx.array) -> np.ndarray:
+    """What `array` is in, for whoever changes it without MLX knowing: what is not computed yet reads it afterwards."""
+    mx.eval(array)
+    mx.synchronize()
+    return np.array(array, copy=False)
 
 
 def _rope(inputs: mx.array, offset: mx.array, heads: Heads) -> mx.array:

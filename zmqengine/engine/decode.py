@@ -252,7 +252,7 @@ def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:
     if not fresh or fresh[0] + len(fresh) == len(rows):
         return tokens
     # One that came last has taken the place of one that left.
-    order = [*sorted(set(range(len(rows))) - set(fresh)), *fresh]
+    order = sorted(range(len(rows)), key=set(fresh).__contains__)
     return tokens[resident(np.argsort(order).tolist())]
 
 

@@ -205,6 +205,11 @@ class FakeEngine:
         self._strike("trim")
         return self._prompt_cache.limit(min(bytes_max, self.config.prompt_cache_bytes))
 
+    @property
+    def empty_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
     def release_buffers(self) -> None:
         """There are none."""
         self._record("release_buffers", ())

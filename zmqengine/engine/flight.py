@@ -78,7 +78,7 @@ class Flight:
     def last_tokens(self, here: Sequence[Row]) -> mx.array | None:
         """The tokens, still on their way, of those of its rows that are `here`; None if none is."""
         places = self._places(here)
-        if places == list(range(len(self.rows))):
+        if len(places) == len(self.rows):
             return self._chosen.tokens
         return self._chosen.tokens[resident(places)] if places else None
 
@@ -94,9 +94,7 @@ class Flight:
     def coming(self, here: Sequence[Row]) -> Coming:
         """What it makes of those who are `here`, who are all among its rows."""
         tokens = self._chosen.tokens
-        places: list[int] | None = self._places(here)
-        if places == list(range(len(self.rows))):
-            places = None
+        places = None if len(here) == len(self.rows) else self._places(here)
         if self.window is None:
             return Coming(tokens[:, None], None, places)
         return Coming(tokens, self.window.drafted, places)
@@ -109,7 +107,8 @@ class Flight:
                 self.window.settle(place, made.get(id(row), 1))
 
     def _places(self, here: Sequence[Row]) -> list[int]:
-        """Where those who are `here` and among its rows stand in it, in the order in which they are here."""
+        """Where those who are `here` and among its rows stand in it, in the order in which they are here: it is that of
+        the rows as long as all of them are."""
         places = {id(row): place for place, row in enumerate(self.rows)}
         return [places[id(row)] for row in here if id(row) in places]
 

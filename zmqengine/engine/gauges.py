@@ -64,7 +64,7 @@ class Gauges:
         reading = [kv.byte_count(row.caches) for row in prefill.rows if row.caches is not None]
         drafts = self._draft_model
         # A batch that grows or takes a row in is copied, and its caches may all be copied before one is freed.
-        copied = decode.largest_bytes + max(reading, default=0) + kv.empty_bytes(decode.caches)
+        copied = decode.largest_bytes + max(reading, default=0) + decode.empty_bytes
         return EngineMemory(
             weights=self._info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
             kv=kv.byte_count(decode.caches) + sum(reading) + (0 if drafts is None else drafts.held_bytes),

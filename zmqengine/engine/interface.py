@@ -258,6 +258,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def empty_bytes(self) -> int:
+        """What is held for rows to come that nobody has; it is not in `project_bytes` of any."""
+        ...
+
     def release_buffers(self) -> None:
         """Give back what the platform keeps for reuse. The next step is a little slower; nothing is forgotten."""
         ...

@@ -62,6 +62,11 @@ class Lanes:
         return max((kv.byte_count(lane.caches) for lane in self._lanes), default=0)
 
     @property
+    def empty_bytes(self) -> int:
+        """What rows take that were left empty for others to come."""
+        return sum(kv.empty_bytes(lane.caches) for lane in self._lanes)
+
+    @property
     def padding_room_bytes(self) -> int:
         """What padding may still take."""
         return max(0, self._padding_bytes_max - self.padding_bytes)

@@ -222,6 +222,11 @@ class MlxEngine:
             mx.clear_cache()
         return freed
 
+    @property
+    def empty_bytes(self) -> int:
+        """What rows of batches take that were left empty for others to come."""
+        return self._decode.empty_bytes
+
     def release_buffers(self) -> None:
         """Give back the buffers of arrays that are gone."""
         mx.clear_cache()

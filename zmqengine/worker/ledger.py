@@ -62,7 +62,8 @@ class Ledger:
         most = self._prompt_cache_bytes
         if most is None:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
-        room = min(most, self.kv_bytes_max - self.reserved_bytes)
+        # A row to come takes what others have left empty; until then it is nobody else's.
+        room = max(0, min(most, self.kv_bytes_max - self.reserved_bytes - self._engine.empty_bytes))
         if room != self._room_told:
             self._room_told = room
             self._engine.limit_prompt_cache(room)

@@ -30,7 +30,8 @@ NAME = "scaled_dot_product_attention"
 _MASK_NAME = "create_attention_mask"
 
 WIDTH_MAX = 8
-"""The most tokens of a row that the kernel takes at once; more are a prompt."""
+"""The most tokens of a row that the kernel takes at once; more are a prompt. It reads no column before those of a row:
+what a row that left has there may be no number."""
 
 DIM_MAX = 256
 """The most dimensions of a head that it takes."""

@@ -15,7 +15,7 @@ import numpy as np
 from zmqengine.engine.kernels import moved_rows
 from zmqengine.engine.kernels.moved_rows import Move
 from zmqengine.engine.kernels.resident import resident
-from zmqengine.engine.kv.ragged import Gaps, RaggedKVCache, with_room
+from zmqengine.engine.kv.ragged import Gaps, RaggedKVCache, follow_rows, with_room
 from zmqengine.engine.kv.rows import start
 from zmqengine.engine.row import Caches
 
@@ -25,10 +25,8 @@ _EMPTY_ROWS_SHARE = 1 / 8
 
 def moves_rows(caches: Caches) -> bool:
     """Whether rows of this batch may be moved."""
-    return bool(caches) and all(
-        type(cache) is RaggedKVCache and cache.in_place and moved_rows.can_move(cache.keys)
-        for cache in caches
-    )
+    are_in_place = caches and all(type(cache) is RaggedKVCache and cache.in_place for cache in caches)
+    return bool(are_in_place) and all(moved_rows.can_move(cache.keys) for cache in caches)
 
 
 def arranged(caches: Caches, places: Sequence[int]) -> list[int]:
@@ -44,7 +42,9 @@ def arranged(caches: Caches, places: Sequence[int]) -> list[int]:
 
 def empty_bytes(caches: Caches) -> int:
     """What rows take that were left empty for others to come."""
-    return sum(cache.empty_bytes for cache in caches if type(cache) is RaggedKVCache)
+    if not caches or type(caches[0]) is not RaggedKVCache or not caches[0].empty_bytes:
+        return 0
+    return sum(cache.empty_bytes for cache in caches)
 
 
 def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> bool:
@@ -53,22 +53,18 @@ def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> boo
     count = len(places)
     if not moves_rows(caches) or any(place != at and place < count for at, place in enumerate(places)):
         return False
-    first = caches[0]
-    lengths = [held[place] for place in places]
+    first, longest = caches[0], max(held[place] for place in places)
     layers = [cache.all_rows() for cache in caches]
     room, _, columns, _ = layers[0][0].shape
     # A copy of a batch with gaps has as many columns.
-    if room - count > room * _EMPTY_ROWS_SHARE or (first.gaps is None and columns > with_room(max(lengths))):
+    if room - count > room * _EMPTY_ROWS_SHARE or (first.gaps is None and columns > with_room(longest)):
         return False
-    rows = resident(places)
-    offset, left_padding = resident(lengths), resident(first.left_padding[rows])
-    gaps = None if first.gaps is None else Gaps(first.gaps.hidden[list(places)])
     moved = [Move(place, at, 0, 0, first._idx) for at, place in enumerate(places) if place != at]
     if moved:
         start(moved_rows.move_rows(layers, layers, moved))
     for cache, whole in zip(caches, layers, strict=True):
         cache.show_rows(count, whole)
-        cache.offset, cache.left_padding, cache.gaps = offset, left_padding, gaps
+    follow_rows(caches, places, held)
     return True
 
 

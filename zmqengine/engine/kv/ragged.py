@@ -168,11 +168,11 @@ class RaggedKVCache(BatchKVCache):
             super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
             self.offset = self.offset if after is None else after
             # If these are all the columns there are, MLX takes the new keys as they are: a part of something larger.
-            self._are_own = keys.shape[2] < self.keys.shape[2]
+            self._replaced(are_own=keys.shape[2] < self.keys.shape[2])
             return
         self.keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
-        self._are_own, self.in_place, self._whole = True, False, None
+        self._replaced(are_own=True)
         if self.advance(keys.shape[2]):
             mx.async_eval(self.keys)  # type: ignore[no-untyped-call]
 
@@ -183,7 +183,12 @@ class RaggedKVCache(BatchKVCache):
 
     @keys.setter
     def keys(self, keys: mx.array | None) -> None:
-        self._keys, self._are_own, self.in_place, self._whole = keys, False, False, None
+        self._keys = keys
+        self._replaced(are_own=False)
+
+    def _replaced(self, *, are_own: bool) -> None:
+        """The arrays are others than they were."""
+        self._are_own, self.in_place, self._whole = are_own, False, None
 
     def all_rows(self) -> tuple[mx.array, mx.array]:
         """Keys and values, and room for more rows. Only what is `in_place` has any."""
@@ -257,15 +262,19 @@ def make_room(
 
     A cache that is full is copied anyway, so that is the time to close them. While the device is `idle`, it begins with
     the first layers before the host has come to the last. The last tokens that rows hold may be of a `pending` window.
-    Returns whether gaps were closed.
+    Returns whether the batch was copied for that.
     """
     first, closes = caches[0], False
-    if getattr(first, "gaps", None) is not None:
+    if type(first) is RaggedKVCache and first.keys is not None:
         spare = first._idx - max(held)
         is_full = first._idx + columns > first.keys.shape[2]
-        closes = is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX)
+        if first.gaps is None:
+            # Longer rows have left, and the others stayed where they are.
+            closes = is_full and spare > 0 and can_go_back(caches)
+        else:
+            closes = is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX)
         if closes:
-            close_gaps(caches, held)
+            _justify(caches, held)
     after = None if pending is None else _stand_after(caches, held, pending, columns)
     ragged = [cache for cache in caches if type(cache) is RaggedKVCache and cache.keys is not None]
     if ragged:
@@ -311,18 +320,30 @@ def _stand_after(caches: Caches, held: Sequence[int], pending: Pending, columns:
 def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
     """Keep the rows at `places` of a batch with gaps, whose rows hold `held`, and their gaps: to close them would take
     longer than the step."""
-    first, rows = caches[0], resident(places)
-    offset, left_padding = resident([held[place] for place in places]), resident(first.left_padding[rows])
-    gaps = Gaps(first.gaps.hidden[list(places)])
+    rows = resident(places)
+    follow_rows(caches, places, held)
     for cache in caches:
         cache.keys, cache.values = rows_of(cache.keys, rows), rows_of(cache.values, rows)
+
+
+def follow_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
+    """Say of the rows that were at `places` where they stand, in the columns in which they stood."""
+    first = caches[0]
+    offset = resident([held[place] for place in places])
+    left_padding = resident(first.left_padding[resident(places)])
+    gaps = None if first.gaps is None else Gaps(first.gaps.hidden[list(places)])
+    for cache in caches:
         cache.offset, cache.left_padding, cache.gaps = offset, left_padding, gaps
 
 
 def close_gaps(caches: Caches, held: Sequence[int]) -> None:
     """Copy a batch with gaps, whose rows hold `held`, to one without."""
-    if not caches or getattr(caches[0], "gaps", None) is None:
-        return
+    if caches and getattr(caches[0], "gaps", None) is not None:
+        _justify(caches, held)
+
+
+def _justify(caches: Caches, held: Sequence[int]) -> None:
+    """Copy a batch so that its rows end in the same column, the longest begins in the first, and none has a gap."""
     longest = max(held)
     index = np.zeros((len(held), with_room(longest)), np.uint32)
     for row, length in enumerate(held):
