@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 class DecodeBatch:
     """Rows in decode and their merged caches. What rows leave behind is offered to `store`.
 
-    `choosing` is its own. With `speculation` rows may draft.
+    `choosing` makes its own. With `speculation` rows may draft.
     """
 
     def __init__(
         self,
         model: Any,
         store: PromptStore,
-        choosing: Choosing,
+        choosing: Callable[[], Choosing],
         speculation: Speculation | None = None,
     ) -> None:
         self.rows: list[Row] = []
@@ -50,7 +50,7 @@ class DecodeBatch:
         self._flight: Flight | None = None
         self._landing: Flight | None = None
         self._changed = True
-        self._choosing = choosing
+        self._choosing = choosing()
         self._speculation = speculation
         self._landed = StepResult()
         self._start_computes = start_computes()

@@ -77,7 +77,8 @@ class MlxEngine:
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
         self._clock = StepClock(computes=not on_gpu())
         self._wired = WiredMemory(options.wired_bytes)
-        self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
+        masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
+        self._choosing = partial(Choosing, info.vocab_size, masks)
         try:
             self._abilities = probe(model)
         except BaseException:
@@ -88,6 +89,7 @@ class MlxEngine:
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
         self._speculation = speculation if self._abilities.widens else None
         self._draft_model = None if self._speculation is None else self._speculation.model
+        self._release_drafts = _do_nothing if self._draft_model is None else self._draft_model.release
         self.step_tokens_max = 1 if self._speculation is None else self._speculation.width_max
         self._lanes_padding_bytes = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
@@ -135,8 +137,7 @@ class MlxEngine:
         ended = [token.row for token in result.tokens if token.finish is not None]
         for row in (*ended, *(failure.row for failure in result.failures)):
             del self._rows[row]
-        if self._draft_model is not None:
-            self._draft_model.release()
+        self._release_drafts()
         self._gauges.count(result)
         if self._gauges.steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
             mx.clear_cache()
@@ -153,8 +154,7 @@ class MlxEngine:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
-        if self._draft_model is not None:
-            self._draft_model.release()
+        self._release_drafts()
         self._store.settle()
 
     def park(self, row: int) -> int:
@@ -166,8 +166,7 @@ class MlxEngine:
         if parked is None:
             return 0
         parked.gone = True
-        if self._draft_model is not None:
-            self._draft_model.release()
+        self._release_drafts()
         if not self._abilities.mergeable or not parked.held:
             self._prefill.leave([parked])
             self._decode.leave([parked])
@@ -217,14 +216,13 @@ class MlxEngine:
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
         """Keep at most `bytes_max` from now on; returns bytes freed, which are memory itself and no buffers."""
-        freed = self._store.limit(bytes_max)
-        if freed:
+        if freed := self._store.limit(bytes_max):
             mx.clear_cache()
         return freed
 
     @property
     def empty_bytes(self) -> int:
-        """What rows of batches take that were left empty for others to come."""
+        """What is kept for rows to come."""
         return self._decode.empty_bytes
 
     def release_buffers(self) -> None:
@@ -250,9 +248,10 @@ class MlxEngine:
             self._draft_model.clear()
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
-        self._decode = Lanes(self._new_lane, project, self._lanes_padding_bytes, self.step_tokens_max)
+        lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculation)
+        self._decode = Lanes(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
         self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes)
 
-    def _new_lane(self) -> DecodeBatch:
-        choosing = Choosing(self.info.vocab_size, self._masks)
-        return DecodeBatch(self._model, self._store, choosing, self._speculation)
+
+def _do_nothing() -> None:
+    """There are no drafts."""
