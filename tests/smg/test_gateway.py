@@ -151,12 +151,20 @@ def test_sixty_four_users_and_a_worker_that_is_killed(site: Fleet) -> None:
 @pytest.mark.slow
 def test_a_gateway_that_is_restarted_finds_its_workers(site: Fleet) -> None:
     """Killed under load, started again: it registers both workers, and what the lost one asked for is gone."""
+    killed = threading.Event()
 
     def ask(user: int) -> Any:
-        try:
-            return site.gateway.complete(name(100 + user), max_tokens=3000, ignore_eos=True, stream=True)
-        except (OSError, HTTPException) as error:
-            return error
+        # It refuses everything for a while after a worker has died, as one has in the test before.
+        while not killed.wait(0.1):
+            try:
+                reply = site.gateway.complete(name(100 + user), max_tokens=3000, ignore_eos=True, stream=True)
+            except (OSError, HTTPException) as error:
+                return error
+            if reply.status == 200:
+                return reply
+        return None
+
+    site.gateway.wait_ready()
 
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ask, user) for user in range(8)]
@@ -169,8 +177,11 @@ def test_a_gateway_that_is_restarted_finds_its_workers(site: Fleet) -> None:
             return total
 
         # Those that the gateway has not handed on yet end with it: enough of them run to be missed.
-        wait_until(lambda: running() >= 4, "too few requests run")
-        site.gateway.restart()
+        try:
+            wait_until(lambda: running() >= 4, "too few requests run")
+            site.gateway.restart()
+        finally:
+            killed.set()
         for future in asked:
             future.result(60)
         wait_until(lambda: running() == 0, "requests of a gateway that is gone run on")
