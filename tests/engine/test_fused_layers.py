@@ -18,10 +18,11 @@ from tests.engine.test_traced_layers import WORDS, steps
 from tests.support import plain_arithmetic
 from tests.support.drafts import Erring, speculation
 from tests.support.engines import Run, finish, make_engine, step
+from tests.support.fused_models import FUSABLE, written_in_place
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.backend import on_cuda
-from zmqengine.engine.device import attention, layers, projections, tuning
+from zmqengine.engine.device import layers, projections, tuning
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.kernels import between_products, moved_rows
 from zmqengine.engine.kv import in_place
@@ -31,7 +32,6 @@ LLAMA_3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-FUSABLE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 3}
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
         elif kind < 0.3:
             places = sorted(draw.sample(range(len(held)), draw.randrange(1, len(held) + 1)))
             if draw.random() < 0.7:
-                places = kv.arranged(batches[0], places)
+                places = kv.arranged(places)
             batches = [kv.keep_rows(caches, places, held) for caches in batches]
             held = [held[place] for place in places]
         elif kind < 0.4:
@@ -145,8 +145,8 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
                 kv.go_back(caches, counts, held)
     assert all(np.array_equal(np.array(array), before) for array, before in taken)
     assert len(taken) > 2
-    # A GPU's caches grow, and so are copied, seldom.
-    assert min(writes.count(True), writes.count(False)) > 10
+    # A GPU's caches grow, and so are copied, more seldom.
+    assert min(writes.count(True), writes.count(False)) > (10 if on_cuda() else 30)
     assert min(moves.count("within"), moves.count("into")) > 0
 
 
@@ -168,11 +168,6 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def model_in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[bool]]]:
     """A model whose layers write in place where they may, and whether they did, each time."""
-    model = build_model(FUSABLE)
-    projections.join_groups(model)
-    attention.install(model)
-    layers.install(model, fuses=True)
-    assert layers.count_fused(model) == 3
     writes: list[bool] = []
     own = kv.RaggedKVCache.can_write_here
 
@@ -181,9 +176,8 @@ def model_in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[
         return writes[-1]
 
     monkeypatch.setattr(kv.RaggedKVCache, "can_write_here", counted)
-    yield model, writes
-    layers.uninstall(model)
-    attention.uninstall(model)
+    with written_in_place() as model:
+        yield model, writes
 
 
 @pytest.mark.usefixtures("no_cuda")

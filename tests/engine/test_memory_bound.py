@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.support import plain_arithmetic
 from tests.support.drafts import Self, speculation
 from tests.support.engines import make_engine
+from tests.support.fused_models import written_in_place
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.device import attention, layers, projections
+from zmqengine.engine.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 
 EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_MEMORY_EXAMPLES", "3"))
@@ -123,33 +124,29 @@ def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, ope
     engine.close()
 
 
+@pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")
 @pytest.mark.parametrize("longest", [240, 300])
 def test_what_the_longest_row_leaves_is_given_back(monkeypatch, longest):
     """Where rows stay in place, as on a GPU: the columns that only it had are closed when the caches are full, and rows
     that are empty are told, and are no more than an eighth."""
     plain_arithmetic.stand_in(monkeypatch)
     monkeypatch.setattr(kv.RaggedKVCache, "step", 256)
-    model = build_model({**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 2})
-    projections.join_groups(model)
-    attention.install(model)
-    layers.install(model, fuses=True)
-    engine = make_engine(model, rows_max=8, prompt_cache_bytes=0, padding_bytes_max=1 << 23)
-    known = Known(engine)
-    known.insert(RowRequest(0, prompt(longest, 0), 9))
-    while not engine.stats().rows_decoding:
-        known.step()
-    for row in range(1, 8):
-        known.insert(RowRequest(row, prompt(10, row), 40 + (row > 1)))
     empty = set()
-    while known.requests:
-        known.step()
-        empty.add((len(known.requests), engine.empty_bytes))
+    with written_in_place() as model:
+        engine = make_engine(model, rows_max=8, prompt_cache_bytes=0, padding_bytes_max=1 << 23)
+        known = Known(engine)
+        known.insert(RowRequest(0, prompt(longest, 0), 9))
+        while not engine.stats().rows_decoding:
+            known.step()
+        for row in range(1, 8):
+            known.insert(RowRequest(row, prompt(10, row), 40 + (row > 1)))
+        while known.requests:
+            known.step()
+            empty.add((len(known.requests), engine.empty_bytes))
     row_bytes = engine.project_bytes(0)
     # Where a copy would have fewer columns, it is made.
     assert ((7, row_bytes) in empty) == (longest == 240)
     assert all(bytes_ == 0 for rows, bytes_ in empty if rows < 7)
-    layers.uninstall(model)
-    attention.uninstall(model)
 
 
 def test_many_unlike_rows_share_one_allowance(models):

@@ -100,13 +100,13 @@ class DecodeBatch:
                 flight.offers.append((row, offer))
 
     def _drop(self, leaving: set[int]) -> None:
-        staying = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
-        if len(staying) == len(self.rows):
+        places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
+        if len(places) == len(self.rows):
             return
-        places = kv.arranged(self.caches, staying)
         if kv.moves_rows(self.caches):
             # What is offered of those who leave is read before others take their places.
             self._store.settle()
+            places = kv.arranged(places)
         self.caches = kv.keep_rows(self.caches, places, self._columns())
         self.rows = [self.rows[place] for place in places]
         self._changed = True

@@ -155,7 +155,9 @@ class _Steps:
         first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
         window = Window.ahead(Coming(first[:, None]), known, width)
         waiting = self._start(window.inputs, window)
-        left = kv.arranged(self._caches, range(1, len(self._rows)))
+        left = list(range(1, len(self._rows)))
+        if kv.moves_rows(self._caches):
+            left = kv.arranged(left)
         coming = Coming(waiting.tokens, window.drafted, left)
         kv.keep_rows(self._caches, left, self._held)
         self._copied = True

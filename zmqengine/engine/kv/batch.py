@@ -53,8 +53,8 @@ def extend(caches: Caches, others: Caches, held: Sequence[int]) -> Caches:
 
 
 def keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> Caches:
-    """Keep just the rows at `places` of a batch, best as they are `arranged`; `held` is how many tokens each row of the
-    batch holds."""
+    """Keep just the rows at `places` of a batch, `arranged` where it `moves_rows`; `held` is how many tokens each row
+    of the batch holds."""
     if not places:
         return []
     if in_place.keep_rows(caches, places, held):

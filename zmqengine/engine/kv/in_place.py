@@ -29,11 +29,8 @@ def moves_rows(caches: Caches) -> bool:
     return bool(are_in_place) and all(moved_rows.can_move(cache.keys) for cache in caches)
 
 
-def arranged(caches: Caches, places: Sequence[int]) -> list[int]:
-    """The rows at `places` of a batch in the order in which the fewest of them move, if rows may be moved; else as they
-    are given."""
-    if not moves_rows(caches):
-        return list(places)
+def arranged(places: Sequence[int]) -> list[int]:
+    """The rows at `places` of a batch in the order in which the fewest of them move."""
     count = len(places)
     staying = {place for place in places if place < count}
     last = [place for place in places if place >= count]
