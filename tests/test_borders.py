@@ -24,6 +24,7 @@ MLX_FILES = {
     "zmqengine/bench/foreseeable.py",
     "zmqengine/bench/mlx_lm_server.py",
     "zmqengine/bench/random_model.py",
+    "zmqengine/bench/speculation.py",
     "zmqengine/bench/steps.py",
     "zmqengine/engine/drafts/draft_model.py",
     "zmqengine/engine/drafts/start_costs.py",

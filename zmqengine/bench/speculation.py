@@ -1,4 +1,4 @@
-"""`bench speculation`: one engine with drafts and one without, in turns, on the same prompts."""
+"""`bench speculation`: one engine with drafts and one without, a few steps in turns, on the same prompts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from zmqengine.bench.speculation_work import (  # first: it chooses what MLX bin
 )
 
 # isort: split
+import mlx.core as mx
 import msgspec
 
 from zmqengine.bench import machine as this_machine
@@ -21,10 +22,12 @@ from zmqengine.bench.measures import Measures
 from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts
 from zmqengine.engine.drafts.speculation import Speculation
 from zmqengine.engine.engine_options import EngineOptions
-from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.mlx_engine import MlxEngine
 
 Progress = Callable[[str], None]
+# Of one engine before it is the turn of the other.
+_TURN_STEPS = 20
 
 
 class SpeculationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +45,9 @@ class Outcome(NamedTuple):
     """What a run took from the first step in which all rows had a token; and those tokens a second that it made until
     the first row ended: rows whose drafts are good end sooner, and leave the others alone."""
 
-    tokens: int
-    seconds: float
+    tokens_per_s: float
     full_tokens_per_s: float
-    steps: int
+    steps_per_token: float
     proposed: int
     accepted: int
     outputs: Outputs
@@ -96,13 +98,20 @@ class _Pair:
         self._on = _engine(work, self._speculation)
 
     def run(self, requests: list[RowRequest], *, off_first: bool) -> dict[str, Outcome]:
-        outcomes: dict[str, Outcome] = {}
-        known = self._work.known
-        for label in ("off", "on") if off_first or known is not None else ("on", "off"):
-            if label == "on" and known is not None and self._speculation is not None:
-                self._speculation.sources = [known(requests, outcomes["off"].outputs)]
-            outcomes[label] = _run(self._off if label == "off" else self._on, requests)
-        return outcomes
+        """Both make the same tokens, some steps by turns: what holds the machine up holds up both."""
+        if self._work.known is not None and self._speculation is not None:
+            alone = _Run(self._off, requests)
+            while alone.left:
+                alone.advance()
+            self._speculation.sources = [self._work.known(requests, alone.outputs)]
+        off, on = _Run(self._off, requests), _Run(self._on, requests)
+        turns = [off, on] if off_first else [on, off]
+        while off.left or on.left:
+            for run in turns:
+                if self._speculation is not None:
+                    self._speculation.clock.disturb()
+                run.advance()
+        return {"off": off.outcome(), "on": on.outcome()}
 
     def close(self) -> None:
         self._off.close()
@@ -114,34 +123,68 @@ def _engine(work: Work, speculation: Speculation | None) -> MlxEngine:
     return MlxEngine(work.model, work.info, options, speculation=speculation)
 
 
-def _run(engine: MlxEngine, requests: list[RowRequest]) -> Outcome:
-    outputs: Outputs = {request.row: [] for request in requests}
-    assert engine.insert(requests) == []
-    left, started_s, full_tokens_per_s = len(requests), 0.0, 0.0
-    tokens = steps = proposed = accepted = 0
-    while left:
-        result = engine.next()
-        if started_s:
-            steps += 1
-            tokens += len(result.tokens)
-            proposed += sum(draft.proposed for draft in result.drafts)
-            accepted += sum(draft.accepted for draft in result.drafts)
-        for token in result.tokens:
-            outputs[token.row].append(token.token)
-            left -= token.finish is not None
-        if not started_s and all(outputs.values()):
+class _Run:
+    """An engine makes the outputs of some requests, `left` of which have not ended."""
+
+    def __init__(self, engine: MlxEngine, requests: list[RowRequest]) -> None:
+        self._engine = engine
+        self._rows = self.left = len(requests)
+        self.outputs: Outputs = {request.row: [] for request in requests}
+        self._steps = self._tokens = self._proposed = self._accepted = 0
+        self._timed_tokens, self._timed_s, self._full_tokens_per_s = 0, 0.0, 0.0
+        assert engine.insert(requests) == []
+
+    def advance(self) -> None:
+        """Some steps more, or those until all rows have a token. The time of the first is not taken: it hands on what
+        was made while others were waited for. What it leaves on its way has ended when this returns."""
+        while not all(self.outputs.values()):
+            self._next()
+        self._step()
+        for _ in range(_TURN_STEPS):
+            if not self.left:
+                break
             started_s = time.perf_counter()
-        elif left < len(requests) and not full_tokens_per_s:
-            full_tokens_per_s = tokens / (time.perf_counter() - started_s)
-    seconds = time.perf_counter() - started_s
-    return Outcome(tokens, seconds, full_tokens_per_s, steps, proposed, accepted, outputs)
+            tokens = self._step()
+            self._timed_s += time.perf_counter() - started_s
+            self._timed_tokens += tokens
+            if self.left == self._rows:
+                self._full_tokens_per_s = self._timed_tokens / self._timed_s
+        mx.synchronize()
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            self._timed_tokens / self._timed_s,
+            self._full_tokens_per_s,
+            self._steps * self._rows / self._tokens,
+            self._proposed,
+            self._accepted,
+            self.outputs,
+        )
+
+    def _step(self) -> int:
+        """Returns how many tokens it made."""
+        if not self.left:
+            return 0
+        result = self._next()
+        self._steps += 1
+        self._tokens += len(result.tokens)
+        self._proposed += sum(draft.proposed for draft in result.drafts)
+        self._accepted += sum(draft.accepted for draft in result.drafts)
+        return len(result.tokens)
+
+    def _next(self) -> StepResult:
+        result = self._engine.next()
+        for token in result.tokens:
+            self.outputs[token.row].append(token.token)
+            self.left -= token.finish is not None
+        return result
 
 
 def _cell(name: str, streams: int, label: str, number: int, outcome: Outcome) -> Cell:
     measures: Measures = {
-        "tokens_per_s": outcome.tokens / outcome.seconds,
+        "tokens_per_s": outcome.tokens_per_s,
         "full_tokens_per_s": outcome.full_tokens_per_s,
-        "steps_per_token": outcome.steps * streams / outcome.tokens,
+        "steps_per_token": outcome.steps_per_token,
     }
     if outcome.proposed:
         measures["accepted_share"] = outcome.accepted / outcome.proposed

@@ -74,8 +74,10 @@ def open_work(name: str, model: str, draft: str | None, options: SpeculationOpti
         if draft is None:
             raise ConfigError("--work 'draft model' needs --draft: a smaller model with the same tokenizer")
         return _draft_model(loaded, _load(draft), options)
-    new = _random_prompts(loaded.info.vocab_size, options.new_tokens, _NO_REPEATS)
-    return Work(name, loaded.model, loaded.info, new, _auto(loaded.info))
+    loaded = _fitted(loaded)
+    sampling = _NO_REPEATS if name == "new text" else Sampling(temperature=1.0)
+    prompts = _random_prompts(loaded.info.vocab_size, options.new_tokens, sampling)
+    return Work(name, loaded.model, loaded.info, prompts, _auto(loaded.info))
 
 
 def _echo(options: SpeculationOptions) -> Work:

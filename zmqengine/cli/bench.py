@@ -32,7 +32,7 @@ SCENARIO_NAMES = (
     "trace",
 )
 CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
-SPECULATION_WORK = ("echo", "edit", "edit draft", "new text", "set drafts", "draft model")
+SPECULATION_WORK = ("echo", "edit", "edit draft", "new text", "sampled text", "set drafts", "draft model")
 SHAPE_NAMES = ("0.2m", "deep", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160

@@ -125,7 +125,7 @@ class DecodeBatch:
         # A row whose last token is on its way needs no further step. A window makes one token at least.
         self.leave([row for row in self.rows if row.sampled + (row.window > 0) >= row.max_tokens])
         speculation = self._speculation
-        asks = speculation is not None and speculation.is_due(self.rows) and may_draft()
+        asks = speculation is not None and speculation.is_due(self.rows, anew=self._changed) and may_draft()
         window = self._window_ahead() if asks else None
         waits = window is None and self._must_wait(asks=asks)
         if waits:
@@ -228,7 +228,7 @@ class DecodeBatch:
         self.leave(landed.ended)
         if self._speculation is not None:
             timed_as = flight.timed_beside(self._flight)
-            self._speculation.landed(len(flight.rows), timed_as, landed.judged)
+            self._speculation.landed(flight.rows, timed_as, landed.judged)
 
 
 def _go_back(rows: Sequence[Row], caches: Caches, after: int) -> None:

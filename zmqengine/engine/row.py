@@ -31,10 +31,12 @@ class Row:
     `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
     While windows of drafts are on their way, its caches hold `window` tokens more, of which some will be taken back.
-    `history`, `prediction_place` and `draft_state` are what sources of drafts know of it.
+    `history`, `prediction_place` and `draft_state` are what sources of drafts know of it; so many steps it is `behind`
+    where it would be if nobody drafted.
     """
 
     __slots__ = (
+        "behind",
         "branches",
         "cached",
         "caches",
@@ -94,6 +96,7 @@ class Row:
         self.history: Any = None
         self.prediction_place: Any = None
         self.draft_state: Any = None
+        self.behind = 0.0
         self.window = 0
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Of each step without drafts, so much may be lost to drafts later: where nothing ever repeats, that is all they cost.
-_SHARE = 0.005
+_SHARE = 0.01
 # What may be lost before anything was gained.
 _AT_FIRST = 8.0
 # What is kept of gains, and of shares that nobody used: a text that has repeated itself may stop doing so.
@@ -26,9 +26,9 @@ class Allowance:
         """Whether drafts have lost what they may."""
         return self._left <= 0
 
-    def save(self) -> None:
-        """A step was made without drafts, ahead of the tokens of the step before."""
-        self._left = min(self._left + _SHARE, max(self._left, _AT_FIRST))
+    def save(self, asking: float = 0.0) -> None:
+        """A step was made without drafts, ahead of the tokens of the step before. To ask for drafts took so long."""
+        self._left = min(self._left + _SHARE, max(self._left, _AT_FIRST)) - min(asking, _BET_MAX)
 
     def bet(self, tokens: float, steps: float) -> None:
         """A step that drafts had a part in made so many tokens of a row, and took so long."""

@@ -11,13 +11,13 @@ from zmqengine.engine.drafts.step_costs import WAITED, StepCosts, started_ahead
 
 WIDTHS = (1, 2, 3, 5, 8)
 """Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
-# Less is not worth a change: figures of steps are not better known.
-_GAIN_MIN = 1.05
+# Less is not worth a change: figures of steps are not better known. What is less than that is not looked at closely.
+_GAIN_MIN, GAIN_NEAR = 1.05, 0.9
 
 
 class Choice(NamedTuple):
     """A width, 1 for no drafts, and the tokens a second of the best that drafts could do, as a multiple of those
-    without."""
+    without; where that is less than `GAIN_NEAR`, no less than they could do."""
 
     width: int
     gain: float
@@ -103,14 +103,18 @@ class BestWidth:
         # Whoever stops to run a step ahead has to wait for a step of width 1 once more, when the drafts end.
         wait = max(0.0, costs.ratio(rows, WAITED) - 1) if ahead and waits else 0.0
         best = Choice(1, 0.0)
+        likely = sum(outlook.first for outlook in outlooks)
         for width in self._widths(rows):
-            tokens = rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)
             step = costs.ratio(rows, width)
             if not waits:
                 # One that is started ahead takes no longer. A time that says so was disturbed, and would stand: nobody
                 # would take another.
                 step = min(step, costs.ratio(rows, started_ahead(width)))
-            gain = tokens / rows / (step + wait + token_cost * (width - 1))
+            cost = rows * (step + wait + token_cost * (width - 1))
+            # Quickly told: every further token is right where the first is.
+            gain = (rows + likely * (width - 1)) / cost
+            if gain >= GAIN_NEAR:
+                gain = (rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)) / cost
             if gain > best.gain:
                 best = Choice(width, gain)
         return best if best.gain > _GAIN_MIN else Choice(1, best.gain)

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.policy import Choice, WidthPolicy
+from zmqengine.engine.drafts.policy import GAIN_NEAR, Choice, WidthPolicy
 from zmqengine.engine.drafts.source import DraftSource, Outlook
 from zmqengine.engine.drafts.step_costs import StepClock
 from zmqengine.engine.row import Row
 from zmqengine.engine.window import Draft
 
-# Rows that are nowhere near a gain are asked again after so many steps, or as many as there are rows.
-_GAIN_NEAR = 0.9
-_UNASKED_STEPS_MAX = 4
+# Rows that are nowhere near a gain are asked ever more seldom, down to every so manieth step; a little more often while
+# rows come and go. A step at which nobody is asked is not timed either: both take as long as a small model's layer.
+_INTERVAL_MAX, _INTERVAL_ANEW = 8, 3
+# What drafts of others may cost a row that has none, in steps: so many, and such a share of those that it needs.
+_BEHIND_MAX, _BEHIND_SHARE = 8.0, 0.5
 
 
 class _Found(NamedTuple):
@@ -57,9 +59,11 @@ class Speculation:
         self.sources = sources
         self._policy = policy
         self._allowance = Allowance()
-        # How good drafts would have been when rows were last asked for them, and how many steps ago that was.
-        self._gain = 0.0
+        # Rows are asked every so many steps; and so many steps ago they were.
+        self._interval = 1
         self._unasked = 0
+        # What they took to answer since a step was last timed.
+        self._asked_s = 0.0
 
     def workspace_bytes(self, rows_max: int, vocab_size: int) -> int:
         """What a step takes for a moment to choose at every place of its windows: logits, and what is made of them."""
@@ -82,20 +86,26 @@ class Speculation:
         """Of windows, in rising order."""
         return self._policy.widths
 
-    def is_due(self, rows: Sequence[Row]) -> bool:
-        """Whether it is worth asking what may come: that takes time as well."""
-        if not rows or self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
-            return False
+    def is_due(self, rows: Sequence[Row], *, anew: bool) -> bool:
+        """Whether it is worth asking what may come: that takes time as well. Rows are `anew` if some came or went."""
+        if anew:
+            self._interval = min(self._interval, _INTERVAL_ANEW)
         self._unasked += 1
-        if self._gain < _GAIN_NEAR and self._unasked < min(len(rows), _UNASKED_STEPS_MAX):
+        if self._unasked < self._interval:
             return False
         self._unasked = 0
-        return True
+        if not rows or not self.clock.costs.is_current(len(rows)):
+            # Until it is, each step is timed.
+            self._interval = 1
+            return False
+        self._interval = min(self._interval + 1, _INTERVAL_MAX)
+        return self._may_draft(rows)
 
     def is_worthwhile(self, rows: Sequence[Row]) -> bool:
         """Whether it is worth waiting for the step on its way to draft after it."""
+        started_s = time.perf_counter()
         _, choice = self._choose(len(rows), self._outlooks(rows), 1)
-        self._gain = choice.gain
+        self._asked_s += time.perf_counter() - started_s
         return choice.width > 1
 
     def foresee(self, rows: Sequence[Row], most: int) -> Foreseen | None:
@@ -103,6 +113,12 @@ class Speculation:
         nothing can be said, or who waits gains more."""
         if not self._policy.runs_ahead:
             return None
+        started_s = time.perf_counter()
+        foreseen = self._foresee(rows, most)
+        self._asked_s += time.perf_counter() - started_s
+        return foreseen
+
+    def _foresee(self, rows: Sequence[Row], most: int) -> Foreseen | None:
         outlooks = self._outlooks(rows)
         found = [one for one in outlooks if one.source.foresees]
         if not found:
@@ -110,7 +126,7 @@ class Speculation:
         choice = self._policy.choose(len(rows), [one.outlook for one in found], most, waits=False)
         # Who has waited for a window once is waiting anyway.
         _, waiting = self._choose(len(rows), outlooks, 1 if most == 1 else 0)
-        self._gain = max(choice.gain, waiting.gain)
+        self._heed(choice)
         if choice.width == 1 or choice.gain < waiting.gain:
             return None
         longest = min(choice.width - 1, max(one.outlook.tokens_max for one in found))
@@ -123,7 +139,7 @@ class Speculation:
 
     def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
-        if self._allowance.is_spent or self._policy.is_hopeless(len(rows)):
+        if not self._may_draft(rows):
             return []
         found, choice = self._choose(len(rows), self._outlooks(rows), 0)
         width = choice.width
@@ -143,24 +159,48 @@ class Speculation:
         self.clock.drafted(time.perf_counter() - started_s)
         return drafts if any(drafts) else []
 
-    def landed(self, rows: int, width: int | None, judged: Sequence[tuple[Row, Draft, int]]) -> None:
-        """A step of so many rows is there, and says how many tokens of each draft were accepted.
+    def landed(
+        self, rows: Sequence[Row], width: int | None, judged: Sequence[tuple[Row, Draft, int]]
+    ) -> None:
+        """A step of these rows is there, and says how many tokens of each draft were accepted.
 
         `width` is that of its window, 1 for a step that was started ahead, and `WAITED` for one that was not; None for
         one that was started ahead and waited for before the next was started.
         """
-        drafting_s = self.clock.landed(rows, width)
+        if width == 1 and self._unasked:
+            self._allowance.save()
+            self.clock.skip()
+            return
+        drafting_s = self.clock.landed(len(rows), width)
         for row, draft, accepted in judged:
             for source in self.sources:
                 if source.name == draft.source:
                     source.judged(row, len(draft.tokens), accepted)
+        if width is None:
+            return
+        asked_s, self._asked_s = self._asked_s, 0.0
+        costs = self.clock.costs
+        single_s = costs.single_s(len(rows)) or math.inf
         if width == 1:
-            self._allowance.save()
-        elif width is not None:
-            costs = self.clock.costs
-            drafting = drafting_s / (costs.single_s(rows) or math.inf)
-            accepted_tokens = sum(accepted for _, _, accepted in judged)
-            self._allowance.bet(1 + accepted_tokens / rows, costs.ratio(rows, width) + drafting)
+            self._allowance.save(asked_s / single_s)
+            return
+        steps = costs.ratio(len(rows), width) + drafting_s / single_s
+        accepted_tokens = sum(accepted for _, _, accepted in judged)
+        self._allowance.bet(1 + accepted_tokens / len(rows), steps)
+        for row in rows:
+            row.behind += steps - 1
+        for row, _, accepted in judged:
+            row.behind -= accepted
+        for row in rows:
+            row.behind = max(row.behind, 0.0)
+
+    def _may_draft(self, rows: Sequence[Row]) -> bool:
+        """Whether drafts may cost something, could gain something, and no row waits too long for others."""
+        return (
+            not self._allowance.is_spent
+            and not self._policy.is_hopeless(len(rows))
+            and all(row.behind <= _BEHIND_MAX + _BEHIND_SHARE * row.sampled for row in rows)
+        )
 
     def _choose(self, rows: int, found: list[_Found], ahead: int) -> tuple[list[_Found], Choice]:
         """Who drafts, and how much: all of those that have something, or just those whose drafts cost nothing."""
@@ -170,7 +210,13 @@ class Speculation:
             if drafting:
                 choice = self._policy.choose(rows, [one.outlook for one in drafting], ahead)
                 best = max(best, (drafting, choice), key=lambda pair: pair[1].gain)
+        self._heed(best[1])
         return best
+
+    def _heed(self, choice: Choice) -> None:
+        """Ask again at the next step, if not much was missing for a gain."""
+        if choice.gain >= GAIN_NEAR:
+            self._interval = 1
 
     def _outlooks(self, rows: Sequence[Row]) -> list[_Found]:
         found = []

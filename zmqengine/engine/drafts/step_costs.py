@@ -51,6 +51,8 @@ class StepCosts:
         # Of each width, by the number of rows: what it took at the start, in steps of width 1; and those.
         self._at_start: dict[int, dict[int, float]] = {}
         self._singles_at_start: dict[int, float] = {}
+        # What `ratio` has said since a step was timed.
+        self._ratios: dict[Key, float] = {}
         self._steps = 0
         # When a step of width 1 was last timed, or enough was waited for one; and the steps since that was due.
         self._single_at = 0
@@ -61,6 +63,7 @@ class StepCosts:
     def note(self, rows: int, width: int, seconds: float) -> None:
         """A step of `rows` rows that read `width` tokens of each, or was `WAITED` for, took so long."""
         key = (_group(rows), width)
+        self._ratios.clear()
         self._steps += 1
         self._untimed = 0
         if width == 1:
@@ -84,6 +87,7 @@ class StepCosts:
 
     def measured(self, rows: int, seconds: Mapping[int, float]) -> None:
         """At the start, steps of so many rows took so long, by width; that of width 1 is among them."""
+        self._ratios.clear()
         self._singles_at_start[_group(rows)] = seconds[1]
         for width, its_s in seconds.items():
             self._at_start.setdefault(width, {})[_group(rows)] = its_s / seconds[1]
@@ -109,7 +113,11 @@ class StepCosts:
         It is not less than one, nor more than it takes to make its tokens one by one after a wait: what says otherwise
         was held up by something else.
         """
-        return min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, abs(width)))
+        ratio = self._ratios.get((rows, width))
+        if ratio is None:
+            ratio = min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, abs(width)))
+            self._ratios[rows, width] = ratio
+        return ratio
 
     def _measured_ratio(self, rows: int, width: int) -> float:
         near = self._near(rows, width)
@@ -180,6 +188,12 @@ class StepClock:
             self.costs.note(rows, width, now_s - drafting_s - self._last_s)
         self._last_s = now_s
         return drafting_s
+
+    def skip(self) -> None:
+        """The tokens of a step are there whose time nobody wants to know."""
+        self._ignored = max(0, self._ignored - 1)
+        self._drafting_s = 0.0
+        self._last_s = time.perf_counter()
 
     def drafted(self, seconds: float) -> None:
         """Sources took so long to draft for the coming step: that is not what its width costs."""
