@@ -45,7 +45,7 @@ def rows_of(count: int, tokens: int) -> list[RowRequest]:
     return [RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(6)], tokens) for row in range(count)]
 
 
-def outputs_of(model, rows) -> tuple[Run, dict]:
+def outputs_of(model, rows):
     engine = make_engine(model, rows_max=len(rows))
     engine.insert(rows)
     run = finish(engine)
