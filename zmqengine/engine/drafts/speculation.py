@@ -15,10 +15,10 @@ from zmqengine.engine.drafts.step_costs import StepClock
 from zmqengine.engine.row import Row
 from zmqengine.engine.window import Draft
 
-# Rows that are nowhere near a gain are asked ever more seldom, down to every so manieth step; a little more often while
-# rows come and go. A step at which nobody is asked is not timed either: both take as long as a small model's layer.
+# Rows that are nowhere near a gain are asked ever more seldom, until so many steps lie in between; fewer as rows come
+# and go. A step at which nobody is asked is not timed either: a small model's steps are so short that both can be seen.
 _INTERVAL_MAX, _INTERVAL_ANEW = 8, 3
-# What drafts of others may cost a row that has none, in steps: so many, and such a share of those that it needs.
+# A row may be so many steps behind for the drafts of others, and such a share of its own steps. Then nobody drafts.
 _BEHIND_MAX, _BEHIND_SHARE = 8.0, 0.5
 
 
