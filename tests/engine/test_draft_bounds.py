@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
-from tests.support.drafts import Erring, EvenCosts, by_worth
+from tests.support.drafts import Erring, EvenCosts, by_worth, rows_of
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.policy import GAIN_NEAR, BestWidth
 from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.speculation import Speculation
 from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.random_bits import seed_key
@@ -38,11 +36,6 @@ class Asked:
 
     def judged(self, row, proposed, accepted):
         """It does not learn."""
-
-
-def rows_of(count: int, tokens: int) -> list[RowRequest]:
-    draw = random.Random(5)
-    return [RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(6)], tokens) for row in range(count)]
 
 
 def outputs_of(model, rows):
@@ -98,8 +91,7 @@ def test_what_it_takes_to_look_for_drafts_is_taken_from_what_they_may_cost(model
 
     costs = Timed(0.03)
     source = Slow()
-    drafting = Speculation([source], BestWidth(costs, 1 << 20), StepClock(costs))
-    engine = make_engine(model, speculation=drafting)
+    engine = make_engine(model, speculation=by_worth(source, costs=costs))
     engine.insert([RowRequest(0, [1, 2, 3], 200), RowRequest(1, [4, 5, 6], 200)])
     finish(engine)
     # Eight steps at first, and two rows are asked at once.
@@ -120,7 +112,7 @@ def test_asking_uses_up_the_allowance_and_steps_save_it_again():
 
 def test_a_row_without_drafts_is_not_held_up_much_by_those_of_others(model):
     """Seven rows gain where a step of width 8 takes three and a half; the eighth has no drafts."""
-    rows, token = rows_of(8, 120), 0.36
+    rows, token = rows_of(8, 120, prompt=6), 0.36
     plain, outputs = outputs_of(model, rows)
     alone = tuple(rows[0].prompt)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.support.drafts import Erring, EvenCosts, by_worth
+from tests.support.drafts import Erring, EvenCosts, by_worth, rows_of
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
@@ -16,7 +15,6 @@ from zmqengine.engine.drafts.draft_model import DraftModel
 from zmqengine.engine.drafts.policy import BestWidth
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
-from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.probe import probe
 from zmqengine.engine.random_bits import seed_key
 
@@ -35,13 +33,6 @@ class Counted:
         self.calls += 1
         self.tokens += inputs.size
         return self._model(inputs, **options)
-
-
-def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
-    draw = random.Random(5)
-    return [
-        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(prompt)], tokens) for row in range(count)
-    ]
 
 
 def draft_model(model: Any) -> tuple[Counted, DraftModel]:

@@ -12,8 +12,17 @@ from zmqengine.engine.drafts.policy import BestWidth, Choice
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.speculation import Speculation
 from zmqengine.engine.drafts.step_costs import WAITED, StepClock, StepCosts
+from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.probe import probe
 from zmqengine.engine.row import Row
+
+
+def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
+    """Requests for so many tokens, with random prompts that are always the same."""
+    draw = random.Random(5)
+    return [
+        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(prompt)], tokens) for row in range(count)
+    ]
 
 
 class Erring:

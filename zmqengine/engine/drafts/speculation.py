@@ -172,10 +172,10 @@ class Speculation:
             self.clock.skip()
             return
         drafting_s = self.clock.landed(len(rows), width)
-        for row, draft, accepted in judged:
+        for row, draft, count in judged:
             for source in self.sources:
                 if source.name == draft.source:
-                    source.judged(row, len(draft.tokens), accepted)
+                    source.judged(row, len(draft.tokens), count)
         if width is None:
             return
         asked_s, self._asked_s = self._asked_s, 0.0
@@ -185,14 +185,10 @@ class Speculation:
             self._allowance.save(asked_s / single_s)
             return
         steps = costs.ratio(len(rows), width) + drafting_s / single_s
-        accepted_tokens = sum(accepted for _, _, accepted in judged)
-        self._allowance.bet(1 + accepted_tokens / len(rows), steps)
+        accepted = {id(row): count for row, _, count in judged}
+        self._allowance.bet(1 + sum(accepted.values()) / len(rows), steps)
         for row in rows:
-            row.behind += steps - 1
-        for row, _, accepted in judged:
-            row.behind -= accepted
-        for row in rows:
-            row.behind = max(row.behind, 0.0)
+            row.behind = max(0.0, row.behind + steps - 1 - accepted.get(id(row), 0))
 
     def _may_draft(self, rows: Sequence[Row]) -> bool:
         """Whether drafts may cost something, could gain something, and no row waits too long for others."""
