@@ -137,6 +137,44 @@ def test_a_row_without_drafts_is_not_held_up_much_by_those_of_others(model):
     assert steps <= 1.5 * 120 + 8 + 8 * 7
 
 
+def test_what_rows_without_drafts_lose_counts_twice():
+    """One of eight gains more than the seven lose, but not twice as much."""
+    policy, sure = BestWidth(EvenCosts(0.07), 1 << 20), [Outlook(1.0, 0.95, 8)]
+    assert policy.choose(8, sure, 0).width == 8
+    assert policy.choose(8, sure, 0, idle=7).width == 1
+    assert policy.choose(8, sure * 4, 0, idle=4).width == 8
+    assert policy.choose(1, sure, 0).width == 8
+
+
+def test_rows_that_are_ahead_let_others_draft(model):
+    """Who has gained by drafts before gives some of it back, where who never drafted need not wait for others."""
+    rows, drafting = rows_of(8, 120, prompt=6), 60
+    plain, outputs = outputs_of(model, rows)
+    alone = tuple(rows[0].prompt)
+
+    class Soon(Erring):
+        def follow(self, row):
+            mine = tuple(row.tokens[:6]) == alone
+            return super().follow(row) if mine or len(row.tokens) < others_until else None
+
+    drafted = []
+    for others_until in (6, 6 + drafting):
+        source = Soon(outputs, 1.0, 1.0)
+        engine = make_engine(model, speculation=by_worth(source, costs=EvenCosts(0.07)), rows_max=8)
+        engine.insert(rows)
+        run, windows = Run(), 0
+        while len(run.ids(0)) < 120:
+            before = len(run.ids(0))
+            step(engine, run)
+            windows += before > drafting and len(run.ids(0)) > before + 1
+        finish(engine, run)
+        assert all(run.ids(one.row) == plain.ids(one.row) for one in rows)
+        drafted.append(windows)
+    never, ahead = drafted
+    assert never == 0
+    assert ahead >= 5
+
+
 def test_a_width_that_cannot_gain_is_told_without_looking_closely():
     """What is said of it is no less than what it could do."""
 

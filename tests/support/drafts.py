@@ -76,7 +76,9 @@ class RandomWidth:
     def is_hopeless(self, rows: int) -> bool:
         return False
 
-    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True) -> Choice:
+    def choose(
+        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
+    ) -> Choice:
         return Choice(self._random.choice(self.widths), 1.0)
 
 

@@ -117,6 +117,7 @@ class _Run:
                 cache_dir=str(directory),
                 prompt_cache_bytes=2 * options.round_bytes,
                 cache_dir_free_bytes=0,
+                speculate="off",
             ),
         )
         self.facts = opened.facts

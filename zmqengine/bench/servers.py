@@ -96,6 +96,8 @@ class _Servers:
             die_with_parent=True,
             log_level="warning",
             rows_max=plan.slots or WorkerConfig().rows_max,
+            # Others make each token by itself, and random weights soon repeat themselves: `bench speculation` is apart.
+            speculate="off",
         )
         process = self._spawn(
             "worker" + suffix, ["-m", "zmqengine.worker"], {WORKER_CONFIG: config.to_json()}

@@ -235,7 +235,7 @@ def main() -> None:
         part = "" if fraction is None else f" {fraction:.0%}"
         print(f"{time.perf_counter() - started_s:6.1f} s {stage}{part}", file=sys.stderr, flush=True)
 
-    opened = open_mlx_engine(directory, EngineOptions(rows_max=max(ROWS)), report=report)
+    opened = open_mlx_engine(directory, EngineOptions(rows_max=max(ROWS), speculate="off"), report=report)
     result.open_s = time.perf_counter() - started_s
     result.facts = opened.facts
     steps = Steps(opened.engine)

@@ -41,7 +41,7 @@ class EngineOptions:
         otherwise="--prompt-cache-share",
     )
     speculate: Speculate = option(
-        "off",
+        "auto",
         help="Several tokens a step where they can be foretold: by n-grams, by the draft model, or by whoever is worth "
         "it. The tokens are the same.",
     )

@@ -32,7 +32,7 @@ class Row:
     ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
     While windows of drafts are on their way, its caches hold `window` tokens more, of which some will be taken back.
     `history`, `prediction_place` and `draft_state` are what sources of drafts know of it; so many steps it is `behind`
-    where it would be if nobody drafted.
+    where it would be if nobody drafted, less than none if it is ahead.
     """
 
     __slots__ = (

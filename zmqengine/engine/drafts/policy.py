@@ -13,6 +13,8 @@ WIDTHS = (1, 2, 3, 5, 8)
 """Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
 # Less is not worth a change: figures of steps are not better known. What is less than that is not looked at closely.
 _GAIN_MIN, GAIN_NEAR = 1.05, 0.9
+# What a row loses for the drafts of others counts so many times what those gain.
+_OTHERS_LOSS = 2
 
 
 class Choice(NamedTuple):
@@ -54,17 +56,21 @@ class WidthPolicy(Protocol):
         """Whether no draft of so many rows is worth its step, or that is not known; it is quickly told."""
         ...
 
-    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True) -> Choice:
+    def choose(
+        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
+    ) -> Choice:
         """The width for a step of `rows` rows, of which some have these outlooks.
 
         The drafts will be made when `ahead` more tokens are known, which have to be waited for; if nobody `waits`, they
-        are made now, and stand after so many tokens at most.
+        are made now, and stand after so many tokens at most. So many rows are `idle`: a wider step is nothing but a
+        loss to them.
         """
         ...
 
 
 class BestWidth:
-    """The width with the most expected tokens for what the step costs, and for the wait where there is one.
+    """The width with the most expected tokens for what the step costs, and for the wait where there is one. What it
+    costs those who have nothing from it counts twice.
 
     A step reads at most `positions_max` tokens of all rows, which bounds the memory for its logits.
     """
@@ -92,7 +98,9 @@ class BestWidth:
             for kind in ((width, started_ahead(width)) if self.runs_ahead else (width,))
         )
 
-    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True) -> Choice:
+    def choose(
+        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
+    ) -> Choice:
         """The width for this step."""
         costs = self._costs
         single_s = costs.single_s(rows)
@@ -110,7 +118,8 @@ class BestWidth:
                 # One that is started ahead takes no longer. A time that says so was disturbed, and would stand: nobody
                 # would take another.
                 step = min(step, costs.ratio(rows, started_ahead(width)))
-            cost = rows * (step + wait + token_cost * (width - 1))
+            cost = step + wait + token_cost * (width - 1)
+            cost = rows * cost + (_OTHERS_LOSS - 1) * idle * (cost - 1)
             # Quickly told: every further token is right where the first is.
             gain = (rows + likely * (width - 1)) / cost
             if gain >= GAIN_NEAR:

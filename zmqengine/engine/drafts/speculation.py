@@ -104,7 +104,7 @@ class Speculation:
     def is_worthwhile(self, rows: Sequence[Row]) -> bool:
         """Whether it is worth waiting for the step on its way to draft after it."""
         started_s = time.perf_counter()
-        _, choice = self._choose(len(rows), self._outlooks(rows), 1)
+        _, choice = self._choose(rows, self._outlooks(rows), 1)
         self._asked_s += time.perf_counter() - started_s
         return choice.width > 1
 
@@ -123,9 +123,11 @@ class Speculation:
         found = [one for one in outlooks if one.source.foresees]
         if not found:
             return None
-        choice = self._policy.choose(len(rows), [one.outlook for one in found], most, waits=False)
+        choice = self._policy.choose(
+            len(rows), [one.outlook for one in found], most, waits=False, idle=_idle(rows, found)
+        )
         # Who has waited for a window once is waiting anyway.
-        _, waiting = self._choose(len(rows), outlooks, 1 if most == 1 else 0)
+        _, waiting = self._choose(rows, outlooks, 1 if most == 1 else 0)
         self._heed(choice)
         if choice.width == 1 or choice.gain < waiting.gain:
             return None
@@ -141,7 +143,7 @@ class Speculation:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
         if not self._may_draft(rows):
             return []
-        found, choice = self._choose(len(rows), self._outlooks(rows), 0)
+        found, choice = self._choose(rows, self._outlooks(rows), 0)
         width = choice.width
         drafts: list[Draft | None] = [None] * len(rows)
         started_s = time.perf_counter()
@@ -188,7 +190,7 @@ class Speculation:
         accepted = {id(row): count for row, _, count in judged}
         self._allowance.bet(1 + sum(accepted.values()) / len(rows), steps)
         for row in rows:
-            row.behind = max(0.0, row.behind + steps - 1 - accepted.get(id(row), 0))
+            row.behind += steps - 1 - accepted.get(id(row), 0)
 
     def _may_draft(self, rows: Sequence[Row]) -> bool:
         """Whether drafts may cost something, could gain something, and no row waits too long for others."""
@@ -198,13 +200,14 @@ class Speculation:
             and all(row.behind <= _BEHIND_MAX + _BEHIND_SHARE * row.sampled for row in rows)
         )
 
-    def _choose(self, rows: int, found: list[_Found], ahead: int) -> tuple[list[_Found], Choice]:
+    def _choose(self, rows: Sequence[Row], found: list[_Found], ahead: int) -> tuple[list[_Found], Choice]:
         """Who drafts, and how much: all of those that have something, or just those whose drafts cost nothing."""
         best: tuple[list[_Found], Choice] = [], Choice(1, 0.0)
         free = [one for one in found if not one.outlook.token_s]
         for drafting in [found] if len(free) == len(found) else [found, free]:
             if drafting:
-                choice = self._policy.choose(rows, [one.outlook for one in drafting], ahead)
+                outlooks = [one.outlook for one in drafting]
+                choice = self._policy.choose(len(rows), outlooks, ahead, idle=_idle(rows, drafting))
                 best = max(best, (drafting, choice), key=lambda pair: pair[1].gain)
         self._heed(best[1])
         return best
@@ -225,6 +228,13 @@ class Speculation:
                     found.append(_Found(place, source, outlook))
                     break
         return found
+
+
+def _idle(rows: Sequence[Row], found: Sequence[_Found]) -> int:
+    """How many rows draft nothing, and are not ahead of where they would be without drafts either: others gain at their
+    expense."""
+    drafting = {one.place for one in found}
+    return sum(row.behind > -1 for place, row in enumerate(rows) if place not in drafting)
 
 
 def _room(row: Row) -> int:
