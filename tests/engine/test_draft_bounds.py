@@ -152,14 +152,19 @@ def test_rows_that_are_ahead_let_others_draft(model):
     plain, outputs = outputs_of(model, rows)
     alone = tuple(rows[0].prompt)
 
-    class Soon(Erring):
+    class Others(Erring):
+        """All but the first row have drafts for so many tokens."""
+
+        until = 0
+
         def follow(self, row):
             mine = tuple(row.tokens[:6]) == alone
-            return super().follow(row) if mine or len(row.tokens) < others_until else None
+            return super().follow(row) if mine or len(row.tokens) < 6 + self.until else None
 
     drafted = []
-    for others_until in (6, 6 + drafting):
-        source = Soon(outputs, 1.0, 1.0)
+    for until in (0, drafting):
+        source = Others(outputs, 1.0, 1.0)
+        source.until = until
         engine = make_engine(model, speculation=by_worth(source, costs=EvenCosts(0.07)), rows_max=8)
         engine.insert(rows)
         run, windows = Run(), 0
