@@ -9,8 +9,10 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA
 from zmqengine.engine import kv
+from zmqengine.engine.drafts.opening import open_speculation
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.memory import recommended_bytes, system_bytes
+from zmqengine.worker.ledger import WORKSPACE_SHARE
 
 
 @pytest.mark.parametrize("shape", ["llama", "sliding", "mamba"])
@@ -90,6 +92,15 @@ def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
     else:
         assert buffer_cache_bytes(64 * gib, 8 * gib) == 8 * gib
     assert buffer_cache_bytes(gib, 8 * gib) == gib // 8
+
+
+@pytest.mark.parametrize("limit", [100 << 20, 1 << 30, 16 << 30])
+def test_windows_of_drafts_take_no_more_than_is_set_aside_for_such_things(monkeypatch, limit):
+    """Where memory is small a window is of fewer tokens; a model that fitted without drafts fits with them."""
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: limit)
+    speculation = open_speculation("auto", 150_000)
+    assert speculation is not None
+    assert 0 < speculation.workspace_bytes(32, 150_000) <= WORKSPACE_SHARE * limit
 
 
 class Metal:

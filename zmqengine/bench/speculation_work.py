@@ -18,6 +18,7 @@ from zmqengine.bench.edit.documents import edits
 from zmqengine.bench.edit.models import ask, load_bundled
 from zmqengine.bench.erring_source import ErringSource
 from zmqengine.bench.foreseeable import make_foreseeable
+from zmqengine.engine.device.host_heap import keep_freed_arrays
 from zmqengine.engine.device.remembered import Remembered
 from zmqengine.engine.device.tuning import tune
 from zmqengine.engine.drafts.opening import open_draft_model, open_speculation
@@ -63,6 +64,9 @@ class Work:
 
 def open_work(name: str, model: str, draft: str | None, options: SpeculationOptions) -> Work:
     """One of the works of the command line. Raises `ConfigError` for a model that does not suit it."""
+    if device_name().startswith("cpu"):
+        # As a worker does.
+        keep_freed_arrays()
     if name == "echo":
         return _echo(options)
     if name in ("edit", "edit draft"):

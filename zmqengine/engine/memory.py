@@ -8,6 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 
 _PADDING_BYTES_MIN = 64 << 20
+# Of the logits of a step with drafts. To choose tokens takes three times as much for a moment, and a tenth of the limit
+# is set aside for such things anyway.
+_LOGITS_BYTES_MAX, _LOGITS_PART = 128 << 20, 32
 # The rest is left to the system and to other programs.
 _SHARE = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
@@ -21,6 +24,11 @@ def padding_allowance(parameter_bytes: int) -> int:
     """
     left = (mx.get_memory_limit() - parameter_bytes) // 4
     return max(_PADDING_BYTES_MIN, min(parameter_bytes, left))
+
+
+def logits_allowance() -> int:
+    """Bytes that the logits of one step with drafts may take, float32: less where memory is small."""
+    return min(_LOGITS_BYTES_MAX, mx.get_memory_limit() // _LOGITS_PART)
 
 
 def recommended_bytes() -> int:

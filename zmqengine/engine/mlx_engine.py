@@ -130,7 +130,8 @@ class MlxEngine:
         result = StepResult()
         self._decode.next(result)
         tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(self._prefill.rows))
-        self._decode.join(self._prefill.next(tokens_max, self._decode.padding_room_bytes, result))
+        room_bytes = self._decode.padding_room_bytes if self._prefill.rows else 0
+        self._decode.join(self._prefill.next(tokens_max, room_bytes, result))
         self._store.settle()
         if self._speculation is not None and (result.prefills or len(self._decode) > 1):
             self._speculation.clock.disturb()
@@ -171,8 +172,7 @@ class MlxEngine:
             self._prefill.leave([parked])
             self._decode.leave([parked])
             return 0
-        is_reading = parked in self._prefill.rows
-        taken = self._prefill.take_out(parked) if is_reading else self._decode.take_out(parked)
+        taken = (self._prefill if parked in self._prefill.rows else self._decode).take_out(parked)
         if taken is None:
             return 0
         kept = self._store.park(ParkedRow.of(parked, *taken))

@@ -14,12 +14,9 @@ from zmqengine.engine.drafts.speculation import Speculation
 from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
 from zmqengine.engine.engine_options import Speculate
 from zmqengine.engine.loader import LoadedModel
-from zmqengine.engine.memory import padding_allowance
+from zmqengine.engine.memory import logits_allowance, padding_allowance
 from zmqengine.engine.probe import probe
 from zmqengine.errors import ModelLoadError
-
-LOGITS_BYTES_MAX = 128 << 20
-"""What the logits of a step with drafts may take. Numbers are float32."""
 
 
 def open_speculation(
@@ -42,7 +39,7 @@ def open_speculation(
     if not sources:
         return None
     costs = StepCosts()
-    positions_max = LOGITS_BYTES_MAX // (4 * vocab_size)
+    positions_max = logits_allowance() // (4 * vocab_size)
     policy = BestWidth(costs, positions_max, runs_ahead=on_gpu())
     return Speculation(sources, policy, StepClock(costs), draft_model)
 

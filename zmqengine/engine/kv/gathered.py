@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from zmqengine.engine.backend import on_gpu
+
 _PIECE = mx.uint64
 
 
@@ -21,5 +23,11 @@ def rows_of(array: mx.array, rows: mx.array, columns: slice = slice(None)) -> mx
 
 def columns_in_order(array: mx.array, order: mx.array) -> mx.array:
     """A copy of `array` [rows, heads, columns, width] with the columns of each row in this order, [rows, columns]."""
-    pieces = mx.take_along_axis(in_pieces(array), order[:, None, :, None], axis=2)
-    return pieces.view(array.dtype)
+    pieces = in_pieces(array)
+    if on_gpu():
+        return mx.take_along_axis(pieces, order[:, None, :, None], axis=2).view(array.dtype)
+    # A CPU copies whole columns twice as fast as number by number.
+    rows, heads, columns, width = pieces.shape
+    starts = columns * mx.arange(rows * heads, dtype=mx.uint32).reshape(rows, heads, 1)
+    copied = mx.take(pieces.reshape(-1, width), starts + order[:, None], axis=0)
+    return copied.view(array.dtype)
