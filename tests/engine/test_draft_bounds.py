@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+
+import pytest
 
 from tests.support.drafts import Erring, EvenCosts, by_worth, rows_of
 from tests.support.engines import Run, finish, make_engine, step
@@ -10,7 +13,7 @@ from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.drafts.allowance import Allowance
 from zmqengine.engine.drafts.policy import GAIN_NEAR, BestWidth
 from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.step_costs import StepClock, StepCosts
+from zmqengine.engine.drafts.step_costs import WAITED, StepClock, StepCosts
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.random_bits import seed_key
 
@@ -111,8 +114,9 @@ def test_asking_uses_up_the_allowance_and_steps_save_it_again():
 
 
 def test_a_row_without_drafts_is_not_held_up_much_by_those_of_others(model):
-    """Seven rows gain where a step of width 8 takes three and a half; the eighth has no drafts."""
-    rows, token = rows_of(8, 120, prompt=6), 0.36
+    """Seven rows gain for long where a step of width 8 takes three; the eighth has no drafts."""
+    rows, token = rows_of(8, 600, prompt=6), 0.25
+    rows[0] = replace(rows[0], max_tokens=120)
     plain, outputs = outputs_of(model, rows)
     alone = tuple(rows[0].prompt)
 
@@ -132,13 +136,16 @@ def test_a_row_without_drafts_is_not_held_up_much_by_those_of_others(model):
         # A step of as many tokens takes this, as the policy sees it.
         steps += 1 + (0.3 + token * 7 if made > 1 else 0)
         windows += made > 1
+    finish(engine, run)
     assert all(run.ids(one.row) == plain.ids(one.row) for one in rows)
     assert windows >= 10
+    # Else it would wait for a window with each of its tokens.
+    assert windows <= 60
     assert steps <= 1.5 * 120 + 8 + 8 * 7
 
 
-def test_what_rows_without_drafts_lose_counts_twice():
-    """One of eight gains more than the seven lose, but not twice as much."""
+def test_what_rows_without_drafts_lose_counts_more():
+    """One of eight gains more than the seven lose, but not three times as much."""
     policy, sure = BestWidth(EvenCosts(0.07), 1 << 20), [Outlook(1.0, 0.95, 8)]
     assert policy.choose(8, sure, 0).width == 8
     assert policy.choose(8, sure, 0, idle=7).width == 1
@@ -178,6 +185,23 @@ def test_rows_that_are_ahead_let_others_draft(model):
     never, ahead = drafted
     assert never == 0
     assert ahead >= 5
+
+
+def test_the_wait_before_windows_is_shared_by_all_that_follow_each_other():
+    """Where ten do, drafts begin that would not be worth the wait for one; where one does, they are not again."""
+    costs = StepCosts()
+    costs.measured(8, {1: 1.0, WAITED: 1.9, 2: 1.6, 3: 2.2, 5: 2.5, 8: 5.0})
+    policy, outlooks = BestWidth(costs, 1 << 20), [Outlook(0.8, 0.9, 8)] * 8
+    assert costs.wait(8) == pytest.approx(0.9)
+    assert policy.choose(8, outlooks, 1).width == 1
+    for windows, width in ((10, 5), (1, 1)):
+        for _ in range(20):
+            for _ in range(windows):
+                costs.passed(5)
+            costs.passed(None)
+            costs.passed(WAITED)
+        assert costs.wait(8) == pytest.approx(0.9 / windows, rel=0.05)
+        assert policy.choose(8, outlooks, 1).width == width
 
 
 def test_a_width_that_cannot_gain_is_told_without_looking_closely():

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, Protocol
 
 from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.drafts.start_costs import measure_widths
-from zmqengine.engine.drafts.step_costs import WAITED, StepCosts, started_ahead
+from zmqengine.engine.drafts.step_costs import StepCosts, started_ahead
 
 WIDTHS = (1, 2, 3, 5, 8)
 """Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
 # Less is not worth a change: figures of steps are not better known. What is less than that is not looked at closely.
 _GAIN_MIN, GAIN_NEAR = 1.05, 0.9
 # What a row loses for the drafts of others counts so many times what those gain.
-_OTHERS_LOSS = 2
+_OTHERS_LOSS = 3
 
 
 class Choice(NamedTuple):
@@ -70,7 +70,7 @@ class WidthPolicy(Protocol):
 
 class BestWidth:
     """The width with the most expected tokens for what the step costs, and for the wait where there is one. What it
-    costs those who have nothing from it counts twice.
+    costs those who have nothing from it counts three times.
 
     A step reads at most `positions_max` tokens of all rows, which bounds the memory for its logits.
     """
@@ -109,7 +109,7 @@ class BestWidth:
             max((outlook.token_s for outlook in outlooks), default=0.0) / single_s if single_s else 0.0
         )
         # Whoever stops to run a step ahead has to wait for a step of width 1 once more, when the drafts end.
-        wait = max(0.0, costs.ratio(rows, WAITED) - 1) if ahead and waits else 0.0
+        wait = costs.wait(rows) if ahead and waits else 0.0
         best = Choice(1, 0.0)
         likely = sum(outlook.first for outlook in outlooks)
         for width in self._widths(rows):

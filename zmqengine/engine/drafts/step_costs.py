@@ -30,6 +30,8 @@ _KNOWN_STEPS, _KNOWN_STEPS_MAX = 256, 8192
 # What is taken where nothing is known, in steps of width 1: for each further token of a width, and for waiting.
 _GUESSED = 0.08
 _GUESSED_WAIT = 0.3
+# Of how many windows follow each other, how much the last time says; and so many count at the most.
+_RUN_GAIN, _RUN_MAX = 0.25, 16
 
 Key = tuple[int, int]
 
@@ -59,6 +61,9 @@ class StepCosts:
         self._overdue = 0
         # So many steps in a row have said nothing.
         self._untimed = 0
+        # So many windows have followed each other since the last step of width 1, and as a rule do.
+        self._windows = 0
+        self._run = 1.0
 
     def note(self, rows: int, width: int, seconds: float) -> None:
         """A step of `rows` rows that read `width` tokens of each, or was `WAITED` for, took so long."""
@@ -77,9 +82,14 @@ class StepCosts:
         self._seconds[key] = sorted(samples)[min(_PLACE, len(samples) // 2)]
         self._noted_at[key] = self._steps
 
-    def passed(self) -> None:
-        """A step is there, whether its time says something or not."""
+    def passed(self, width: int | None) -> None:
+        """A step is there, whether its time says something or not; None for one that began before others were known."""
         self._untimed += 1
+        if width is not None and abs(width) > 1:
+            self._windows += 1
+        elif width is not None and self._windows:
+            self._run += _RUN_GAIN * (min(self._windows, _RUN_MAX) - self._run)
+            self._windows = 0
         if self._steps > self._single_at + _SINGLE_KNOWN_STEPS:
             self._overdue += 1
             if self._overdue >= _PATIENCE_STEPS:
@@ -118,6 +128,10 @@ class StepCosts:
             ratio = min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, abs(width)))
             self._ratios[rows, width] = ratio
         return ratio
+
+    def wait(self, rows: int) -> float:
+        """What it takes to stop running a step ahead, in steps, for each of the windows that follow each other then."""
+        return (self.ratio(rows, WAITED) - 1) / self._run
 
     def _measured_ratio(self, rows: int, width: int) -> float:
         near = self._near(rows, width)
@@ -181,7 +195,7 @@ class StepClock:
         """
         now_s = time.perf_counter()
         drafting_s, self._drafting_s = self._drafting_s, 0.0
-        self.costs.passed()
+        self.costs.passed(width)
         if self._ignored:
             self._ignored -= 1
         elif width is not None:
