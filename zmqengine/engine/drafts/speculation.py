@@ -123,9 +123,7 @@ class Speculation:
         found = [one for one in outlooks if one.source.foresees]
         if not found:
             return None
-        choice = self._policy.choose(
-            len(rows), [one.outlook for one in found], most, waits=False, idle=_idle(rows, found)
-        )
+        choice = self._width(rows, found, most, waits=False)
         # Who has waited for a window once is waiting anyway.
         _, waiting = self._choose(rows, outlooks, 1 if most == 1 else 0)
         self._heed(choice)
@@ -206,11 +204,16 @@ class Speculation:
         free = [one for one in found if not one.outlook.token_s]
         for drafting in [found] if len(free) == len(found) else [found, free]:
             if drafting:
-                outlooks = [one.outlook for one in drafting]
-                choice = self._policy.choose(len(rows), outlooks, ahead, idle=_idle(rows, drafting))
+                choice = self._width(rows, drafting, ahead)
                 best = max(best, (drafting, choice), key=lambda pair: pair[1].gain)
         self._heed(best[1])
         return best
+
+    def _width(
+        self, rows: Sequence[Row], drafting: Sequence[_Found], ahead: int, *, waits: bool = True
+    ) -> Choice:
+        outlooks = [one.outlook for one in drafting]
+        return self._policy.choose(len(rows), outlooks, ahead, waits=waits, idle=_idle(rows, drafting))
 
     def _heed(self, choice: Choice) -> None:
         """Ask again at the next step, if not much was missing for a gain."""
@@ -230,11 +233,11 @@ class Speculation:
         return found
 
 
-def _idle(rows: Sequence[Row], found: Sequence[_Found]) -> int:
+def _idle(rows: Sequence[Row], drafting: Sequence[_Found]) -> int:
     """How many rows draft nothing, and are not ahead of where they would be without drafts either: others gain at their
     expense."""
-    drafting = {one.place for one in found}
-    return sum(row.behind > -1 for place, row in enumerate(rows) if place not in drafting)
+    places = {one.place for one in drafting}
+    return sum(row.behind > -1 for place, row in enumerate(rows) if place not in places)
 
 
 def _room(row: Row) -> int:
