@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zmqengine.config import WorkerConfig
-from zmqengine.engine.engine_options import EngineOptions
+from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ConfigError
 from zmqengine.option import options_of
 from zmqengine.protocol.addresses import Endpoints

@@ -82,9 +82,9 @@ def test_the_files_that_are_named_exist() -> None:
 def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> None:
     """The record, the engine and SPEC.md; and of those that another API gives another form, what translates it."""
     steps, _, translations = section("A sampling parameter").partition("An API that gives it another form")
-    engine = {"zmqengine/engine/sampling.py", "zmqengine/engine/penalties.py"}
+    engine = {"zmqengine/engine/sampling/sampler.py", "zmqengine/engine/sampling/penalties.py"}
     # It may name its columns as it likes.
-    kernel = {"zmqengine/engine/kernels/drawing.py"}
+    kernel = {"zmqengine/engine/cuda/drawing.py"}
     found = spelled(name) - kernel
     assert len(found & engine) == 1
     assert found >= files_of(steps) - engine - kernel
@@ -98,7 +98,7 @@ def test_the_kernel_that_draws_is_not_used_for_what_it_does_not_know() -> None:
     """What a plan reads of a row the kernel's plan reads too, or `plan_draw` looks at it first: else a parameter would
     be skipped on CUDA alone.
     """
-    module = ast.parse(SOURCES["zmqengine/engine/sampling.py"])
+    module = ast.parse(SOURCES["zmqengine/engine/sampling/sampler.py"])
     plan = next(
         node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "plan_draw"
     )
@@ -157,7 +157,7 @@ def test_a_new_option_is_one_declaration() -> None:
 @pytest.mark.parametrize(
     ("config", "homes"),
     [
-        (WorkerConfig, ["zmqengine/config.py", "zmqengine/engine/engine_options.py"]),
+        (WorkerConfig, ["zmqengine/config.py", "zmqengine/engine/options.py"]),
         (HttpConfig, ["clients/zmqengine_http/config.py"]),
     ],
 )
@@ -212,8 +212,8 @@ def _is_error(value: object) -> bool:
 @pytest.mark.parametrize(
     ("union", "handler", "elsewhere"),
     [
-        (messages.Command, "zmqengine/worker/commands.py", {"Hello", "Insert", "Resume", "Ping"}),
-        (messages.ControlRequest, "zmqengine/worker/control.py", {"Ping"}),
+        (messages.Command, "zmqengine/worker/intake/commands.py", {"Hello", "Insert", "Resume", "Ping"}),
+        (messages.ControlRequest, "zmqengine/worker/intake/control.py", {"Ping"}),
     ],
 )
 def test_a_command_is_named_by_the_wire_and_its_handler(

@@ -2,7 +2,6 @@
 
 sync_half.py           the threaded half of the client, from the asyncio half
 phase_drawings.py      the client's phases, from their tables
-structure_drawing.py   what stands on what, from the imports
 module_graph.py        which file imports which
 pages.py               pages that hold what is made
 """

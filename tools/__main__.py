@@ -1,7 +1,6 @@
 """Makes anew what is made from something else."""
 
-from tools import pages, phase_drawings, structure_drawing, sync_half
+from tools import pages, phase_drawings, sync_half
 
 sync_half.write()
 pages.write(phase_drawings.PAGE, phase_drawings.parts())
-pages.write(structure_drawing.PAGE, structure_drawing.parts())

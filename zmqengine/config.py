@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from zmqengine.client_rules import ClientRules
-from zmqengine.engine.engine_options import EngineOptions
+from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ConfigError
 from zmqengine.option import DAY_MS, DAY_S, MIB, check, option
 from zmqengine.protocol.addresses import DEFAULT_NAME, Endpoints, endpoints, is_loopback, resolve

@@ -28,8 +28,8 @@ from zmqengine_client.keys import CurveKeys
 from zmqengine_client.sync.client import Client
 
 if TYPE_CHECKING:
-    from zmqengine.engine.fake_engine import FakeEngineConfig
-    from zmqengine.worker.board import Board
+    from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+    from zmqengine.worker.telemetry.shared_status import Board
 
 START_S = 60.0
 STOP_S = 15.0
@@ -51,7 +51,7 @@ class FakeWorker:
         keys: CurveKeys | None = None,
         **options: Any,
     ) -> None:
-        from zmqengine.engine.fake_engine import FakeEngineConfig
+        from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
         self.engine = engine or FakeEngineConfig()
         self._keys = keys
@@ -122,7 +122,7 @@ class FakeWorker:
         ignore_eos: bool = False,
     ) -> list[int]:
         """The output of a request. It depends on the prompt and the seed."""
-        from zmqengine.engine.fake_engine import expected_tokens
+        from zmqengine.engine.fake.fake_engine import expected_tokens
         from zmqengine.engine.interface import RowRequest
 
         stops = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset({0}))
@@ -144,9 +144,9 @@ class _Thread:
         self.pid = os.getpid()
 
     def start(self, config: WorkerConfig) -> WorkerConfig:
-        from zmqengine.worker.board import Board
         from zmqengine.worker.main import Worker
-        from zmqengine.worker.wakeup import Wakeup
+        from zmqengine.worker.process.wakeup import Wakeup
+        from zmqengine.worker.telemetry.shared_status import Board
 
         self._board = Board(epoch=os.urandom(8), wakeup=Wakeup())
         worker = Worker(config, self._board)
@@ -185,7 +185,7 @@ class _Process:
         return self._child.pid
 
     def start(self, config: WorkerConfig) -> WorkerConfig:
-        from zmqengine.worker.parent import SUPERVISOR_FD, WORKER_CONFIG, Report
+        from zmqengine.worker.process.parent import SUPERVISOR_FD, WORKER_CONFIG, Report
 
         # The worker drains when the other end of this is closed, in whatever way we go.
         self._link, theirs = socket.socketpair()

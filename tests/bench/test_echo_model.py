@@ -12,13 +12,13 @@ from tests.support.models import build_model
 from zmqengine.bench import echo_model
 from zmqengine.bench.erring_source import ErringSource
 from zmqengine.bench.foreseeable import make_foreseeable
-from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import ModelInfo, RowRequest
-from zmqengine.engine.loader import evaluate
-from zmqengine.engine.mlx_engine import MlxEngine
-from zmqengine.engine.probe import probe
+from zmqengine.engine.load.loader import evaluate
+from zmqengine.engine.load.probe import probe
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.speculation.draft_model import DraftModel
+from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 WORDS = 80
 

@@ -18,10 +18,10 @@ from zmqengine.bench import edit
 from zmqengine.bench.edit.documents import FIELDS_MAX, edits
 from zmqengine.bench.edit.models import Asked, ask, load_bundled
 from zmqengine.bench.edit.train import Plan, held_out, train, write
-from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.drafts.opening import open_draft_model
-from zmqengine.engine.loader import LoadedModel
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.load.loader import LoadedModel
+from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.speculation.opening import open_draft_model
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 DOCUMENTS = 8
 

@@ -11,7 +11,7 @@ from zmqengine.bench import gpu, machine
 from zmqengine.bench.bare_process import BareProcess
 from zmqengine.bench.prompts import prompts_for, vocabulary_of_file
 from zmqengine.bench.targets import TargetError, TargetSpec
-from zmqengine.engine.fake_tokenizer import fake_tokenizer_json
+from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.testing import FakeWorker
 
 

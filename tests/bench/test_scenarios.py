@@ -14,7 +14,7 @@ from zmqengine.bench.scenarios import SCENARIOS
 from zmqengine.bench.serve import ServePlan, serve
 from zmqengine.bench.servers import StartPlan
 from zmqengine.bench.tables import tables_of
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 WORKER, HTTP = "zmqengine", "zmqengine http"
 ENGINE = FakeEngineConfig(step_ms=1.0, context_tokens=8192, prefill_chunk=64, rows_max=SMALL.slots)

@@ -19,8 +19,8 @@ from zmqengine.bench.schedule.replay import Outcome, Replay, Totals
 from zmqengine.bench.schedule.run import LINES, MODEST, waits_by_case
 from zmqengine.bench.targets import TargetError
 from zmqengine.cli.bench import bench
-from zmqengine.worker.service_order import ServiceOrder
-from zmqengine.worker.ticket import Ticket
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.policy import ServiceOrder
 
 
 def with_sizes(**sizes: float) -> ScheduleOptions:

@@ -112,8 +112,8 @@ def test_the_estimate_is_what_the_loaded_model_takes(name: str, tmp_path: Path) 
     """Weights to a percent; the bytes of a chat as the engine projects them from real caches."""
     pytest.importorskip("mlx.core")
     from tests.support import models
-    from zmqengine.engine.loader import load
-    from zmqengine.engine.mlx_engine import MlxEngine
+    from zmqengine.engine.load.loader import load
+    from zmqengine.engine.step.mlx_engine import MlxEngine
 
     directory = model_path() if name == "pico" else models.save_model(tmp_path / "m", getattr(models, name))
     checkpoint = open_checkpoint(directory)

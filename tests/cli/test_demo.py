@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Terminal
 from zmqengine.cli.demo_tools import read_calls
-from zmqengine.worker.opening import CLAIMS_DIRECTORY
+from zmqengine.worker.open_engine import CLAIMS_DIRECTORY
 
 FIGURES = re.compile(r"front-end (\d+): (\d+) tokens, (\d+) tokens/s, first token after (\d+) ms")
 

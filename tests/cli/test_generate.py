@@ -14,7 +14,7 @@ from tests.cli.conftest import COMMAND, RunningWorker
 from tests.cli.terminal import Terminal
 from tests.support.stderr import complaints
 from tests.support.workers import WorkerProcess
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

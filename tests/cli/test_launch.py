@@ -14,7 +14,7 @@ import pytest
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
 from zmqengine.cli.programs import PROGRAMS
-from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE
+from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine_http import HttpConfig
 
 KEY = "a-long-enough-key"

@@ -15,7 +15,7 @@ from tests.cli.conftest import COMMAND, RunningWorker
 from tests.support.workers import wait_until
 from zmqengine.cli.status import PROGRESS_MIN_S, is_stuck
 from zmqengine.protocol.messages import Status
-from zmqengine.worker.clockwork import IDLE_WAIT_MS_MAX
+from zmqengine.worker.timers import IDLE_WAIT_MS_MAX
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 StartWorker = Callable[..., RunningWorker]

@@ -12,7 +12,7 @@ from zmqengine.cli.byte_size import byte_size, shown
 from zmqengine.cli.main import main
 from zmqengine.cli.worker import worker
 from zmqengine.config import WorkerConfig
-from zmqengine.worker.parent import EXIT_HOPELESS
+from zmqengine.worker.process.parent import EXIT_HOPELESS
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr("zmqengine.worker.supervisor.supervise", supervise)
+    monkeypatch.setattr("zmqengine.worker.process.supervisor.supervise", supervise)
     return configs
 
 
@@ -101,7 +101,7 @@ def test_options_come_from_the_environment(
 
 def test_a_worker_that_cannot_start_is_failure_to_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code that is meant for service managers does not leak out of the supervisor."""
-    monkeypatch.setattr("zmqengine.worker.supervisor.supervise", lambda config: EXIT_HOPELESS)
+    monkeypatch.setattr("zmqengine.worker.process.supervisor.supervise", lambda config: EXIT_HOPELESS)
     assert main(["worker"]) == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.client.flavours import FLAVOURS
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client.text import tokenizer_cache
 

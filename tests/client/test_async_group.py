@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, AsyncGroup, TokenChunk
 from zmqengine_client.errors import BadRequest

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.workers import wait_in_loop
-from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import WorkerLost
 from zmqengine.testing import FakeWorker
 from zmqengine_client.core import liveness

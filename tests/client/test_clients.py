@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import (
     BadRequest,
     ContextExceeded,

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.stderr import complaints
 from tests.support.workers import wait_in_loop, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import (
     AsyncClient,

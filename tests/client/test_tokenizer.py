@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
-from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
+from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text import tokenizer_cache

@@ -20,7 +20,7 @@ PROMPTS = [start + end for start in STARTS for end in ENDS]
 # In a process of its own: this one stays free of MLX, as a front-end is.
 REFERENCE = """
 import json, sys
-from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.host.blas import load_tuned_blas
 load_tuned_blas()
 from mlx_lm import load, stream_generate
 from zmqengine.pico import model_path

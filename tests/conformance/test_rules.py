@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from tests.support.workers import START_S, WorkerProcess
 from zmqengine.cli.conformance import conformance
 from zmqengine.conformance import check
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.protocol.messages import Done, Replay, TokenRow
 from zmqengine.testing import FakeWorker
-from zmqengine.worker import commands, outgoing
-from zmqengine.worker.commands import CommandHandler
+from zmqengine.worker.intake import commands
+from zmqengine.worker.intake.commands import CommandHandler
+from zmqengine.worker.wire import outgoing
 
 
 def test_our_worker_keeps_every_rule() -> None:

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from zmqengine.cli.main import zmqengine
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError
-from zmqengine.worker.parent import EXIT_HOPELESS
+from zmqengine.worker.process.parent import EXIT_HOPELESS
 from zmqengine_http import HttpConfig
 
 ROOT = Path(__file__).parents[2]

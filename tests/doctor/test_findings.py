@@ -16,7 +16,7 @@ from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.model import look_at_model
 from zmqengine.doctor.sockets import look_at_sockets
 from zmqengine.doctor.workers import look_at_worker
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.host.blas import load_tuned_blas
 
 print("blas:", load_tuned_blas())
 
@@ -21,10 +21,10 @@ from mlx_lm.generate import BatchGenerator  # noqa: E402
 from mlx_lm.sample_utils import make_sampler  # noqa: E402
 
 from tests.support.models import LLAMA, build_model  # noqa: E402
-from zmqengine.engine.engine_options import EngineOptions  # noqa: E402
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling  # noqa: E402
-from zmqengine.engine.loader import evaluate  # noqa: E402
-from zmqengine.engine.mlx_engine import MlxEngine  # noqa: E402
+from zmqengine.engine.load.loader import evaluate  # noqa: E402
+from zmqengine.engine.options import EngineOptions  # noqa: E402
+from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 
 SHAPES = {
     "tiny": {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from zmqengine.engine.elf import drop_symbol_prefix
+from zmqengine.engine.host.elf import drop_symbol_prefix
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has Accelerate")
 
 # Prints what was found, then checks that MLX multiplies.
 PROGRAM = """
-import zmqengine.engine.blas as blas
+import zmqengine.engine.host.blas as blas
 {change}
 print(blas.load_tuned_blas())
 import mlx.core as mx, numpy as np

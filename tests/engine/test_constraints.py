@@ -14,12 +14,12 @@ import pytest
 from tests.support.constrained import HOT, PERSON, Pico, run_all
 from tests.support.drafts import by_worth
 from tests.support.engines import Run, finish, step
-from zmqengine.engine.constraints.grammar import Kind, compile_grammar, vocabulary
-from zmqengine.engine.constraints.mask import MaskFiller
-from zmqengine.engine.constraints.matcher import ConstraintBroken, RowMatcher
-from zmqengine.engine.drafts.forced_runs import ForcedRuns
-from zmqengine.engine.drafts.ngrams import Ngrams
+from zmqengine.engine.grammar.grammar import Kind, compile_grammar, vocabulary
+from zmqengine.engine.grammar.mask import MaskFiller
+from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
 from zmqengine.engine.interface import Sampling
+from zmqengine.engine.speculation.forced_runs import ForcedRuns
+from zmqengine.engine.speculation.ngrams import Ngrams
 from zmqengine.errors import BadRequest
 
 SAMPLINGS = [

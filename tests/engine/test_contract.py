@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.drafts import RandomWidth, Self, speculation
 from tests.support.engines import Run, finish, make_engine, step
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.interface import Engine, RowRequest, Sampling
 
 VOCAB_SIZE = 320

@@ -14,17 +14,19 @@ from mlx.nn.layers.quantized import QuantizedLinear
 
 from tests.support import plain_arithmetic
 from tests.support.models import LLAMA, build_model
-from zmqengine.engine import kv, sampling, window
-from zmqengine.engine.backend import on_cuda, on_hopper
-from zmqengine.engine.device import attention, plain, quantised
+from zmqengine.engine import kv
+from zmqengine.engine.autotune import attention, plain, quantised
+from zmqengine.engine.cuda import between_products, drawing, moved_rows, plain_products
+from zmqengine.engine.cuda.between_products import HeadNorms, Heads, Rotation
+from zmqengine.engine.cuda.moved_rows import Move
+from zmqengine.engine.cuda.windows import standing_after
+from zmqengine.engine.host.backend import on_cuda, on_hopper
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kernels import between_products, drawing, moved_rows, plain_products
-from zmqengine.engine.kernels.between_products import HeadNorms, Heads, Rotation
-from zmqengine.engine.kernels.moved_rows import Move
-from zmqengine.engine.kernels.windows import standing_after
-from zmqengine.engine.random_bits import seed_key, uniform
 from zmqengine.engine.row import Row
-from zmqengine.engine.window import Coming
+from zmqengine.engine.sampling import sampler as sampling
+from zmqengine.engine.seeds import seed_key, uniform
+from zmqengine.engine.speculation import verify_block as window
+from zmqengine.engine.speculation.verify_block import Coming
 
 pytestmark = pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
 

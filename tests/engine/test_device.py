@@ -15,11 +15,14 @@ from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
 from tests.support.models import LLAMA, build_model
-from zmqengine.engine import backend, kv, sampling
-from zmqengine.engine.backend import on_cuda
-from zmqengine.engine.device import attention, environment, plain, projections, quantised, tuning, ways
-from zmqengine.engine.device.remembered import Remembered
-from zmqengine.engine.kernels import plain_products
+from zmqengine.engine import kv
+from zmqengine.engine.autotune import attention, plain, projections, quantised, tuning
+from zmqengine.engine.autotune import variants as ways
+from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.cuda import plain_products
+from zmqengine.engine.host import backend, environment
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.sampling import sampler as sampling
 
 WORDS = 512
 OUTPUTS = (64, 896, 4096, 4352, 6144, 8448, 8512, 16_896, 28_672, 256_000)

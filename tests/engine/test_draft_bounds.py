@@ -10,12 +10,12 @@ import pytest
 from tests.support.drafts import Erring, EvenCosts, by_worth, rows_of
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.drafts.allowance import Allowance
-from zmqengine.engine.drafts.policy import GAIN_NEAR, BestWidth
-from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.step_costs import WAITED, StepClock, StepCosts
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.random_bits import seed_key
+from zmqengine.engine.seeds import seed_key
+from zmqengine.engine.speculation.allowance import Allowance
+from zmqengine.engine.speculation.policy import GAIN_NEAR, BestWidth
+from zmqengine.engine.speculation.source import Outlook
+from zmqengine.engine.speculation.step_costs import WAITED, StepClock, StepCosts
 
 
 class Asked:

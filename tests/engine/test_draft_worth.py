@@ -9,14 +9,14 @@ from tests.support.drafts import Erring, EvenCosts, by_worth, rows_of
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.drafts import start_costs
-from zmqengine.engine.drafts.allowance import Allowance
-from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.policy import BestWidth
-from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
-from zmqengine.engine.probe import probe
-from zmqengine.engine.random_bits import seed_key
+from zmqengine.engine.load.probe import probe
+from zmqengine.engine.seeds import seed_key
+from zmqengine.engine.speculation import start_costs
+from zmqengine.engine.speculation.allowance import Allowance
+from zmqengine.engine.speculation.draft_model import DraftModel
+from zmqengine.engine.speculation.policy import BestWidth
+from zmqengine.engine.speculation.source import Outlook
+from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
 
 
 class Counted:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from zmqengine.engine.fake_engine import (
+from zmqengine.engine.fake.fake_engine import (
     EXIT_CODE,
     FakeEngine,
     FakeEngineConfig,
@@ -141,7 +141,7 @@ def test_a_process_can_be_made_to_die():
     config = FakeEngineConfig(step_ms=0.5, faults=(FakeFault(place="next", action="exit", index=0),))
     assert FakeEngineConfig.from_json(config.to_json()) == config
     code = (
-        "import sys; from zmqengine.engine.fake_engine import *;"
+        "import sys; from zmqengine.engine.fake.fake_engine import *;"
         "FakeEngine(FakeEngineConfig.from_json(sys.argv[1])).next()"
     )
     child = subprocess.run([sys.executable, "-c", code, config.to_json()], timeout=60, check=False)
@@ -169,5 +169,5 @@ def test_calls_are_recorded_with_their_thread():
 
 def test_it_does_not_import_mlx():
     """A front-end's tests run where MLX is not installed."""
-    code = "import sys, zmqengine.engine.fake_engine; sys.exit('mlx' in sys.modules)"
+    code = "import sys, zmqengine.engine.fake.fake_engine; sys.exit('mlx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

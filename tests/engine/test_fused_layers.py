@@ -21,10 +21,10 @@ from tests.support.engines import Run, finish, make_engine, step
 from tests.support.fused_models import FUSABLE, written_in_place
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.backend import on_cuda
-from zmqengine.engine.device import layers, projections, tuning
+from zmqengine.engine.autotune import layers, projections, tuning
+from zmqengine.engine.cuda import between_products, moved_rows
+from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.kernels import between_products, moved_rows
 from zmqengine.engine.kv import in_place
 from zmqengine.engine.row import Row
 

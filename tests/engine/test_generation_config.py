@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zmqengine.engine.generation_config import sampling_facts
+from zmqengine.engine.load.generation_config import sampling_facts
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 # Page faults of some arrays' life: the first ones may be new to the process, the third ones are not.
 PROGRAM = """
 import ctypes, resource
-from zmqengine.engine.device.host_heap import ARRAY_BYTES_MAX, keep_freed_arrays
+from zmqengine.engine.host.host_heap import ARRAY_BYTES_MAX, keep_freed_arrays
 print(keep_freed_arrays())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

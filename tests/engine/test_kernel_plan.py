@@ -14,12 +14,12 @@ import pytest
 from tests.support.drafts import Erring, speculation
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine import sampling
+from zmqengine.engine.cuda import drawing
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.kernels import drawing
 from zmqengine.engine.kv import Pending
-from zmqengine.engine.random_bits import uniform
 from zmqengine.engine.row import Row
+from zmqengine.engine.sampling import sampler as sampling
+from zmqengine.engine.seeds import uniform
 
 SETTINGS = (
     Sampling(),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engines import Run, alone, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest, Sampling, StepResult
-from zmqengine.engine.lanes import Lanes
+from zmqengine.engine.step.length_buckets import Lanes
 
 COUNT = 12
 LENGTHS = (5, 400, 6, 390, 40, 1)

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from tests.support.models import CHAT_TEMPLATE, EOS, VOCAB_SIZE
 from zmqengine import pico
-from zmqengine.engine.engine_options import EngineOptions
-from zmqengine.engine.loader import context_tokens, find_arrays, load
-from zmqengine.engine.opening import open_mlx_engine
+from zmqengine.engine.load.loader import context_tokens, find_arrays, load
+from zmqengine.engine.open import open_mlx_engine
+from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ModelLoadError
 
 
@@ -204,7 +204,7 @@ def test_loading_leaves_the_limit_on_open_files_alone():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = (
         "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE);"
-        "import zmqengine.engine.loader;"
+        "import zmqengine.engine.load.loader;"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, resource.getrlimit(resource.RLIMIT_NOFILE)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -9,10 +9,10 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA
 from zmqengine.engine import kv
-from zmqengine.engine.drafts.opening import open_speculation
+from zmqengine.engine.host.memory import recommended_bytes, system_bytes
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.memory import recommended_bytes, system_bytes
-from zmqengine.worker.ledger import WORKSPACE_SHARE
+from zmqengine.engine.speculation.opening import open_speculation
+from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
 
 
 @pytest.mark.parametrize("shape", ["llama", "sliding", "mamba"])
@@ -83,7 +83,7 @@ def test_a_container_has_the_memory_of_its_control_group(tmp_path):
 
 def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
     """vllm-mlx, measured: 5.5 GB resident for a 100 MB model. Buffers kept for reuse have a bound of their own."""
-    from zmqengine.engine.opening import buffer_cache_bytes
+    from zmqengine.engine.open import buffer_cache_bytes
 
     gib = 1 << 30
     if not mx.cuda.is_available():

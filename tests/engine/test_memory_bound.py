@@ -15,7 +15,7 @@ from tests.support.engines import make_engine
 from tests.support.fused_models import written_in_place
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.backend import on_cuda
+from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 
 EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_MEMORY_EXAMPLES", "3"))

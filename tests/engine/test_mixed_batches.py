@@ -12,11 +12,11 @@ import pytest
 from tests.support.constrained import HOT, PERSON, Pico, run_all
 from tests.support.drafts import by_worth
 from tests.support.engines import Run, finish, step
-from zmqengine.engine.constraints.mask import MaskFiller
-from zmqengine.engine.drafts.forced_runs import ForcedRuns
-from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.flight import Flight
+from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.speculation.forced_runs import ForcedRuns
+from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.step.inflight import Flight
 
 
 @pytest.fixture(scope="module")

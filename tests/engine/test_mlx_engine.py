@@ -15,10 +15,10 @@ from mlx_lm.utils import quantize_model, save
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine import pico
-from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.loader import load
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.load.loader import load
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 COUNT = 24
 

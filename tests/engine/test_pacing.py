@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from zmqengine.engine import prompt_sizes
-from zmqengine.engine.pacing import TOKENS_MIN, TOKENS_START, StepPace
-from zmqengine.engine.step_clock import StepClock
+from zmqengine.engine.load import prompt_sizes
+from zmqengine.engine.step.pacing import TOKENS_MIN, TOKENS_START, StepPace
+from zmqengine.engine.step.step_clock import StepClock
 
 
 class Reading:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.prefill import plan_chunk
+from zmqengine.engine.step.prefill import plan_chunk
 
 
 def read_in(engine) -> int:

@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.engines import finish, greedy, make_engine
 from tests.support.models import LLAMA, build_model, save_model
+from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.opening import open_mlx_engine
-from zmqengine.engine.probe import probe
-from zmqengine.engine.rounding import differ_by_rounding
+from zmqengine.engine.load.probe import probe
+from zmqengine.engine.open import open_mlx_engine
 
 
 def test_rounding_of_a_logit_that_stands_out_is_not_another_text():

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from tests.support.engines import Run, finish, greedy, make_engine, probe_once, step
-from zmqengine.engine import kv, prompt_sizes, shapes_warm_up
-from zmqengine.engine.device.attention import even_columns
+from zmqengine.engine import kv
+from zmqengine.engine.autotune.attention import even_columns
 from zmqengine.engine.interface import RowRequest, StepResult
-from zmqengine.engine.mlx_lm_border import KVCache
-from zmqengine.engine.prefill import Prefill
-from zmqengine.engine.prompt_store.store import PromptStore
+from zmqengine.engine.load import prompt_sizes, shapes_warm_up
+from zmqengine.engine.models.mlx_lm import KVCache
+from zmqengine.engine.prefix_cache.store import PromptStore
 from zmqengine.engine.row import Row
+from zmqengine.engine.step.prefill import Prefill
 
 LENGTHS = (1, 2, 5, 15, 16, 17, 18, 60, 65, 66, 130, 255, 257, 258, 300, 520)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zmqengine.engine import kv
-from zmqengine.engine.mlx_lm_border import KVCache
+from zmqengine.engine.models.mlx_lm import KVCache
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_CACHE_OPERATIONS", "1000"))
 LAYERS, HEADS, WIDTH = 2, 1, 2

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.support.engines import Run, finish, logits_after, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.random_bits import seed_key, uniform
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling import choose, plan_draw
+from zmqengine.engine.sampling.sampler import choose, plan_draw
+from zmqengine.engine.seeds import seed_key, uniform
 
 WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40)
 COUNT = 24
@@ -209,7 +209,7 @@ def test_more_alternatives_than_words_gives_all_words(model):
 def test_a_widened_plan_is_that_of_each_row_so_many_times(monkeypatch):
     """No parameter is left behind when a row has several tokens in a step."""
     # An engine on CUDA that was tested before may have chosen the kernel, which takes other plans.
-    monkeypatch.setattr("zmqengine.engine.sampling._method", "search")
+    monkeypatch.setattr("zmqengine.engine.sampling.sampler._method", "search")
     several = [WARM, Sampling(temperature=1.5, min_p=0.2), Sampling(temperature=0.3, top_k=7, top_p=0.5)]
     _, narrow = plan(several, VOCAB_SIZE)
     _, repeated = plan([each for each in several for _ in range(3)], VOCAB_SIZE)

@@ -12,16 +12,16 @@ import pytest
 from tests.support.drafts import Erring, EvenCosts, FixedWidth, by_worth, speculation
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
-from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.drafts.predictions import Predictions
-from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.step_costs import WAITED, StepCosts
-from zmqengine.engine.drafts.trial import Trial
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.probe import probe
-from zmqengine.engine.random_bits import seed_key
+from zmqengine.engine.load.probe import probe
 from zmqengine.engine.row import Row
+from zmqengine.engine.seeds import seed_key
+from zmqengine.engine.speculation.draft_model import DraftModel
+from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.speculation.predictions import Predictions
+from zmqengine.engine.speculation.source import Outlook
+from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
+from zmqengine.engine.speculation.trial import Trial
 
 ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "10"))
 TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "30"))

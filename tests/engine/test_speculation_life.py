@@ -12,10 +12,10 @@ import pytest
 from tests.support.drafts import Erring, Self, speculation
 from tests.support.engines import finish, make_engine
 from tests.support.models import MIXTURE, VOCAB_SIZE, build_model
-from zmqengine.engine.drafts.ngrams import Ngrams
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.random_bits import seed_key
 from zmqengine.engine.row import Row
+from zmqengine.engine.seeds import seed_key
+from zmqengine.engine.speculation.ngrams import Ngrams
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_OPERATIONS", "150"))
 KINDS = 16

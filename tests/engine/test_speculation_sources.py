@@ -15,11 +15,11 @@ from tests.support.constrained import PERSON, Pico
 from tests.support.drafts import Erring, Self, speculation
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import MIXTURE, VOCAB_SIZE, build_model
-from zmqengine.engine.drafts.forced_runs import ForcedRuns
-from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.drafts.predictions import Predictions
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.random_bits import seed_key
+from zmqengine.engine.seeds import seed_key
+from zmqengine.engine.speculation.forced_runs import ForcedRuns
+from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.speculation.predictions import Predictions
 
 ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "12"))
 TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "40"))

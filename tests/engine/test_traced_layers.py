@@ -14,10 +14,10 @@ from mlx_lm.models.base import create_attention_mask
 
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.device import layers, projections
-from zmqengine.engine.device.likeness import filled, taken_apart
+from zmqengine.engine.autotune import layers, projections
+from zmqengine.engine.autotune.likeness import filled, taken_apart
 from zmqengine.engine.interface import ModelInfo, RowRequest
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 QWEN: dict[str, Any] = {**LLAMA, "model_type": "qwen3"}
 WORDS = 320

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.engines import make_engine
-from zmqengine.engine import warm_up
 from zmqengine.engine.interface import RowRequest, StepResult
+from zmqengine.engine.load import warm_up
 
 
 def test_an_engine_is_as_new_after_it(model):

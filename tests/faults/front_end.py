@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client, TokenStream
 from zmqengine_client.errors import ZmqEngineError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.workers import START_S, WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
-from zmqengine.engine.fake_faults import FaultAction
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.fake.fake_faults import FaultAction
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client.errors import WorkerLost
 

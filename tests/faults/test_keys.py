@@ -12,12 +12,12 @@ import zmq
 
 from tests.support.sockets import send_if_open
 from tests.support.workers import WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine.errors import ConfigError, NotAuthorized
 from zmqengine.protocol import codec, messages
 from zmqengine.protocol.addresses import as_seen_from
-from zmqengine.worker.keys import KeyPair, load_key_pair, write_key_pair
+from zmqengine.worker.wire.keys import KeyPair, load_key_pair, write_key_pair
 from zmqengine_client import Client, CurveKeys
 from zmqengine_client.keys import load_keys
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.front_end import FrontEndProcess, Tally, total
 from tests.support.workers import WorkerProcess
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine_client import Client, TokenStream
 from zmqengine_client.errors import WorkerLost
 

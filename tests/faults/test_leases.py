@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.front_end import FrontEndProcess
 from tests.support.workers import WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.faults.front_end import FrontEndProcess, total
 from tests.support.workers import WorkerProcess
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 FAKE = FakeEngineConfig(step_ms=1.0)
 

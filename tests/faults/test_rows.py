@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.workers import START_S, WorkerProcess
-from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client, ClientEvent, TokenStream
 from zmqengine_client.errors import RowFailed, WorkerLost

@@ -15,9 +15,9 @@ import pytest
 
 from tests.faults.front_end import Job
 from tests.support.workers import WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
-from zmqengine.worker.keys import write_key_pair
+from zmqengine.worker.wire.keys import write_key_pair
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, load_keys
 
 FAKE = FakeEngineConfig(step_ms=5.0, context_tokens=1_000_000)

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.front_end import FrontEndProcess, Job
 from tests.fuzz.attacks import Attacker
 from tests.support.workers import WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.protocol.addresses import Endpoints
 
 SECONDS = float(os.environ.get("ZMQENGINE_FUZZ_SECONDS", "10"))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import tokenizers
 
-from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
+from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import (
     Description,

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from zmqengine.cli.http import http
 from zmqengine.cli.main import main
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import ConfigError
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig

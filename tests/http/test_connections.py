@@ -11,7 +11,7 @@ import pytest
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, chat, get, post, serving, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, http_protocol
 

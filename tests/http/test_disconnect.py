@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.http.serving import Front, chat, post, send, serving, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
 from zmqengine_http import HttpConfig

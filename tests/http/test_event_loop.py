@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.http.serving import Front, chat, get, post, serving
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig, logs, prompts
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
 from tests.http.serving import Reply, call, chat, get, post, serving
-from zmqengine.engine.fake_tokenizer import CHAT_TEMPLATE
+from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine_http import HttpConfig
 from zmqengine_http.body import Body, ignored, refused
 from zmqengine_http.errors import ApiError, ContextTooLong

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.http.serving import Front, get, post, serving, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.page import page

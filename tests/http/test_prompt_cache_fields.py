@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.http.serving import Front, get, serving
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from zmqengine.engine.fake_tokenizer import fake_tokenizer_json
+from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.errors import BadRequest
 from zmqengine_client.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.http.serving import chat, get, post, serving
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.tracing import NoTraces, open_traces

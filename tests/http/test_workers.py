@@ -12,7 +12,7 @@ import pytest
 
 from tests.http.scripted import ScriptedClient, failing
 from tests.http.serving import call, chat, get, post, send, serving, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import errors
 from zmqengine_http import HttpConfig

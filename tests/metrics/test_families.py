@@ -9,10 +9,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.forced_runs import ForcedRuns
-from zmqengine.engine.drafts.ngrams import Ngrams
-from zmqengine.engine.drafts.predictions import Predictions
+from zmqengine.engine.speculation.draft_model import DraftModel
+from zmqengine.engine.speculation.forced_runs import ForcedRuns
+from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.speculation.predictions import Predictions
 from zmqengine.protocol.messages import Description, Histogram, ModelCard, Progress, SessionInfo, Status
 from zmqengine_metrics import table
 from zmqengine_metrics.families import families

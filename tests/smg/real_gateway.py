@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from tests.smg.zmq_gateway import engine_path
 from tests.support.ports import free_port
 from tests.support.workers import WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 Wire = Literal["grpc", "zmq"]
 MODEL = "fake"

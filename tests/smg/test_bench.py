@@ -11,7 +11,7 @@ pytest.importorskip("smg", reason="the gateway is not installed")
 from zmqengine.bench.http_target import HttpSession
 from zmqengine.bench.prompts import prompts_for
 from zmqengine.bench.servers import StartPlan, started
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 
 @pytest.mark.slow

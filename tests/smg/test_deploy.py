@@ -19,9 +19,9 @@ pytest.importorskip("smg", reason="the gateway is not installed")
 
 from tests.support.ports import free_port
 from tests.support.workers import wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
-from zmqengine.worker.keys import write_key_pair
+from zmqengine.worker.wire.keys import write_key_pair
 from zmqengine_client import load_keys
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "smg" / "gateway.sh"

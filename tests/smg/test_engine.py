@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tests.smg.serving import adapter
 from tests.smg.zmq_gateway import ZmqGateway, engine_path, tokens_of
 from tests.support.workers import START_S, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
 from zmqengine_smg.engine_link import dial, handshake_address

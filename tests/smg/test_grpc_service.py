@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tests.smg.serving import WAIT_S, Adapter, Gateway, serving
 from tests.support.ports import free_port
 from tests.support.workers import wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
 from zmqengine_smg import SmgConfig, grpc_service

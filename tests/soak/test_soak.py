@@ -13,7 +13,7 @@ import pytest
 
 from tests.soak.visitor import POISON, Visitor
 from tests.support.workers import WorkerProcess, wait_until
-from zmqengine.engine.fake_engine import FakeEngineConfig, FakeFault
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 
 SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20"))
 VISITORS = 10

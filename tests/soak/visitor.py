@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client, TokenStream
 from zmqengine_client.errors import DeadlineExceeded, Overloaded, RowFailed, ZmqEngineError

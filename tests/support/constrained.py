@@ -8,10 +8,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tests.support.engines import Run, engine_options, finish
-from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
+from zmqengine.engine.grammar.grammar import Grammar, Kind, compile_grammar, vocabulary
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.loader import load
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.load.loader import load
+from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.pico import model_path
 
 PERSON = {

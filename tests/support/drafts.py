@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.drafts.draft_model import DraftModel
-from zmqengine.engine.drafts.policy import BestWidth, Choice
-from zmqengine.engine.drafts.source import Outlook
-from zmqengine.engine.drafts.speculation import Speculation
-from zmqengine.engine.drafts.step_costs import WAITED, StepClock, StepCosts
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.probe import probe
+from zmqengine.engine.load.probe import probe
 from zmqengine.engine.row import Row
+from zmqengine.engine.speculation.draft_model import DraftModel
+from zmqengine.engine.speculation.policy import BestWidth, Choice
+from zmqengine.engine.speculation.source import Outlook
+from zmqengine.engine.speculation.speculation import Speculation
+from zmqengine.engine.speculation.step_costs import WAITED, StepClock, StepCosts
 
 
 def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:

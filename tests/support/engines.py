@@ -12,10 +12,10 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowRequest, RowToken
-from zmqengine.engine.mlx_engine import MlxEngine
-from zmqengine.engine.probe import Abilities, probe
+from zmqengine.engine.load.probe import Abilities, probe
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 STEPS_MAX = 2000
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def probe_once(model: Any) -> Abilities:
 
 def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> MlxEngine:
     """An engine on a model of tests.support.models."""
-    with patch("zmqengine.engine.mlx_engine.probe", probe_once):
+    with patch("zmqengine.engine.step.mlx_engine.probe", probe_once):
         return _make_engine(model, context_tokens, options)
 
 

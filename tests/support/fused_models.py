@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.support.models import LLAMA, build_model
-from zmqengine.engine.device import attention, layers, projections
+from zmqengine.engine.autotune import attention, layers, projections
 
 FUSABLE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 3}
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from zmqengine.engine.constraints.grammar import Grammar, Kind, compile_grammar, vocabulary
-from zmqengine.engine.constraints.mask import MaskFiller
-from zmqengine.engine.constraints.matcher import RowMatcher
+from zmqengine.engine.grammar.grammar import Grammar, Kind, compile_grammar, vocabulary
+from zmqengine.engine.grammar.mask import MaskFiller
+from zmqengine.engine.grammar.matcher import RowMatcher
 from zmqengine.pico import model_path
 
 STEPS_MAX = 300

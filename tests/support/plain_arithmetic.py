@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from zmqengine.engine import kv
-from zmqengine.engine.device import attention
-from zmqengine.engine.kernels import between_products, moved_rows
-from zmqengine.engine.kernels.between_products import Heads
-from zmqengine.engine.kernels.moved_rows import Move
+from zmqengine.engine.autotune import attention
+from zmqengine.engine.cuda import between_products, moved_rows
+from zmqengine.engine.cuda.between_products import Heads
+from zmqengine.engine.cuda.moved_rows import Move
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

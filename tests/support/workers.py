@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine_client import Client
 
 DEFAULT_FAKE = FakeEngineConfig()
@@ -133,7 +133,7 @@ class WorkerProcess:
             "from zmqengine.config import WorkerConfig\n"
             "config = WorkerConfig.from_json(sys.argv[1])\n"
             "if config.supervise:\n"
-            "    from zmqengine.worker.supervisor import supervise as run\n"
+            "    from zmqengine.worker.process.supervisor import supervise as run\n"
             "else:\n"
             "    from zmqengine.worker.main import serve as run\n"
             "sys.exit(run(config))\n"

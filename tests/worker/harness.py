@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from zmqengine.config import WorkerConfig
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.interface import RowRequest
 from zmqengine.protocol import codec, messages
 from zmqengine.protocol.addresses import Endpoints
@@ -31,10 +31,10 @@ from zmqengine.protocol.messages import (
     Welcome,
 )
 from zmqengine.worker.actor import Actor, PassReport
-from zmqengine.worker.board import Board
 from zmqengine.worker.context import WorkerContext
-from zmqengine.worker.sockets import Sockets
-from zmqengine.worker.wakeup import Wakeup
+from zmqengine.worker.process.wakeup import Wakeup
+from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.wire.sockets import Sockets
 
 CLOSE_MS = 1_000
 ARRIVAL_MS_MAX = 60_000

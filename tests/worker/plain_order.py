@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from zmqengine.worker.service_order import STARTS_PER_TURN
-from zmqengine.worker.ticket import PriorityClass, Ticket
+from zmqengine.worker.requests.ticket import PriorityClass, Ticket
+from zmqengine.worker.scheduler.policy import STARTS_PER_TURN
 
 
 class PlainClass:

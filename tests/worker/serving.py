@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import count
 
-from zmqengine.worker.service_order import ServiceOrder
-from zmqengine.worker.ticket import Ticket
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.policy import ServiceOrder
 
 
 class Serving:

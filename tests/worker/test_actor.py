@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.workers import wait_until
 from tests.worker.harness import Harness, row_of
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.engine.interface import RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.protocol.messages import Accepted, Done, Fatal, Rejected, Watermark
 from zmqengine.worker.actor import PassReport
-from zmqengine.worker.clockwork import REST_S
+from zmqengine.worker.timers import REST_S
 
 Make = Callable[..., Harness]
 

@@ -13,8 +13,8 @@ from zmq.utils import z85
 
 from tests.support.sockets import send_if_open
 from zmqengine.errors import ConfigError
-from zmqengine.worker.auth import ZAP_ADDRESS, ZapHandler, apply_server
-from zmqengine.worker.keys import KeyPair, load_key_pair, write_key_pair
+from zmqengine.worker.wire.auth import ZAP_ADDRESS, ZapHandler, apply_server
+from zmqengine.worker.wire.keys import KeyPair, load_key_pair, write_key_pair
 
 WAIT_MS = 60_000
 SETTLED = (

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from tests.worker.harness import FrontEnd, Harness, row_of
-from zmqengine.engine.fake_engine import expected_tokens
+from zmqengine.engine.fake.fake_engine import expected_tokens
 from zmqengine.protocol.messages import Insert, Rejected
 
 

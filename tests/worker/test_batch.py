@@ -12,15 +12,15 @@ import pytest
 
 from tests.support.workers import wait_until
 from tests.worker.harness import FrontEnd, Harness, row_of
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.engine.interface import EngineMemory
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Accepted, Ack
-from zmqengine.worker import lifecycle as lifecycle_module
-from zmqengine.worker.preparing import LONG_PROMPT_TOKENS
-from zmqengine.worker.request import LiveRequest
-from zmqengine.worker.service_rates import ServiceRates
-from zmqengine.worker.session import Session
+from zmqengine.worker.requests.live_request import LiveRequest
+from zmqengine.worker.requests.preparing import LONG_PROMPT_TOKENS
+from zmqengine.worker.scheduler import lifecycle as lifecycle_module
+from zmqengine.worker.scheduler.rates import ServiceRates
+from zmqengine.worker.wire.session import Session
 
 Make = Callable[..., Harness]
 GIB = 1 << 30

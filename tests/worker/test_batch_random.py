@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.worker.harness import FrontEnd, Harness, row_of
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, expected_tokens
 from zmqengine.engine.interface import StepResult
 from zmqengine.protocol.messages import Ack, Insert
 

@@ -26,14 +26,14 @@ from zmqengine.protocol.messages import (
     Status,
     TokenizerBundle,
 )
-from zmqengine.worker.auth import ZapHandler
-from zmqengine.worker.board import Board
-from zmqengine.worker.control import ControlHandler
-from zmqengine.worker.control_thread import ControlThread
-from zmqengine.worker.keys import write_key_pair
-from zmqengine.worker.sockets import Sockets
-from zmqengine.worker.unread import UnreadReplies
-from zmqengine.worker.wakeup import Wakeup
+from zmqengine.worker.intake.control import ControlHandler
+from zmqengine.worker.intake.control_thread import ControlThread
+from zmqengine.worker.process.wakeup import Wakeup
+from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.wire.auth import ZapHandler
+from zmqengine.worker.wire.keys import write_key_pair
+from zmqengine.worker.wire.sockets import Sockets
+from zmqengine.worker.wire.unread_replies import UnreadReplies
 
 ANSWER_MS = 60_000
 

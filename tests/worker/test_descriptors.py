@@ -18,10 +18,10 @@ import zmq
 
 from tests.support.workers import START_S, wait_until
 from zmqengine.protocol.addresses import Endpoints
-from zmqengine.worker import doorman as doorman_module
-from zmqengine.worker.descriptors import RESERVED, ConnectionBounds, files_open, lowest_free
-from zmqengine.worker.doorman import Doorman
-from zmqengine.worker.sockets import Sockets
+from zmqengine.worker.wire import connection_limiter as doorman_module
+from zmqengine.worker.wire.connection_limiter import Doorman
+from zmqengine.worker.wire.descriptors import RESERVED, ConnectionBounds, files_open, lowest_free
+from zmqengine.worker.wire.sockets import Sockets
 from zmqengine_client import Client
 
 HARD = 1024

@@ -11,7 +11,7 @@ import pytest
 from tests.worker.harness import ARRIVAL_MS_MAX, FrontEnd, Harness
 from zmqengine.worker import actor as actor_module
 from zmqengine.worker.actor import PassReport
-from zmqengine.worker.gathering import AGAIN_S, LOOK_S, WAIT_S_MAX, Gathering
+from zmqengine.worker.scheduler.batching_delay import AGAIN_S, LOOK_S, WAIT_S_MAX, Gathering
 
 LOOKS_MAX = int(WAIT_S_MAX / LOOK_S)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 PROGRAM = """
-from zmqengine.worker.heap import Heap, resident_bytes
+from zmqengine.worker.process.heap import Heap, resident_bytes
 heap = Heap()
 before = resident_bytes()
 # Blocks below glibc's bound for mmap, and one at the end that pins the top of the heap.
@@ -36,7 +36,7 @@ def test_memory_of_a_burst_is_given_back() -> None:
 SET_APART = """
 import gc
 import zmqengine.worker.main
-from zmqengine.worker.heap import set_apart
+from zmqengine.worker.process.heap import set_apart
 class Knot:
     alive = 0
     def __init__(self):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from zmqengine.worker.indexed_heap import IndexedHeap
+from zmqengine.worker.scheduler.indexed_heap import IndexedHeap
 
 
 def test_it_agrees_with_a_sorted_list_after_every_operation() -> None:

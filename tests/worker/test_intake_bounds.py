@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from tests.worker.harness import ARRIVAL_MS_MAX, FrontEnd, Harness
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.protocol.codec import encode
 from zmqengine.protocol.messages import (
     Abort,
@@ -27,8 +27,8 @@ from zmqengine.protocol.messages import (
     Resume,
     Welcome,
 )
-from zmqengine.worker import inbox
-from zmqengine.worker.commands import CommandHandler
+from zmqengine.worker.intake import inbox
+from zmqengine.worker.intake.commands import CommandHandler
 
 MakeHarness = Callable[..., Harness]
 

@@ -12,7 +12,7 @@ import zmq.auth
 
 from zmqengine.cli.main import main
 from zmqengine.errors import ConfigError
-from zmqengine.worker.keys import load_key_pair, load_public_key, write_key_pair
+from zmqengine.worker.wire.keys import load_key_pair, load_public_key, write_key_pair
 
 
 def test_a_new_pair_is_read_by_us_and_by_zmq_auth(tmp_path: Path) -> None:

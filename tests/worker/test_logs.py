@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from zmqengine.config import LogFormat
-from zmqengine.worker import logs
+from zmqengine.worker.process import logs
 
 FORGED = "a\n12:00:00.000 critical giving up: forged line\x1b[2J\0\u2028b"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.worker.harness import Harness
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 
 KIB = 1000

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.protocol.messages import Status
-from zmqengine.worker.memory_share import Claim, MemoryShare, View, share_of
+from zmqengine.worker.process.memory_share import Claim, MemoryShare, View, share_of
 
 GIB = 1 << 30
 CHILD = """
 import sys
 from pathlib import Path
-from zmqengine.worker.memory_share import MemoryShare
+from zmqengine.worker.process.memory_share import MemoryShare
 limit = int(sys.argv[3]) or None
 share = MemoryShare(Path(sys.argv[1]), sys.argv[2], limit)
 print(share.claim(int(sys.argv[4]), int(sys.argv[5])).limit_bytes, flush=True)
@@ -128,7 +128,7 @@ def test_twelve_workers_that_start_at_once_all_count(tmp_path, children):
 
 def test_a_stopped_process_that_holds_the_lock_stops_nobody(tmp_path, monkeypatch):
     """It is waited for at the start, and then not; a look does not wait at all."""
-    monkeypatch.setattr("zmqengine.worker.memory_share.LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("zmqengine.worker.process.memory_share.LOCK_WAIT_S", 0.05)
     with open(tmp_path / "lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         mine = MemoryShare(tmp_path, "mine", None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from zmqengine.worker.offenders import Offenders
+from zmqengine.worker.wire.abuse_limiter import Offenders
 
 
 class Frame:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.support.constrained import Pico
 from zmqengine.config import WorkerConfig
-from zmqengine.engine.constraints.mask import MaskFiller
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
+from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.errors import ConfigError, ModelLoadError
-from zmqengine.worker.ledger import Ledger
 from zmqengine.worker.main import frame_bound
-from zmqengine.worker.opening import open_engine, warm_up
+from zmqengine.worker.open_engine import open_engine, warm_up
+from zmqengine.worker.scheduler.memory import Ledger
 
 
 def _no_report(stage: str, fraction: float | None) -> None:
@@ -60,7 +60,7 @@ def test_a_model_that_is_not_there_is_refused_before_the_engine_is_imported(
     config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits seconds for MLX to hear of a typing mistake."""
-    monkeypatch.setitem(sys.modules, "zmqengine.engine.opening", None)
+    monkeypatch.setitem(sys.modules, "zmqengine.engine.open", None)
     with pytest.raises(ModelLoadError, match="no directory /nowhere"):
         open_engine(config, _no_report)
 

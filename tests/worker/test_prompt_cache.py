@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.worker.harness import FrontEnd, Harness
-from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine.engine.fake_tokenizer import fake_tokenizer_json
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.engine.interface import RowDivergence
-from zmqengine.worker.divergences import Divergences
-from zmqengine.worker.ledger import WORKSPACE_SHARE
+from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
+from zmqengine.worker.telemetry.divergences import Divergences
 
 Make = Callable[..., Harness]
 KIB = 1000

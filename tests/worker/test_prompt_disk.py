@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.worker.harness import Harness
-from zmqengine.engine.fake_engine import FakeEngine, FakeEngineConfig
-from zmqengine.engine.prompt_store.disk.restoring import NOTHING, Plan
-from zmqengine.worker import prompt_disk
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.prefix_cache.disk.restoring import NOTHING, Plan
+from zmqengine.worker.requests import prompt_disk
 
 LONG = list(range(5, 105))
 BLOCK_BYTES = 1 << 20

@@ -11,8 +11,8 @@ import pytest
 
 from tests.worker.plain_order import PlainOrder
 from tests.worker.serving import Serving
-from zmqengine.worker.service_order import STARTS_PER_TURN, ServiceOrder
-from zmqengine.worker.ticket import PriorityClass, Ticket
+from zmqengine.worker.requests.ticket import PriorityClass, Ticket
+from zmqengine.worker.scheduler.policy import STARTS_PER_TURN, ServiceOrder
 
 ARRIVALS = count()
 

@@ -9,10 +9,10 @@ from statistics import median
 import pytest
 
 from tests.worker.harness import ARRIVAL_MS_MAX, Harness
-from zmqengine.engine.fake_engine import FakeEngineConfig
-from zmqengine.worker.service_order import PREFILL_COST
-from zmqengine.worker.service_rates import DEADLINE_MARGIN, ServiceRates
-from zmqengine.worker.ticket import Ticket
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.policy import PREFILL_COST
+from zmqengine.worker.scheduler.rates import DEADLINE_MARGIN, ServiceRates
 
 
 def ticket(deadline_s: float | None = None, *, prompt: int = 1000, max_tokens: int | None = 100) -> Ticket:

@@ -10,12 +10,13 @@ import pytest
 import zmq
 
 from tests.worker.harness import FrontEnd, Harness, row_of
-from zmqengine.engine.fake_engine import FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.protocol import codec
 from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Hello, Ping, Rejected, Replay, Resume, Welcome
-from zmqengine.worker import commands, outgoing
-from zmqengine.worker import session as session_module
-from zmqengine.worker.sessions import SUBSCRIBE_S
+from zmqengine.worker.intake import commands
+from zmqengine.worker.intake.sessions import SUBSCRIBE_S
+from zmqengine.worker.wire import outgoing
+from zmqengine.worker.wire import session as session_module
 
 Make = Callable[..., Harness]
 

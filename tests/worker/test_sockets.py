@@ -11,7 +11,7 @@ import zmq
 
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints
-from zmqengine.worker.sockets import Sockets
+from zmqengine.worker.wire.sockets import Sockets
 
 
 def ipc(directory: Path) -> Endpoints:

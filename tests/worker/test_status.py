@@ -8,12 +8,12 @@ import pytest
 
 from tests.support.workers import WorkerProcess, wait_until
 from tests.worker.harness import Harness
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol import messages
 from zmqengine.protocol.messages import RequestInfo
-from zmqengine.worker.latencies import SECONDS, Histogram
-from zmqengine.worker.metrics import status
+from zmqengine.worker.telemetry.latencies import SECONDS, Histogram
+from zmqengine.worker.telemetry.metrics import status
 
 HOUR_MS = 3_600_000
 

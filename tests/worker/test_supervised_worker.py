@@ -19,7 +19,7 @@ import zmq
 
 from tests.support.processes import wait_until_dead
 from tests.support.workers import wait_until
-from zmqengine.engine.fake_engine import expected_tokens
+from zmqengine.engine.fake.fake_engine import expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine.errors import ShutDown
 from zmqengine.protocol.codec import control_reply_decoder, encode

@@ -18,7 +18,7 @@ import pytest
 from tests.support.processes import wait_until_dead
 from tests.support.workers import wait_until
 from zmqengine.config import WorkerConfig
-from zmqengine.worker.parent import EXIT_HOPELESS, SupervisorLink
+from zmqengine.worker.process.parent import EXIT_HOPELESS, SupervisorLink
 
 START_S = 60.0
 """What a loaded machine may take to start a few interpreters."""
@@ -30,7 +30,7 @@ import os, signal, sys, time
 from pathlib import Path
 from zmqengine.config import WorkerConfig
 from zmqengine.protocol.addresses import Endpoints
-from zmqengine.worker.parent import ParentProcess, watch_supervisor
+from zmqengine.worker.process.parent import ParentProcess, watch_supervisor
 config = WorkerConfig.from_json(os.environ["ZMQENGINE_WORKER_CONFIG"])
 here = Path(os.environ["TEST_DIR"])
 life = len(list(here.glob("life-*")))
@@ -66,7 +66,7 @@ class Supervised:
         program = textwrap.dedent(f"""
             import sys
             from zmqengine.config import WorkerConfig
-            from zmqengine.worker import supervisor
+            from zmqengine.worker.process import supervisor
             supervisor.KILL_AFTER_S = {kill_after_s}
             config = WorkerConfig.from_json({config.to_json()!r})
             sys.exit(supervisor.supervise(config, command=[sys.executable, {str(worker)!r}]))
@@ -329,7 +329,7 @@ def test_with_die_with_parent_the_whole_tree_follows_its_top(supervise: Start) -
 
 
 @pytest.mark.parametrize(
-    "way", ["", "from zmqengine.worker import parent; parent._exit_fd = parent._polled_exit_fd"]
+    "way", ["", "from zmqengine.worker.process import parent; parent._exit_fd = parent._polled_exit_fd"]
 )
 def test_an_unsupervised_process_notices_its_parents_death(supervise: Start, way: str) -> None:
     """`ParentProcess` works by a descriptor of the parent, and by looking where there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from zmqengine.engine.interface import TokenLogprobs
-from zmqengine.worker.token_log import LOGPROB_MIN, TokenLog
+from zmqengine.worker.requests.token_log import LOGPROB_MIN, TokenLog
 
 
 def test_no_logprob_on_the_wire_is_infinite() -> None:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from zmqengine.worker.watchdog import Watchdog
+from zmqengine.worker.process.watchdog import Watchdog
 
 TIMEOUT_S = 1.0
 START_S = 60.0
@@ -145,7 +145,7 @@ def start_watched(body: str, timeout_s: float = TIMEOUT_S) -> tuple[subprocess.P
     """A process that runs `body` as a pass; returns it once the pass has begun, and when that was."""
     program = textwrap.dedent(f"""
         import time
-        from zmqengine.worker.watchdog import Watchdog
+        from zmqengine.worker.process.watchdog import Watchdog
         TIMEOUT_S = {timeout_s}
         watchdog = Watchdog(TIMEOUT_S)
         def start():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.host.blas import load_tuned_blas
 
 if TYPE_CHECKING:
     from mlx_lm.generate import BatchGenerator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from zmqengine.engine.drafts.source import Outlook
 from zmqengine.engine.row import Row
+from zmqengine.engine.speculation.source import Outlook
 
 
 class ErringSource:

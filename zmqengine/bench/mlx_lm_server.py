@@ -3,7 +3,7 @@
 MLX takes the BLAS that is loaded when it is imported, so ours has to come first. On macOS this changes nothing.
 """
 
-from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.host.blas import load_tuned_blas
 
 if __name__ == "__main__":
     load_tuned_blas()

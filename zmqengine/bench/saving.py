@@ -20,10 +20,10 @@ import msgspec
 from zmqengine.bench import machine as this_machine
 from zmqengine.bench.model_facts import model_directory, model_facts
 from zmqengine.bench.report import Cell, Report, TargetFacts
-from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest
-from zmqengine.worker.preparing import Preparer
-from zmqengine.worker.prompt_disk import PromptDisk
+from zmqengine.engine.options import EngineOptions
+from zmqengine.worker.requests.preparing import Preparer
+from zmqengine.worker.requests.prompt_disk import PromptDisk
 
 Progress = Callable[[str], None]
 ALONE, SAVING = "undisturbed", "while saving"
@@ -106,7 +106,7 @@ class _Run:
     """An engine with a tier on disk, and rows that decode in it."""
 
     def __init__(self, model: str, directory: Path, options: SavingOptions, seed: int) -> None:
-        from zmqengine.engine.opening import open_mlx_engine
+        from zmqengine.engine.open import open_mlx_engine
 
         self._options = options
         self._files = directory

@@ -21,7 +21,7 @@ from zmqengine.bench.model_facts import model_directory
 from zmqengine.bench.smg import WIRES, Wire, smg_commands
 from zmqengine.bench.targets import TargetError, TargetSpec
 from zmqengine.config import WorkerConfig
-from zmqengine.worker.parent import WORKER_CONFIG
+from zmqengine.worker.process.parent import WORKER_CONFIG
 
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 10.0

@@ -20,10 +20,10 @@ import msgspec
 from zmqengine.bench import machine as this_machine
 from zmqengine.bench.measures import Measures
 from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts
-from zmqengine.engine.drafts.speculation import Speculation
-from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest, StepResult
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.speculation.speculation import Speculation
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 Progress = Callable[[str], None]
 # Of one engine before it is the turn of the other.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 
-from zmqengine.engine.opening import device_name  # first: it chooses what MLX binds to
+from zmqengine.engine.open import device_name  # first: it chooses what MLX binds to
 
 # isort: split
 import msgspec
@@ -18,14 +18,14 @@ from zmqengine.bench.edit.documents import edits
 from zmqengine.bench.edit.models import ask, load_bundled
 from zmqengine.bench.erring_source import ErringSource
 from zmqengine.bench.foreseeable import make_foreseeable
-from zmqengine.engine.device.host_heap import keep_freed_arrays
-from zmqengine.engine.device.remembered import Remembered
-from zmqengine.engine.device.tuning import tune
-from zmqengine.engine.drafts.opening import open_draft_model, open_speculation
-from zmqengine.engine.drafts.source import DraftSource
-from zmqengine.engine.drafts.speculation import Speculation
+from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.tuning import tune
+from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
-from zmqengine.engine.loader import LoadedModel, evaluate, load
+from zmqengine.engine.load.loader import LoadedModel, evaluate, load
+from zmqengine.engine.speculation.opening import open_draft_model, open_speculation
+from zmqengine.engine.speculation.source import DraftSource
+from zmqengine.engine.speculation.speculation import Speculation
 from zmqengine.errors import ConfigError
 from zmqengine.pico import model_path
 

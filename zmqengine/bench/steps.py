@@ -16,19 +16,20 @@ from typing import Any
 
 import msgspec
 
-from zmqengine.engine.opening import open_mlx_engine  # first: it chooses what MLX binds to
+from zmqengine.engine.open import open_mlx_engine  # first: it chooses what MLX binds to
 
 # isort: split
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from zmqengine.bench.steps_result import StepsResult
-from zmqengine.engine import decode, kv, prefill
-from zmqengine.engine.engine_options import EngineOptions
+from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.penalties import PENALISED
-from zmqengine.engine.prompt_store import store
-from zmqengine.engine.sampling import SAMPLED
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.prefix_cache import store
+from zmqengine.engine.sampling.penalties import PENALISED
+from zmqengine.engine.sampling.sampler import SAMPLED
+from zmqengine.engine.step import decode, prefill
 
 ROWS = (1, 8, 32, 64)
 WIDTH_ROWS = (1, 2, 4, 8, 16, 32, 64)

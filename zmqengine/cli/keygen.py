@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from zmqengine.worker.keys import write_key_pair
+from zmqengine.worker.wire.keys import write_key_pair
 
 
 @click.command()

@@ -21,15 +21,15 @@ def worker(**options: Any) -> int:
     running requests finish; a second one ends the worker at once.
     """
     config = WorkerConfig(**given(options))
-    from zmqengine.worker.logs import set_up
+    from zmqengine.worker.process.logs import set_up
 
     set_up(config.log_level, config.log_format)
     if not config.supervise:
         from zmqengine.worker.main import serve
 
         return serve(config)
-    from zmqengine.worker.parent import EXIT_HOPELESS
-    from zmqengine.worker.supervisor import supervise
+    from zmqengine.worker.process.parent import EXIT_HOPELESS
+    from zmqengine.worker.process.supervisor import supervise
 
     code = supervise(config)
     # The code is for service managers, which run without a supervisor of ours.

@@ -72,7 +72,7 @@ def _clock() -> Iterator[Finding]:
 def _probe() -> tuple[dict[str, object] | None, str]:
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "zmqengine.engine.machine_report"],
+            [sys.executable, "-m", "zmqengine.engine.host.machine_report"],
             capture_output=True,
             text=True,
             timeout=PROBE_S,

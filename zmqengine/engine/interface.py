@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from zmqengine.sampling_params import Sampling as Sampling
 
 if TYPE_CHECKING:
-    from zmqengine.engine.constraints.grammar import Grammar
-    from zmqengine.engine.constraints.matcher import NeverBegins
+    from zmqengine.engine.grammar.grammar import Grammar
+    from zmqengine.engine.grammar.matcher import NeverBegins
     from zmqengine.engine.prompts_on_disk import PromptsOnDisk
 
 EngineFinish = Literal["stop", "length"]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
-from zmqengine.engine.random_bits import seed_key
+from zmqengine.engine.seeds import seed_key
 from zmqengine.request_rules import check_token_ids
 from zmqengine.sampling_params import check_sampling
 

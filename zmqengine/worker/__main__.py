@@ -5,7 +5,7 @@ import sys
 
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.main import serve
-from zmqengine.worker.parent import WORKER_CONFIG
+from zmqengine.worker.process.parent import WORKER_CONFIG
 
 if __name__ == "__main__":
     sys.exit(serve(WorkerConfig.from_json(os.environ.pop(WORKER_CONFIG, "{}"))))

@@ -11,20 +11,20 @@ import time
 import zmq
 
 from zmqengine.engine.interface import Engine
-from zmqengine.worker.batch import Batch, EngineBroken
-from zmqengine.worker.board import PassTimes
-from zmqengine.worker.clockwork import Clockwork
-from zmqengine.worker.commands import CommandHandler
 from zmqengine.worker.context import WorkerContext
-from zmqengine.worker.counters import PassReport
-from zmqengine.worker.gathering import LOOK_S, Gathering
-from zmqengine.worker.heap import Heap
-from zmqengine.worker.inbox import Inbox
-from zmqengine.worker.listing import list_requests, list_sessions
-from zmqengine.worker.outgoing import Outgoing
-from zmqengine.worker.sessions import SessionTable
-from zmqengine.worker.sockets import Sockets
-from zmqengine.worker.watchdog import Watchdog
+from zmqengine.worker.intake.commands import CommandHandler
+from zmqengine.worker.intake.inbox import Inbox
+from zmqengine.worker.intake.listing import list_requests, list_sessions
+from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.process.heap import Heap
+from zmqengine.worker.process.watchdog import Watchdog
+from zmqengine.worker.scheduler.batch import Batch, EngineBroken
+from zmqengine.worker.scheduler.batching_delay import LOOK_S, Gathering
+from zmqengine.worker.telemetry.counters import PassReport
+from zmqengine.worker.telemetry.shared_status import PassTimes
+from zmqengine.worker.timers import Clockwork
+from zmqengine.worker.wire.outgoing import Outgoing
+from zmqengine.worker.wire.sockets import Sockets
 
 log = logging.getLogger("zmqengine.worker")
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.protocol.messages import Limits
-from zmqengine.worker.board import Board
-from zmqengine.worker.counters import Counters
-from zmqengine.worker.memory_share import MemoryShare
+from zmqengine.worker.process.memory_share import MemoryShare
+from zmqengine.worker.telemetry.counters import Counters
+from zmqengine.worker.telemetry.shared_status import Board
 
 if TYPE_CHECKING:
-    from zmqengine.worker.constraint_compiler import ConstraintCompiler
+    from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,13 @@ from types import FrameType
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.protocol.messages import Limits, ModelCard, Progress
-from zmqengine.worker import logs
 from zmqengine.worker.actor import Actor, EngineBroken
-from zmqengine.worker.auth import open_guard
-from zmqengine.worker.board import Board
 from zmqengine.worker.context import WorkerContext
-from zmqengine.worker.control_thread import ControlThread
-from zmqengine.worker.descriptors import bound_connections
-from zmqengine.worker.doorman import Doorman
-from zmqengine.worker.heap import set_apart
-from zmqengine.worker.opening import Opened, measure_disk, open_engine, warm_up
-from zmqengine.worker.parent import (
+from zmqengine.worker.intake.control_thread import ControlThread
+from zmqengine.worker.open_engine import Opened, measure_disk, open_engine, warm_up
+from zmqengine.worker.process import logs
+from zmqengine.worker.process.heap import set_apart
+from zmqengine.worker.process.parent import (
     EXIT_FAILED,
     EXIT_HOPELESS,
     EXIT_OK,
@@ -33,9 +29,13 @@ from zmqengine.worker.parent import (
     restarts_so_far,
     watch_supervisor,
 )
-from zmqengine.worker.sockets import Sockets, new_context
-from zmqengine.worker.wakeup import Wakeup
-from zmqengine.worker.watchdog import Watchdog
+from zmqengine.worker.process.wakeup import Wakeup
+from zmqengine.worker.process.watchdog import Watchdog
+from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.wire.auth import open_guard
+from zmqengine.worker.wire.connection_limiter import Doorman
+from zmqengine.worker.wire.descriptors import bound_connections
+from zmqengine.worker.wire.sockets import Sockets, new_context
 
 log = logging.getLogger("zmqengine.worker")
 

@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 
-from zmqengine.engine.prompt_store.disk.host_block import HostArray, HostBlock
-from zmqengine.engine.prompt_store.disk.room import Bounds
+from zmqengine.engine.prefix_cache.disk.host_block import HostArray, HostBlock
+from zmqengine.engine.prefix_cache.disk.room import Bounds
 
 ROOT = bytes(16)
 SALT = bytes(range(16))

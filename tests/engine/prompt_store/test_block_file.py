@@ -12,10 +12,10 @@ import pytest
 import xxhash
 
 from tests.engine.prompt_store.host_blocks import chain, plain
-from zmqengine.engine.prompt_store.disk import block_file
-from zmqengine.engine.prompt_store.disk.block_file import encode, read_blocks, read_header, write_file
-from zmqengine.engine.prompt_store.disk.block_header import DTYPES, BadFile
-from zmqengine.engine.prompt_store.disk.host_block import HostArray
+from zmqengine.engine.prefix_cache.disk import block_file
+from zmqengine.engine.prefix_cache.disk.block_file import encode, read_blocks, read_header, write_file
+from zmqengine.engine.prefix_cache.disk.block_header import DTYPES, BadFile
+from zmqengine.engine.prefix_cache.disk.host_block import HostArray
 
 SALT = b"a model"
 CASES = int(os.environ.get("ZMQENGINE_CACHE_FILE_CASES", "10000"))

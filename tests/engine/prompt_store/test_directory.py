@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
-from zmqengine.engine.prompt_store.disk.directory import ABANDONED_S, Directory
-from zmqengine.engine.prompt_store.disk.host_block import HostBlock
-from zmqengine.engine.prompt_store.disk.room import Bounds, Refused
+from zmqengine.engine.prefix_cache.disk.directory import ABANDONED_S, Directory
+from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
+from zmqengine.engine.prefix_cache.disk.room import Bounds, Refused
 from zmqengine.errors import ConfigError
 
 

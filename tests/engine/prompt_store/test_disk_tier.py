@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.engines import finish, make_engine
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.engine_options import EngineOptions
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.mlx_engine import MlxEngine
-from zmqengine.engine.prompt_store.disk.directory import Directory
-from zmqengine.engine.prompt_store.disk.host_block import HostBlock
-from zmqengine.engine.prompt_store.disk.tier import PIECE_BYTES, DiskTier
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.prefix_cache.disk.directory import Directory
+from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
+from zmqengine.engine.prefix_cache.disk.tier import PIECE_BYTES, DiskTier
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 CLOSE_S = 60.0
 

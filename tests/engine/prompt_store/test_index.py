@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from zmqengine.engine.prompt_store import index as index_module
-from zmqengine.engine.prompt_store.block import StoredBlock
-from zmqengine.engine.prompt_store.eviction import EvictionOrder
-from zmqengine.engine.prompt_store.index import BlockIndex, Node
-from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS, block_keys, chained, salt_of
+from zmqengine.engine.prefix_cache import index as index_module
+from zmqengine.engine.prefix_cache.block import StoredBlock
+from zmqengine.engine.prefix_cache.eviction import EvictionOrder
+from zmqengine.engine.prefix_cache.index import BlockIndex, Node
+from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS, block_keys, chained, salt_of
 
 SALT = salt_of(model="m")
 

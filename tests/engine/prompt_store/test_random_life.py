@@ -11,7 +11,7 @@ import pytest
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.mlx_engine import MlxEngine
+from zmqengine.engine.step.mlx_engine import MlxEngine
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_STORE_OPERATIONS", "60"))
 BUDGET_BYTES = {"llama": 300_000, "sliding": 700_000, "mamba": 60_000, "hybrid": 300_000}

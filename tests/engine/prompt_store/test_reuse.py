@@ -13,10 +13,10 @@ from mlx_lm.models.cache import KVCache
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.prompt_store import lookup as lookup_module
-from zmqengine.engine.prompt_store.kept_blocks import KeptBlocks
-from zmqengine.engine.prompt_store.keys import BLOCK_TOKENS
-from zmqengine.engine.prompt_store.lookup import PREFIX_TOKENS_MIN
+from zmqengine.engine.prefix_cache import lookup as lookup_module
+from zmqengine.engine.prefix_cache.kept_blocks import KeptBlocks
+from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
+from zmqengine.engine.prefix_cache.lookup import PREFIX_TOKENS_MIN
 
 COUNT = 8
 KINDS = ["llama", "sliding", "mamba", "hybrid"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain
-from zmqengine.engine.prompt_store.block import Checkpoint, StoredBlock
-from zmqengine.engine.prompt_store.disk import saving
-from zmqengine.engine.prompt_store.disk.directory import Directory
-from zmqengine.engine.prompt_store.disk.room import Bounds
-from zmqengine.engine.prompt_store.disk.saving import Saving
-from zmqengine.engine.prompt_store.disk.writer import Writer
+from zmqengine.engine.prefix_cache.block import Checkpoint, StoredBlock
+from zmqengine.engine.prefix_cache.disk import saving
+from zmqengine.engine.prefix_cache.disk.directory import Directory
+from zmqengine.engine.prefix_cache.disk.room import Bounds
+from zmqengine.engine.prefix_cache.disk.saving import Saving
+from zmqengine.engine.prefix_cache.disk.writer import Writer
 
 WAIT_S = 60.0
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
 from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS
-from zmqengine.engine.prompt_store.disk.directory import Directory
-from zmqengine.engine.prompt_store.disk.room import Bounds
-from zmqengine.engine.prompt_store.disk.writer import Writer
+from zmqengine.engine.prefix_cache.disk.directory import Directory
+from zmqengine.engine.prefix_cache.disk.room import Bounds
+from zmqengine.engine.prefix_cache.disk.writer import Writer
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS = int(os.environ.get("ZMQENGINE_CACHE_KILLS", "200"))
@@ -48,7 +48,7 @@ def test_a_disk_that_fails_is_left_alone_for_a_while(
         raise OSError(28, "No space left on device")
 
     tried: list[int] = []
-    monkeypatch.setattr("zmqengine.engine.prompt_store.disk.block_file.os.fsync", fail)
+    monkeypatch.setattr("zmqengine.engine.prefix_cache.disk.block_file.os.fsync", fail)
     writer = Writer(Directory(tmp_path, SALT, ROOMY))
     for seed in range(3):
         writer.write(chain(seed, 2))

@@ -22,7 +22,7 @@ import psutil
 
 from tests.http.agents.requests import words
 from tests.support.workers import WorkerProcess
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 PORT = 18471
 APIS: dict[str, tuple[str, bytes]] = {

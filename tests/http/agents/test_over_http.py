@@ -11,7 +11,7 @@ import pytest
 from tests.http.agents.sse import events, types
 from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
 from tests.http.serving import Front, Reply, post, serving
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import Overloaded, WorkerLost
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig

@@ -17,7 +17,7 @@ from tests.http.serving import WAIT_S, Front, post, serving
 from tests.support.workers import WorkerProcess
 from zmqengine.bench.model_shapes import SHAPES
 from zmqengine.bench.random_model import make_model
-from zmqengine.engine.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine_http import HttpConfig
 
 TURNS = 10

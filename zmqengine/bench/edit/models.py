@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from zmqengine.bench.edit import path
 from zmqengine.bench.edit.documents import Edit
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.loader import LoadedModel, evaluate, load
+from zmqengine.engine.load.loader import LoadedModel, evaluate, load
 from zmqengine.pico.tokens import encode
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from zmqengine.bench.measures import Measures
 from zmqengine.bench.schedule.lines import Line
-from zmqengine.worker.ticket import Ticket
+from zmqengine.worker.requests.ticket import Ticket
 
 CALLS_MAX = 20_000
 NOW_S = 0.0

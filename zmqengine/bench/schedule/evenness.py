@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from zmqengine.worker.ticket import PriorityClass, Ticket
+from zmqengine.worker.requests.ticket import PriorityClass, Ticket
 
 Account = tuple[str, PriorityClass]
 

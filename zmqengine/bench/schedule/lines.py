@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from zmqengine.worker.indexed_heap import IndexedHeap
-from zmqengine.worker.ticket import Ticket
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.indexed_heap import IndexedHeap
 
 
 class Line(Protocol):

@@ -11,9 +11,9 @@ from zmqengine.bench.schedule.evenness import Evenness
 from zmqengine.bench.schedule.lines import Line
 from zmqengine.bench.schedule.machine import Machine
 from zmqengine.bench.schedule.options import ScheduleOptions
-from zmqengine.worker.service_order import ServiceOrder
-from zmqengine.worker.service_rates import ServiceRates
-from zmqengine.worker.ticket import Ticket
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.policy import ServiceOrder
+from zmqengine.worker.scheduler.rates import ServiceRates
 
 CHARGE_STEPS = 8
 """Rows are charged every so many steps: a worker does it each step, which is all a replay would do."""

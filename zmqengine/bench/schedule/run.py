@@ -20,8 +20,8 @@ from zmqengine.bench.schedule.lines import FirstComeFirstServed, Line
 from zmqengine.bench.schedule.machine import Machine
 from zmqengine.bench.schedule.options import ScheduleOptions
 from zmqengine.bench.schedule.replay import Outcome, Replay, Totals
-from zmqengine.worker.service_order import ServiceOrder
-from zmqengine.worker.ticket import PriorityClass
+from zmqengine.worker.requests.ticket import PriorityClass
+from zmqengine.worker.scheduler.policy import ServiceOrder
 
 Progress = Callable[[str], None]
 

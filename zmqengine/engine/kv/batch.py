@@ -7,11 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.backend import on_cuda
+from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv import in_place, plain, ragged
 from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, close_gaps, columns_of, make_room, standing
 from zmqengine.engine.kv.rows import arrays, start
-from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache
+from zmqengine.engine.models.mlx_lm import BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
 
 

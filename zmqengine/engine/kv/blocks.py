@@ -15,7 +15,7 @@ import mlx.core as mx
 from zmqengine.engine.kv.parts import Part
 from zmqengine.engine.kv.ragged import columns_of
 from zmqengine.engine.kv.rows import new_caches, single_caches
-from zmqengine.engine.mlx_lm_border import KVCache
+from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
 
 # mlx-lm's caches grow by so many tokens at a time: a row may have as many to spare.

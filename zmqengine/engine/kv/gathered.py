@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from zmqengine.engine.backend import on_gpu
+from zmqengine.engine.host.backend import on_gpu
 
 _PIECE = mx.uint64
 

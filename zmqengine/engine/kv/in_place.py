@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.kernels import moved_rows
-from zmqengine.engine.kernels.moved_rows import Move
-from zmqengine.engine.kernels.resident import resident
+from zmqengine.engine.cuda import moved_rows
+from zmqengine.engine.cuda.moved_rows import Move
+from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.kv.ragged import Gaps, RaggedKVCache, follow_rows, with_room
 from zmqengine.engine.kv.rows import start
 from zmqengine.engine.row import Caches

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.kernels.resident import resident
+from zmqengine.engine.cuda.resident import resident
 
 # What is copied is held twice for a moment.
 _TOKENS_MAX = 2048

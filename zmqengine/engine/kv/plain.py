@@ -13,10 +13,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.kernels.resident import resident
+from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.kv.gathered import columns_in_order, rows_of
 from zmqengine.engine.kv.ragged import RaggedKVCache, with_room
-from zmqengine.engine.mlx_lm_border import KVCache
+from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
 
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.backend import on_cuda, on_gpu
-from zmqengine.engine.kernels.resident import resident
-from zmqengine.engine.kernels.windows import standing_after
+from zmqengine.engine.cuda.resident import resident
+from zmqengine.engine.cuda.windows import standing_after
+from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.kv.gathered import columns_in_order, rows_of
 from zmqengine.engine.kv.spans import Spans
-from zmqengine.engine.mlx_lm_border import BatchKVCache, create_causal_mask
+from zmqengine.engine.models.mlx_lm import BatchKVCache, create_causal_mask
 from zmqengine.engine.row import Caches
 
 # Gaps are read by every step. They are closed when they are more than this, and a part of what rows hold.

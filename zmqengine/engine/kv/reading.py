@@ -10,7 +10,7 @@ import mlx.core as mx
 from zmqengine.engine.kv.plain import move_right
 from zmqengine.engine.kv.ragged import RaggedKVCache
 from zmqengine.engine.kv.rows import single_caches
-from zmqengine.engine.mlx_lm_border import BatchRotatingKVCache, KVCache, RotatingKVCache
+from zmqengine.engine.models.mlx_lm import BatchRotatingKVCache, KVCache, RotatingKVCache
 from zmqengine.engine.row import Caches
 
 

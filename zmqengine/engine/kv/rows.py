@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from zmqengine.engine.kernels.resident import resident
+from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.kv.ragged import RaggedKVCache
-from zmqengine.engine.mlx_lm_border import KVCache, make_prompt_cache
+from zmqengine.engine.models.mlx_lm import KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from zmqengine.engine.blas import load_tuned_blas
+from zmqengine.engine.host.blas import load_tuned_blas
 
 # Before MLX is imported, or it binds to the slow BLAS of its wheel.
 load_tuned_blas()

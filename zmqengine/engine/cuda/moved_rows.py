@@ -1,0 +1,88 @@
+"""Rows of caches copied into other rows, on CUDA, without a copy of all the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.resident import WORDS, resident
+
+log = logging.getLogger("zmqengine.engine")
+
+_THREADS = 256
+_COLUMNS = 64
+_PIECE_BYTES = 16
+_SHARED_BYTES_MAX = 1 << 14
+
+
+class Move(NamedTuple):
+    """So many columns of one row, from some column on, are copied into another row, from some column on."""
+
+    from_row: int
+    row: int
+    from_start: int
+    start: int
+    columns: int
+
+
+def can_move(keys: mx.array) -> bool:
+    """Whether the kernel is for such keys [rows, heads, columns, dim], and works here."""
+    rows, _, _, dim = keys.shape
+    # Of an array that is hardly larger than a row MLX gives the row itself for a copy of it.
+    if dim * keys.itemsize % _PIECE_BYTES or keys.nbytes // rows <= _SHARED_BYTES_MAX:
+        return False
+    return _works(keys.dtype, dim)
+
+
+@cache
+def _works(dtype: mx.Dtype, dim: int) -> bool:
+    """Tried once, with rows that nobody has."""
+    keys = mx.arange(4 * dim).reshape(2, 1, 2, dim).astype(dtype)
+    layers = [(keys, keys + 1)]
+    mx.eval(layers)
+    try:
+        mx.eval(move_rows(layers, layers, [Move(1, 0, 0, 0, 2)]))
+    except RuntimeError as error:
+        log.warning("a batch is copied when rows come and go", extra={"reason": str(error)})
+        return False
+    return all(bool(mx.array_equal(array[0], array[1])) for array in layers[0])
+
+
+def move_rows(
+    layers: Sequence[tuple[mx.array, mx.array]],
+    sources: Sequence[tuple[mx.array, mx.array]],
+    moves: Sequence[Move],
+) -> list[mx.array]:
+    """Copy into keys and values of each of `layers` [rows, heads, columns, dim] out of those of `sources`, which may be
+    the same arrays if no row is read that is written. MLX is not told that they change: it is so once what is returned
+    is computed, and what reads or writes those rows must be started before or after that, on the same stream."""
+    table = resident([number for move in moves for number in move])
+    longest = max(move.columns for move in moves)
+    return [
+        _move_rows()(
+            inputs=[keys, values, *source, table],
+            template=[("T", keys.dtype), ("D", keys.shape[-1]), ("THREADS", _THREADS)],
+            grid=(len(moves) * 2 * keys.shape[1] * _THREADS, -(-longest // _COLUMNS), 1),
+            threadgroup=(_THREADS, 1, 1),
+            output_shapes=[(WORDS,)],
+            output_dtypes=[mx.int32],
+        )[0]
+        for (keys, values), source in zip(layers, sources, strict=True)
+    ]
+
+
+@cache
+def _move_rows() -> Any:
+    return mx.fast.cuda_kernel(
+        name="move_rows",
+        input_names=["keys", "values", "from_keys", "from_values", "moves"],
+        output_names=["done"],
+        source=kernel_text("move_rows.cu"),
+        # They are wider than what is used of them.
+        ensure_row_contiguous=False,
+    )

@@ -1,0 +1,1 @@
+"""A deterministic engine without a model, with faults on demand."""

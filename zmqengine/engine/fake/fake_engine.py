@@ -1,0 +1,382 @@
+"""An engine without a model: deterministic tokens, and faults on demand.
+
+For tests of the worker and for authors of front-ends. It follows `interface.Engine` to the letter, except
+that it has no probabilities: sampling fields other than the seed do not change its tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from zmqengine.engine.fake.fake_faults import EXIT_CODE, FakeEngineError, FakeFault, FakeFaults
+from zmqengine.engine.fake.fake_prompt_cache import FakePromptCache, Tokens
+from zmqengine.engine.interface import (
+    EngineMemory,
+    EngineStats,
+    ModelInfo,
+    RowDraft,
+    RowFailure,
+    RowPrefill,
+    RowRequest,
+    RowToken,
+    StepResult,
+    TokenLogprobs,
+)
+from zmqengine.engine.seeds import mix, seed_key
+
+if TYPE_CHECKING:
+    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
+
+__all__ = [
+    "EXIT_CODE",
+    "FakeCall",
+    "FakeEngine",
+    "FakeEngineConfig",
+    "FakeEngineError",
+    "FakeFault",
+    "expected_tokens",
+]
+
+
+class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of a fake engine. Every field has a default that suits a quick test.
+
+    Tokens are 1 to vocab_size - 1; token 0 ends the output and is made only at `eos_index`, if that is given.
+    `prefill_chunk` tokens of prompt are read a step, all rows together. `step_ms` is slept in every step that
+    has work. With `instant`, a row reads its prompt and makes its whole output in the first step after insert.
+
+    Memory is counted and not held: `kv_bytes_token` for each token of a row, and as much for each token in the
+    prompt cache, which keeps at most `prompt_cache_bytes` of ended and parked rows. A model of 8 billion
+    parameters has about 147,000 bytes a token.
+    """
+
+    name: str = "fake"
+    vocab_size: int = 1000
+    context_tokens: int = 4096
+    rows_max: int = 32
+    prefill_chunk: int = 512
+    step_ms: float = 0.0
+    eos_index: int | None = None
+    instant: bool = False
+    kv_bytes_token: int = 1024
+    prompt_cache_bytes: int = 0
+    parameter_bytes: int = 0
+    faults: tuple[FakeFault, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> FakeEngineConfig:
+        """The configuration in `text`. Raises msgspec.ValidationError or DecodeError, naming what is wrong."""
+        return msgspec.json.decode(text, type=cls)
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads back."""
+        return msgspec.json.encode(self).decode()
+
+    def model_info(self) -> ModelInfo:
+        """Facts about the model that is not there."""
+        return ModelInfo(
+            name=self.name,
+            vocab_size=self.vocab_size,
+            context_tokens=self.context_tokens,
+            eos_token_ids=frozenset({0}),
+            parameter_bytes=self.parameter_bytes,
+        )
+
+
+class FakeCall(NamedTuple):
+    """One call of an engine method: which, on which thread (`threading.get_ident`), with which rows."""
+
+    method: str
+    thread: int
+    rows: tuple[int, ...]
+
+
+def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None) -> list[int]:
+    """The whole output, `emitted` included, that a fake engine of this configuration makes for `request`."""
+    config = config or FakeEngineConfig()
+    row = _Row(request)
+    output = list(request.emitted)
+    while len(output) < _output_max(request, config):
+        output.append(row.token_at(len(output), config))
+        if output[-1] in request.stop_token_ids:
+            break
+    return output
+
+
+class FakeEngine:
+    """An `Engine` whose token at output index i depends only on (prompt, seed, i).
+
+    So a row that is resumed with `emitted` goes on exactly as it would have, whoever else is in the batch.
+    `calls` holds the last 20,000 calls.
+    """
+
+    def __init__(self, config: FakeEngineConfig | None = None) -> None:
+        self.config = config or FakeEngineConfig()
+        self.info = self.config.model_info()
+        self.rows_max = self.config.rows_max
+        self.step_tokens_max = 1
+        self.padding_bytes_max = 0
+        self.disk: PromptsOnDisk | None = None
+        self.calls: deque[FakeCall] = deque(maxlen=20_000)
+        self._faults = FakeFaults(self.config.faults)
+        self.unblock = self._faults.unblock
+        self.closed = False
+        self._rows: dict[int, _Row] = {}
+        self._prompt_cache = FakePromptCache(self.config.prompt_cache_bytes, self.config.kv_bytes_token)
+        self._peak_bytes = self._cached_tokens = 0
+        self._strike = self._faults.strike
+        self._steps = self._prompt_tokens = self._generated_tokens = 0
+
+    @property
+    def row_ids(self) -> set[int]:
+        """The rows it holds, for tests."""
+        return set(self._rows)
+
+    def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
+        """Add rows; rows over `rows_max` and repeated ids come back as failures."""
+        self._record("insert", (request.row for request in requests))
+        failures = []
+        for request in requests:
+            try:
+                self._rows[request.row] = self._admit(request)
+            except (ValueError, OverflowError, TypeError) as error:
+                failures.append(RowFailure(request.row, str(error)))
+        return failures
+
+    def next(self) -> StepResult:
+        """One token for each decoding row, then one chunk of prefill."""
+        self._record("next", ())
+        step, self._steps = self._steps, self._steps + 1
+        self._strike("next", index=step)
+        for row in list(self._rows.values()):
+            self._strike("next", row, step)
+        if self._rows and self.config.step_ms:
+            time.sleep(self.config.step_ms / 1000)
+        result = StepResult()
+        for row in [row for row in self._rows.values() if row.decoding]:
+            self._decode(row, result)
+        self._prefill(result)
+        self._count_memory()
+        return result
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Drop rows in any phase."""
+        rows = tuple(rows)
+        self._record("remove", rows)
+        for id_ in rows:
+            row = self._rows.pop(id_, None)
+            self._prompt_cache.forget(id_)
+            if row is not None:
+                self._strike("remove", row)
+                self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
+
+    def park(self, row: int) -> int:
+        """Take a row out; it is kept if all of it fits the prompt cache."""
+        self._record("park", (row,))
+        parked = self._rows.pop(row, None)
+        if parked is None:
+            return 0
+        self._strike("park", parked)
+        return self._prompt_cache.park(row, parked.tokens, parked.reusable, parked.request.cache_scope)
+
+    def reset(self) -> None:
+        """Drop every row."""
+        self._record("reset", self._rows)
+        self._rows.clear()
+        self._prompt_cache.clear()
+        self._strike("reset")
+
+    def project_bytes(self, tokens: int) -> int:
+        """`kv_bytes_token` for each token."""
+        self._record("project_bytes", ())
+        return tokens * self.config.kv_bytes_token
+
+    def limit_prompt_cache(self, bytes_max: int) -> int:
+        """Keep at most `bytes_max` from now on, parked rows the longest."""
+        self._record("limit_prompt_cache", ())
+        self._strike("trim")
+        return self._prompt_cache.limit(min(bytes_max, self.config.prompt_cache_bytes))
+
+    @property
+    def empty_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
+    def release_buffers(self) -> None:
+        """There are none."""
+        self._record("release_buffers", ())
+
+    def stats(self) -> EngineStats:
+        """Real counters."""
+        self._record("stats", ())
+        self._strike("stats")
+        decoding = sum(row.decoding for row in self._rows.values())
+        return EngineStats(
+            rows_decoding=decoding,
+            rows_prefilling=len(self._rows) - decoding,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            prompt_cache_entries=len(self._prompt_cache),
+        )
+
+    def memory(self) -> EngineMemory:
+        """What would be held, were there a model."""
+        self._record("memory", ())
+        self._strike("memory")
+        return self._count_memory()
+
+    def close(self) -> None:
+        """Drop every row. Idempotent."""
+        self._record("close", ())
+        self._rows.clear()
+        self.closed = True
+        self._strike("close")
+
+    def _admit(self, request: RowRequest) -> _Row:
+        if request.row in self._rows:
+            raise ValueError("this row is already in the engine")
+        if len(self._rows) >= self.config.rows_max:
+            raise ValueError(f"all {self.config.rows_max} rows are taken")
+        row = _Row(request)
+        row.check(self.config)
+        if self._strike("insert", row):
+            raise ValueError("fake fault at insert")
+        return row
+
+    def _decode(self, row: _Row, result: StepResult) -> None:
+        request, index = row.request, row.index
+        if self._strike("token", row, index):
+            del self._rows[request.row]
+            result.failures.append(RowFailure(request.row, f"fake fault at output index {index}"))
+            return
+        token = row.token_at(index, self.config)
+        row.index += 1
+        row.tokens.append(token)
+        self._generated_tokens += 1
+        stopped, full = token in request.stop_token_ids, row.index >= _output_max(request, self.config)
+        logprobs = None if request.logprobs is None else row.logprobs_at(index, token, self.config)
+        result.tokens.append(
+            RowToken(request.row, token, logprobs, "stop" if stopped else "length" if full else None)
+        )
+        if index < len(request.prediction):
+            # As if it had been drafted one by one.
+            is_right = request.prediction[index] == token
+            result.drafts.append(RowDraft(request.row, "prediction", 1, int(is_right)))
+        if stopped or full:
+            del self._rows[request.row]
+            self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
+
+    def _prefill(self, result: StepResult) -> None:
+        budget = self.config.prefill_chunk
+        for row in [row for row in self._rows.values() if not row.decoding]:
+            if self._strike("prefill", row):
+                del self._rows[row.request.row]
+                result.failures.append(RowFailure(row.request.row, "fake fault in prefill"))
+                continue
+            if not row.begun and (budget or self.config.instant):
+                row.begun = True
+                row.cached = row.done = self._prompt_cache.take(row.tokens, row.request.cache_scope)
+                self._cached_tokens += row.cached
+            taken = row.total - row.done if self.config.instant else min(row.total - row.done, budget)
+            if not taken:
+                break
+            budget = max(0, budget - taken)
+            row.done += taken
+            self._prompt_tokens += taken
+            result.prefills.append(RowPrefill(row.request.row, row.done, row.total, row.cached))
+            if row.request.pin and row.decoding:
+                self._prompt_cache.store(row.tokens[: row.total - 1], row.request.cache_scope, is_pinned=True)
+            while self.config.instant and row.request.row in self._rows:
+                self._decode(row, result)
+
+    def _count_memory(self) -> EngineMemory:
+        memory = _memory(self.config, self._rows.values(), self._prompt_cache, self._peak_bytes)
+        self._peak_bytes = memory.peak
+        return memory
+
+    def _record(self, method: str, rows: Iterable[int]) -> None:
+        self.calls.append(FakeCall(method, threading.get_ident(), tuple(rows)))
+
+
+class _Row:
+    """A request and how far it has come."""
+
+    def __init__(self, request: RowRequest) -> None:
+        self.request = request
+        self.index = len(request.emitted)
+        self.tokens: Tokens = array("Q", [*request.prompt, *request.emitted])
+        self.total = len(self.tokens)
+        self.begun = False
+        self.done = self.cached = 0
+        digest = hashlib.blake2b(array("Q", request.prompt).tobytes(), digest_size=8)
+        self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
+
+    def check(self, config: FakeEngineConfig) -> None:
+        """Raise ValueError for a request that the engine cannot take."""
+        if not self.request.prompt:
+            raise ValueError("the prompt is empty")
+        if max(self.tokens) >= config.vocab_size:
+            raise ValueError(f"a prompt token is outside the vocabulary of {config.vocab_size}")
+        if _output_max(self.request, config) <= self.index:
+            raise ValueError("max_tokens leaves nothing to generate")
+
+    @property
+    def decoding(self) -> bool:
+        return self.done >= self.total
+
+    @property
+    def held(self) -> int:
+        return self.done + len(self.tokens) - self.total
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that a later row need not read: all that are held but the last one known."""
+        return min(self.held, len(self.tokens) - 1)
+
+    def token_at(self, index: int, config: FakeEngineConfig) -> int:
+        if index == config.eos_index:
+            return 0
+        return 1 + mix(self._key + index) % (config.vocab_size - 1)
+
+    def logprobs_at(self, index: int, token: int, config: FakeEngineConfig) -> TokenLogprobs:
+        """Halving probabilities for the token and those after it: well-formed, and the same in every life."""
+        top = [(token + place) % config.vocab_size for place in range(self.request.logprobs or 0)]
+        logprob = -0.25 - (mix(self._key - index) % 100) / 1000
+        return TokenLogprobs(logprob, [(id_, logprob - place * 0.6931) for place, id_ in enumerate(top)])
+
+
+def _output_max(request: RowRequest, config: FakeEngineConfig) -> int:
+    """How long the output may become, `emitted` included."""
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return config.context_tokens - len(request.prompt)
+
+
+def _memory(
+    config: FakeEngineConfig, rows: Iterable[_Row], prompt_cache: FakePromptCache, peak_bytes: int
+) -> EngineMemory:
+    """What would be held, and the most that ever was."""
+    kv = sum(row.held for row in rows) * config.kv_bytes_token
+    parked, prompts = prompt_cache.parked_bytes, prompt_cache.prompt_bytes
+    active = config.parameter_bytes + kv + parked + prompts
+    return EngineMemory(
+        weights=config.parameter_bytes,
+        kv=kv,
+        padding=0,
+        parked=parked,
+        prompt_cache=prompts,
+        buffers=0,
+        workspace=0,
+        active=active,
+        peak=max(peak_bytes, active),
+    )

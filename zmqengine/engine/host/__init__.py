@@ -1,0 +1,1 @@
+"""The machine: MLX back-end, BLAS, memory limits and environment."""

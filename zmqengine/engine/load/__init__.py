@@ -1,0 +1,1 @@
+"""From a directory to a loaded, probed and warmed-up model."""

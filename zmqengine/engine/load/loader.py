@@ -1,0 +1,151 @@
+"""Loads a model with mlx-lm's own loader, wholly and on this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.checkpoint.on_disk import local_directory
+from zmqengine.engine.interface import ModelInfo
+from zmqengine.engine.load.generation_config import sampling_facts
+from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer
+from zmqengine.engine.models.mlx_lm import fetch_model, load_model, load_tokenizer
+from zmqengine.errors import ModelLoadError
+
+Report = Callable[[str, "float | None"], None]
+
+# Where configurations of different models say how many tokens they were made for.
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)
+_CONTEXT_TOKENS_UNKNOWN = 8192
+_EVALUATED_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run on this thread, and what a front-end needs of its tokenizer."""
+
+    model: Any
+    info: ModelInfo
+    tokenizer: ExportedTokenizer
+    directory: Path
+
+
+def load(model: str, report: Report = lambda stage, fraction: None, *, name: str = "") -> LoadedModel:
+    """Load the local directory or the hub id `model`, to be known as `name`: the id or directory if empty.
+
+    Every array of the model is evaluated on the calling thread, also those that are no parameters, so nothing
+    lazy is left that belongs to another thread's stream. `report` is given the stage and, where it can be told,
+    the part of it that is done. Raises ModelLoadError.
+    """
+    report("finding the model", None)
+    directory = find_directory(model)
+    try:
+        report("reading the tokenizer", None)
+        network, config = load_model(directory, lazy=True)
+        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
+        exported = export_tokenizer(tokenizer, sampling_facts(directory))
+        report("reading weights", 0.0)
+        parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
+        vocab_size = _try_out(network)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"cannot load the model in {directory}: {one_line(error)}") from error
+    info = ModelInfo(
+        name=name or (directory.name if Path(model).expanduser().exists() else model),
+        vocab_size=vocab_size,
+        context_tokens=context_tokens(config),
+        eos_token_ids=frozenset(token for token in exported.eos_token_ids if token < vocab_size),
+        parameter_bytes=parameter_bytes,
+    )
+    return LoadedModel(network, info, exported, directory)
+
+
+def find_directory(model: str) -> Path:
+    """The local directory of `model`, fetched from the hub if it is a hub id. Raises ModelLoadError."""
+    directory = local_directory(model)
+    if directory is not None:
+        return directory
+    try:
+        return Path(fetch_model(model))
+    except Exception as error:
+        raise ModelLoadError(
+            f"there is no directory {model}, and it could not be fetched from the hub: {one_line(error)}"
+        ) from error
+
+
+def evaluate(model: Any, report: Callable[[float], None] = lambda fraction: None) -> int:
+    """Evaluate every array that the model holds; returns the bytes of all of them."""
+    found = list(find_arrays(model))
+    total = sum(array.nbytes for array in found)
+    done, batch, batch_bytes = 0, [], 0
+    for array in found:
+        batch.append(array)
+        batch_bytes += array.nbytes
+        if batch_bytes >= _EVALUATED_BYTES:
+            mx.eval(batch)
+            done += batch_bytes
+            batch, batch_bytes = [], 0
+            report(done / total)
+    mx.eval(batch)
+    report(1.0)
+    return total
+
+
+def find_arrays(root: Any) -> Iterator[mx.array]:
+    """Every array inside `root` once: parameters, frozen buffers, tables kept in plain attributes."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, mx.array):
+            yield value
+        elif isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            pending.extend(value)
+        if hasattr(value, "__dict__") and not isinstance(value, (type, mx.array)) and _is_of_model(value):
+            pending.extend(vars(value).values())
+
+
+def context_tokens(config: Mapping[str, Any]) -> int:
+    """How many tokens the model was made for, prompt and output together."""
+    for part in (config, config.get("text_config"), config.get("llm_config"), config.get("language_config")):
+        for key in _CONTEXT_KEYS:
+            value = part.get(key) if isinstance(part, Mapping) else None
+            if isinstance(value, int) and 0 < value < 1 << 40:
+                return value
+    return _CONTEXT_TOKENS_UNKNOWN
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, on one line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def _try_out(model: Any) -> int:
+    """Run the model on one token; returns the size of its vocabulary."""
+    logits = model(mx.array([[0]], dtype=mx.uint32))
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def _is_of_model(value: Any) -> bool:
+    """Whether to look into an object: modules, and the plain classes that models are written with."""
+    return not type(value).__module__.startswith(("builtins", "mlx.core"))

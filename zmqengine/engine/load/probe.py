@@ -1,0 +1,132 @@
+"""Finds out what a model can do before anybody asks it to.
+
+Some of mlx-lm's models raise when rows are stepped together, and some take padding for text. Each of them is still
+served: one row at a time, or only rows of one length in a prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine import kv
+from zmqengine.engine.host.rounding import differ_by_rounding
+from zmqengine.engine.row import Caches
+
+# Three rows, as a mask that fits two by chance does not fit three. Every vocabulary has these ids.
+_ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
+_MEASURED_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a model's caches are like, and whether rows can share a call, with padding or without.
+
+    `layout` says how what they hold is kept; None if it cannot be, for the reason `not_kept`. A model that `widens`
+    reads several tokens of each row in one call, and its rows go back by unlike numbers of them.
+    """
+
+    shape: kv.CacheShape
+    layout: kv.BlockLayout | None
+    not_kept: str
+    mergeable: bool
+    paddable: bool
+    widens: bool
+    read_bytes: float
+
+    @property
+    def goes_back_padded(self) -> bool:
+        """Whether rows can be read with tokens behind them that mean nothing, and go back to where they end."""
+        return self.widens and self.paddable
+
+    def chunk_bytes(self, tokens: int) -> int:
+        """What reading a chunk of `tokens` takes for a moment, beside its caches. As measured, for short contexts."""
+        return int(tokens * self.read_bytes)
+
+
+def probe(model: Any) -> Abilities:
+    """Run `model` on a few tokens, alone and together. Raises what it raises alone."""
+    starts = [_read_alone(model, row[:-1]) for row in _ROWS]
+    mergeable = all(map(kv.can_merge, starts))
+    merged = kv.merge(starts) if mergeable else []
+    alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
+    mergeable = mergeable and _agrees(model, lambda: merged, alone)
+    paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
+    widens = mergeable and kv.can_go_back(merged) and _agrees(model, lambda: _read_and_go_back(model), alone)
+    layout, not_kept = _layout(model, alone[0])
+    shape = kv.measure_caches(starts[0])
+    return Abilities(shape, layout, not_kept, mergeable, paddable, widens, _measure_reading(model))
+
+
+def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
+    """How caches are kept, if what was kept gives the logits that it gave `alone`; else why they are not."""
+    row = _ROWS[0]
+    try:
+        caches = _read_alone(model, row[:-1])
+        layout = kv.BlockLayout(caches)
+        parts = layout.take(caches, 0, [2, len(row) - 1], None)
+        again = layout.build(model, parts, len(row) - 1, layout.take_state(caches, None))
+        kept = _last_logits(model, [row[-1:]], again)[0]
+    except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
+        return None, f"{type(error).__name__}: {error}"
+    if not differ_by_rounding(alone, kept):
+        return None, "caches that were kept give other tokens"
+    return layout, ""
+
+
+def _measure_reading(model: Any) -> float:
+    """Bytes that reading takes for a moment, for each token of a chunk, caches included."""
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    caches = kv.new_caches(model)
+    kv.read_alone(model, caches, [1] * _MEASURED_TOKENS)
+    mx.eval(kv.arrays(caches))
+    return max(0, mx.get_peak_memory() - before) / _MEASURED_TOKENS
+
+
+def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> bool:
+    """Whether a step of the rows together, after `read`, gives the logits that each gave alone."""
+    try:
+        together = _last_logits(model, [row[-1:] for row in _ROWS], read())
+    except Exception:  # noqa: BLE001 - whatever it raises, it is not to be done
+        return False
+    return all(map(differ_by_rounding, alone, together))
+
+
+def _read_alone(model: Any, tokens: list[int]) -> Caches:
+    caches = kv.new_caches(model)
+    mx.eval(kv.read_alone(model, caches, tokens))
+    return caches
+
+
+def _read_padded(model: Any) -> Caches:
+    caches = kv.merge([kv.new_caches(model) for _ in _ROWS])
+    kv.read_together(model, caches, [row[:-1] for row in _ROWS])
+    return caches
+
+
+def _read_and_go_back(model: Any) -> Caches:
+    """The caches of all rows but for the last token, after each has read some more and has gone back to there."""
+    lengths = [len(row) - 1 for row in _ROWS]
+    caches = kv.merge([_read_alone(model, row[:-1]) for row in _ROWS])
+    model(_ids([[7, 6, 5], [*_ROWS[1][-1:], 9, 8], [4, 4, 4]]), cache=caches)
+    kv.go_back(caches, [3, 2, 3], [lengths[0], lengths[1] + 1, lengths[2]])
+    # The row that is further goes back alone: then the others have a gap.
+    model(_ids([[8], [8], [8]]), cache=caches)
+    kv.go_back(caches, [1, 2, 1], lengths)
+    return caches
+
+
+def _last_logits(model: Any, rows: list[list[int]], caches: Caches) -> np.ndarray:
+    logits = model(_ids(rows), cache=caches)[:, -1, :].astype(mx.float32)
+    mx.eval(logits, kv.arrays(caches))
+    return np.array(logits)
+
+
+def _ids(rows: list[list[int]]) -> mx.array:
+    return mx.array(rows, dtype=mx.uint32)

@@ -1,0 +1,1 @@
+"""The border to mlx-lm: everything that is imported of it."""

@@ -1,0 +1,132 @@
+"""Which width makes the most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from zmqengine.engine.speculation.source import Outlook
+from zmqengine.engine.speculation.start_costs import measure_widths
+from zmqengine.engine.speculation.step_costs import StepCosts, started_ahead
+
+WIDTHS = (1, 2, 3, 5, 8)
+"""Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
+# Less is not worth a change: figures of steps are not better known. What is less than that is not looked at closely.
+_GAIN_MIN, GAIN_NEAR = 1.05, 0.9
+# What a row loses for the drafts of others counts so many times what those gain.
+_OTHERS_LOSS = 3
+
+
+class Choice(NamedTuple):
+    """A width, 1 for no drafts, and the tokens a second of the best that drafts could do, as a multiple of those
+    without; where that is less than `GAIN_NEAR`, no less than they could do."""
+
+    width: int
+    gain: float
+
+
+class WidthPolicy(Protocol):
+    """Chooses the width of a step."""
+
+    @property
+    def width_max(self) -> int:
+        """It is never more."""
+        ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a window may be started before the tokens of the step before are known."""
+        ...
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Of the windows there are, in rising order: one is as wide as the least of these that holds its drafts."""
+        ...
+
+    @property
+    def positions_max(self) -> int:
+        """A step with drafts never reads more tokens of all rows together."""
+        ...
+
+    def prepare(self, model: Any, rows_max: int) -> None:
+        """Before the first step, with a model whose caches can go back."""
+        ...
+
+    def is_hopeless(self, rows: int) -> bool:
+        """Whether no draft of so many rows is worth its step, or that is not known; it is quickly told."""
+        ...
+
+    def choose(
+        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
+    ) -> Choice:
+        """The width for a step of `rows` rows, of which some have these outlooks.
+
+        The drafts will be made when `ahead` more tokens are known, which have to be waited for; if nobody `waits`, they
+        are made now, and stand after so many tokens at most. So many rows are `idle`: a wider step is nothing but a
+        loss to them.
+        """
+        ...
+
+
+class BestWidth:
+    """The width with the most expected tokens for what the step costs, and for the wait where there is one. What it
+    costs those who have nothing from it counts three times.
+
+    A step reads at most `positions_max` tokens of all rows, which bounds the memory for its logits.
+    """
+
+    width_max = WIDTHS[-1]
+    widths = WIDTHS[1:]
+
+    def __init__(self, costs: StepCosts, positions_max: int, *, runs_ahead: bool = False) -> None:
+        self._costs = costs
+        self.positions_max = positions_max
+        self.runs_ahead = runs_ahead
+
+    def prepare(self, model: Any, rows_max: int) -> None:
+        """Measure what widths cost."""
+        measure_widths(
+            model, self._costs, rows_max, self.positions_max, self.widths, runs_ahead=self.runs_ahead
+        )
+
+    def is_hopeless(self, rows: int) -> bool:
+        """Whether even drafts that are always right lose."""
+        costs = self._costs
+        return not costs.is_current(rows) or all(
+            width < _GAIN_MIN * costs.ratio(rows, kind)
+            for width in self._widths(rows)
+            for kind in ((width, started_ahead(width)) if self.runs_ahead else (width,))
+        )
+
+    def choose(
+        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
+    ) -> Choice:
+        """The width for this step."""
+        costs = self._costs
+        single_s = costs.single_s(rows)
+        # Until a step was timed, drafting is taken to cost nothing.
+        token_cost = (
+            max((outlook.token_s for outlook in outlooks), default=0.0) / single_s if single_s else 0.0
+        )
+        # Whoever stops to run a step ahead has to wait for a step of width 1 once more, when the drafts end.
+        wait = costs.wait(rows) if ahead and waits else 0.0
+        best = Choice(1, 0.0)
+        likely = sum(outlook.first for outlook in outlooks)
+        for width in self._widths(rows):
+            step = costs.ratio(rows, width)
+            if not waits:
+                # One that is started ahead takes no longer. A time that says so was disturbed, and would stand: nobody
+                # would take another.
+                step = min(step, costs.ratio(rows, started_ahead(width)))
+            cost = step + wait + token_cost * (width - 1)
+            cost = rows * cost + (_OTHERS_LOSS - 1) * idle * (cost - 1)
+            # Quickly told: every further token is right where the first is.
+            gain = (rows + likely * (width - 1)) / cost
+            if gain >= GAIN_NEAR:
+                gain = (rows + sum(outlook.accepted(width - 1, ahead) for outlook in outlooks)) / cost
+            if gain > best.gain:
+                best = Choice(width, gain)
+        return best if best.gain > _GAIN_MIN else Choice(1, best.gain)
+
+    def _widths(self, rows: int) -> list[int]:
+        return [width for width in self.widths if rows * width <= self.positions_max]

@@ -1,0 +1,225 @@
+"""What widths cost before anybody has asked for anything: wide steps of a model, timed against narrow ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.engine import kv
+from zmqengine.engine.autotune import layers
+from zmqengine.engine.grammar.mask import MaskFiller
+from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.speculation.choosing import Choosing
+from zmqengine.engine.speculation.step_costs import WAITED, StepCosts, started_ahead
+from zmqengine.engine.speculation.verify_block import Choices, Coming, Draft, Window
+
+_SECONDS_MAX = 1.5
+_TRIES = 5
+_AHEAD_STEPS = 4
+# Attention is computed in several parts from so many tokens on, by kernels of their own.
+_LONG_TOKENS = (256, 1024)
+# To trace windows of 32 rows and less takes a third of it.
+_TRACES_S = 2.0
+_PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+
+
+def measure_widths(
+    model: Any,
+    costs: StepCosts,
+    rows_max: int,
+    positions_max: int,
+    widths: Sequence[int],
+    *,
+    runs_ahead: bool = False,
+) -> None:
+    """Time each of `widths` for one row, for the most rows, and in between, for a second or two in all.
+
+    A step without drafts is started before the step before has ended; one with drafts is started afterwards, and where
+    a policy `runs_ahead` before as well.
+    The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
+    such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there.
+    Windows of every number of rows have been traced then, as far as there was time.
+    """
+    first = kv.new_caches(model)
+    mx.eval(kv.read_alone(model, first, _PROMPT))
+    vocab_size = model(mx.array([_PROMPT]), cache=kv.new_caches(model)).shape[-1]
+    counts = sorted({1, min(8, rows_max), rows_max})
+    for count in counts:
+        rows = [Row(RowRequest(row, _PROMPT, 1), vocab_size, 2 * len(_PROMPT)) for row in range(count)]
+        wide = [width for width in widths if count * width <= positions_max]
+        steps = _Steps(
+            model, kv.merge([first] * count), rows, Choosing(vocab_size, MaskFiller(vocab_size, []))
+        )
+        steps.time(costs, wide, wide if runs_ahead else [], _SECONDS_MAX / len(counts))
+    until_s = time.perf_counter() + _TRACES_S
+    for width in widths if on_gpu() else ():
+        layers.trace(model, min(rows_max, positions_max // width), until_s, width)
+    for tokens in _LONG_TOKENS if on_gpu() else ():
+        long, prompt = kv.new_caches(model), [1] * tokens
+        mx.eval(kv.read_alone(model, long, prompt))
+        row = Row(RowRequest(0, prompt, 1), vocab_size, 2 * tokens)
+        _Steps(model, kv.merge([long]), [row], Choosing(vocab_size, MaskFiller(vocab_size, []))).window(
+            widths[0]
+        )
+
+
+class _Steps:
+    """Steps of some rows, which go back to where they were; each kind returns the seconds of one."""
+
+    def __init__(self, model: Any, caches: Caches, rows: Sequence[Row], choosing: Choosing) -> None:
+        self._model = model
+        self._caches = caches
+        self._rows = rows
+        self._choosing = choosing
+        self._held = [row.prompt_tokens for row in rows]
+        self._copied = False
+        choosing.set_rows(rows)
+
+    def time(
+        self, costs: StepCosts, widths: Sequence[int], widths_ahead: Sequence[int], seconds: float
+    ) -> None:
+        """Those without drafts of rows as long as each other, the others of rows with gaps, as they are in use."""
+        even = [len(_PROMPT)] * len(self._rows)
+        best_s = self._best({1: self.ahead, WAITED: self.waited}, even, seconds / 2)
+        kinds: dict[int, Callable[[], float]] = {width: partial(self.window, width) for width in widths}
+        kinds |= {started_ahead(width): partial(self.windows_ahead, width) for width in widths_ahead}
+        uneven = [len(_PROMPT) + (row > 0) for row in range(len(self._rows))]
+        best_s |= self._best(kinds, uneven, seconds / 2 * (_AHEAD_STEPS if widths_ahead else 1))
+        timed = {width: its_s for width, its_s in best_s.items() if its_s < math.inf}
+        if 1 in timed:
+            costs.measured(len(self._rows), timed)
+        if on_gpu():
+            self.waited()
+            if len(self._rows) > 1 and widths_ahead:
+                self._lose_a_row(widths_ahead[0])
+
+    def _best(
+        self, kinds: Mapping[int, Callable[[], float]], held: list[int], seconds: float
+    ) -> dict[int, float]:
+        """The least of a few times of each kind, which are taken in turns: what holds one up may hold up another."""
+        # The first of a kind compiles. On a GPU that takes seconds, and else whoever came first would wait for it.
+        until_s = math.inf if on_gpu() else time.perf_counter() + seconds
+        best_s = dict.fromkeys(kinds, math.inf)
+        for number in range(1 + _TRIES):
+            if number == 1:
+                until_s = min(until_s, time.perf_counter() + seconds)
+            for kind, steps in kinds.items():
+                if time.perf_counter() > until_s:
+                    return best_s
+                its_s = steps()
+                if number:
+                    best_s[kind] = min(best_s[kind], its_s)
+                self._go_back(held)
+        return best_s
+
+    def ahead(self) -> float:
+        """Steps of width 1, each of which starts before the one before has ended."""
+        landed = _Landed()
+        waiting = self._start(mx.array([_PROMPT[:1]] * len(self._rows), dtype=mx.uint32))
+        for _ in range(_AHEAD_STEPS + 1):
+            coming = self._start(waiting.tokens[:, None])
+            landed.read(waiting)
+            waiting = coming
+        waiting.read()
+        return landed.step_s
+
+    def windows_ahead(self, width: int) -> float:
+        """The same with drafts of which some are right."""
+        known = [Draft(_PROMPT, "")] * len(self._rows)
+        landed = _Landed()
+        first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
+        before = Window.ahead(Coming(first[:, None]), known, width)
+        waiting = self._start(before.inputs, before)
+        made = [1] * len(self._rows)
+        for _ in range(_AHEAD_STEPS + 1):
+            window = Window.ahead(Coming(waiting.tokens, before.drafted), known, width)
+            coming = self._start(window.inputs, window)
+            made = self._take(landed.read(waiting), before, made)
+            self._keep(made, width, after=width)
+            before, waiting = window, coming
+        self._keep(self._take(landed.read(waiting), before, made), width)
+        kv.close_gaps(self._caches, self._held)
+        return landed.step_s
+
+    def _lose_a_row(self, width: int) -> None:
+        """A row ends with a window while the next one is on its way, and one more is started for the others."""
+        self._go_back([length - row % 2 for row, length in enumerate(self._held)])
+        known = [Draft(_PROMPT, "")] * len(self._rows)
+        first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
+        window = Window.ahead(Coming(first[:, None]), known, width)
+        waiting = self._start(window.inputs, window)
+        left = list(range(1, len(self._rows)))
+        if kv.moves_rows(self._caches):
+            left = kv.arranged(left)
+        coming = Coming(waiting.tokens, window.drafted, left)
+        kv.keep_rows(self._caches, left, self._held)
+        self._copied = True
+        self._rows, self._held = [self._rows[at] for at in left], [self._held[at] for at in left]
+        self._choosing.set_rows(self._rows)
+        window = Window.ahead(coming, known[1:], width)
+        self._start(window.inputs, window).read()
+
+    def waited(self) -> float:
+        """A step of width 1 from tokens that are known."""
+        started_s = time.perf_counter()
+        self._start(mx.array([_PROMPT[:1]] * len(self._rows), dtype=mx.uint32), idle=True).read()
+        return time.perf_counter() - started_s
+
+    def window(self, width: int) -> float:
+        """A window likewise."""
+        started_s = time.perf_counter()
+        window = Window.of(self._rows, [Draft(_PROMPT[: width - 1], "")] * len(self._rows))
+        self._start(window.inputs, window, idle=True).read()
+        return time.perf_counter() - started_s
+
+    def _start(self, inputs: mx.array, window: Window | None = None, *, idle: bool = False) -> Choices:
+        pending = None if window is None else window.pending
+        is_idle = on_gpu() and idle
+        kv.begin_step(self._caches, inputs, self._held, copied=self._copied, idle=is_idle, pending=pending)
+        self._copied = False
+        self._held = [held + inputs.shape[1] for held in self._held]
+        logits = self._model(inputs, cache=self._caches)
+        choices = (
+            self._choosing.one(logits[:, -1, :]) if window is None else self._choosing.several(logits, window)
+        )
+        kv.start(choices.arrays())
+        return choices
+
+    def _take(self, tokens: Sequence[Sequence[int]], window: Window, made_before: Sequence[int]) -> list[int]:
+        """How many tokens each row keeps of a window, whose step before has made so many."""
+        for place, count in enumerate(made_before):
+            window.settle(place, count)
+        return [1 + window.accepted(place, its) for place, its in enumerate(tokens)]
+
+    def _keep(self, counts: Sequence[int], width: int, after: int = 0) -> None:
+        self._held = [held - width + count for held, count in zip(self._held, counts, strict=True)]
+        kv.go_back(self._caches, [width - count for count in counts], self._held, after=after)
+
+    def _go_back(self, held: list[int]) -> None:
+        counts = [before - after for before, after in zip(self._held, held, strict=True)]
+        self._held = held
+        kv.go_back(self._caches, counts, held)
+
+
+class _Landed:
+    """Steps that were waited for while the next was on its way: `step_s` is what one took, from the first to the last
+    of them."""
+
+    def __init__(self) -> None:
+        self._times_s: list[float] = []
+
+    def read(self, choices: Choices) -> Any:
+        tokens, _ = choices.read()
+        self._times_s.append(time.perf_counter())
+        return tokens
+
+    @property
+    def step_s(self) -> float:
+        return (self._times_s[-1] - self._times_s[0]) / (len(self._times_s) - 1)

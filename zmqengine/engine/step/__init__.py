@@ -1,0 +1,1 @@
+"""One step: decode every row, then prefill one bounded chunk of prompt."""

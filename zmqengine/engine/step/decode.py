@@ -1,0 +1,265 @@
+"""One batch of rows that decode: one model call a step makes a token for each of them, or several.
+
+The call of a step is started before the tokens of the step before are looked at, so the device computes while
+the caller hands those tokens on. Where rows have a grammar, those tokens say which may follow: the masks are filled
+while the device computes, and the step's own tokens are chosen then. Where rows draft, the tokens are waited for
+before the call: they say what to draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine import kv
+from zmqengine.engine.cuda.resident import resident
+from zmqengine.engine.host.backend import start_computes
+from zmqengine.engine.interface import StepResult
+from zmqengine.engine.prefix_cache.offers import Offer
+from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.row import Caches, MadeToken, Row
+from zmqengine.engine.speculation.choosing import Choosing
+from zmqengine.engine.speculation.step_costs import WAITED, started_ahead
+from zmqengine.engine.speculation.verify_block import Window
+from zmqengine.engine.step.inflight import Flight
+
+if TYPE_CHECKING:
+    from zmqengine.engine.speculation.speculation import Speculation
+
+
+class DecodeBatch:
+    """Rows in decode and their merged caches. What rows leave behind is offered to `store`.
+
+    `choosing` makes its own. With `speculation` rows may draft.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        store: PromptStore,
+        choosing: Callable[[], Choosing],
+        speculation: Speculation | None = None,
+    ) -> None:
+        self.rows: list[Row] = []
+        self.caches: Caches = []
+        self._model = model
+        self._store = store
+        self._flight: Flight | None = None
+        self._landing: Flight | None = None
+        self._changed = True
+        self._choosing = choosing()
+        self._speculation = speculation
+        self._landed = StepResult()
+        self._start_computes = start_computes()
+
+    def join(self, rows: Sequence[Row], caches: Caches) -> None:
+        """Add rows whose caches hold all of the prompt but its last token."""
+        self.caches = kv.extend(self.caches, caches, self._columns())
+        self.rows.extend(rows)
+        self._changed = True
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Drop rows; those that are not here are ignored. What they held is offered to others."""
+        leaving = {id(row) for row in rows}
+        places = [place for place, row in enumerate(self.rows) if id(row) in leaving]
+        for place, part in kv.parts_of(places, self._columns()).items():
+            self._offer(place, part)
+        self._drop(leaving)
+
+    def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
+        """Drop a row that is here and give its caches, with the token on its way, which is waited for.
+
+        None if that token was made of something that is not a number: nobody may go on from these caches.
+        """
+        caches = kv.extract(self.caches, self.rows.index(row), row.held + row.window, row.held)
+        kv.start(kv.arrays(caches))
+        self._drop({id(row)})
+        if not row.launched:
+            self._store.prove(row)
+            return caches, None
+        if row.window or self._flight is None:
+            # What a window makes of a row can be left out of its caches: it is made again.
+            return caches, None
+        made = self._flight.made(row)
+        return None if made is None else (caches, made)
+
+    def _offer(self, place: int, part: kv.Part | None) -> None:
+        """A row leaves: offer its caches, which the step on its way goes on from; else they are known to be good."""
+        row, flight = self.rows[place], self._flight
+        if not row.launched:
+            self._store.prove(row)
+            return
+        if row.held <= len(row.tokens) and self._store.wants(row):
+            offer = self._store.offer(row, self.caches, kv.Place(place, row.held + row.window, part))
+            if flight is None:
+                self._store.accept(offer)
+            elif offer is not None:
+                flight.offers.append((row, offer))
+
+    def _drop(self, leaving: set[int]) -> None:
+        places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
+        if len(places) == len(self.rows):
+            return
+        if kv.moves_rows(self.caches):
+            # What is offered of those who leave is read before others take their places.
+            self._store.settle()
+            places = kv.arranged(places)
+        self.caches = kv.keep_rows(self.caches, places, self._columns())
+        self.rows = [self.rows[place] for place in places]
+        self._changed = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is neither a row nor a step on its way."""
+        return not self.rows and self._flight is None
+
+    def launch(self, may_draft: Callable[[], bool]) -> None:
+        """Start the next step; rows draft only where `may_draft` says so. None where a first token is to land first."""
+        if self._flight is not None and self._flight.is_first and self._start_computes:
+            # A first token would wait for a whole step more.
+            self._landing, self._flight = self._flight, None
+            return
+        # A row whose last token is on its way needs no further step. A window makes one token at least.
+        self.leave([row for row in self.rows if row.sampled + (row.window > 0) >= row.max_tokens])
+        speculation = self._speculation
+        asks = speculation is not None and speculation.is_due(self.rows, anew=self._changed) and may_draft()
+        window = self._window_ahead() if asks else None
+        waits = window is None and self._must_wait(asks=asks)
+        if waits:
+            flight, self._flight = self._flight, None
+            if flight is not None:
+                self._report(flight, self._landed)
+            if speculation is not None and self.rows and may_draft():
+                drafts = speculation.propose(self.rows)
+                window = Window.of(self.rows, drafts, speculation.widths) if drafts else None
+        self._landing = self._flight
+        if not self.rows:
+            self._flight = None
+        elif window is not None:
+            self._flight = self._start(window.inputs, window)
+            self._flight.timed_as = window.width if waits else started_ahead(window.width)
+        else:
+            self._flight = self._start(_last_tokens(self.rows, self._landing)[:, None], None)
+            self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
+
+    def _window_ahead(self) -> Window | None:
+        """A window that need not wait for the step on its way: it goes on from wherever that ends."""
+        flight, speculation = self._flight, self._speculation
+        if (
+            flight is None
+            or speculation is None
+            or self._choosing.constrained
+            or not flight.has_all(self.rows)
+        ):
+            return None
+        foreseen = speculation.foresee(self.rows, flight.width)
+        return None if foreseen is None else Window.ahead(flight.coming(self.rows), *foreseen)
+
+    def _must_wait(self, *, asks: bool) -> bool:
+        """Whether what comes next depends on the tokens on their way."""
+        if self._flight is not None and self._flight.window is not None:
+            return True
+        return asks and self._speculation is not None and self._speculation.is_worthwhile(self.rows)
+
+    def land(self, result: StepResult) -> None:
+        """Report the tokens of the step before the one that `launch` has started, waiting for them.
+
+        Then those of rows with a grammar are known, and the started step chooses among what may follow.
+        """
+        result.add(self._landed)
+        self._landed = StepResult()
+        if self._landing is not None:
+            self._report(self._landing, result)
+            self._landing = None
+        if self._flight is not None and self._flight.logits is not None:
+            self._choose(self._flight, self._flight.logits)
+
+    def _start(self, inputs: mx.array, window: Window | None) -> Flight:
+        """One call of the model, with the last token of each row [rows, 1] or a window [rows, its width]."""
+        changed, self._changed = self._changed, False
+        if changed:
+            self._choosing.set_rows(self.rows)
+        is_idle = self._landing is None and not self._start_computes
+        pending = None if window is None else window.pending
+        kv.begin_step(self.caches, inputs, self._columns(), copied=changed, idle=is_idle, pending=pending)
+        logits = self._model(inputs, cache=self.caches)
+        is_first = not all(row.launched for row in self.rows)
+        for row in self.rows:
+            if window is None:
+                row.held += 1
+            else:
+                row.window += window.width
+        flight = Flight(list(self.rows), self._choosing.measured, _take_offers(self.rows), window, is_first)
+        if self._choosing.constrained:
+            kv.start(logits)
+            flight.logits = logits
+        else:
+            self._choose(flight, logits)
+        return flight
+
+    def _choose(self, flight: Flight, logits: mx.array) -> None:
+        """Start to choose the tokens of a step, [rows, its width], from what the model made of it."""
+        if flight.window is None:
+            flight.choices = self._choosing.one(logits[:, -1, :])
+            for row in flight.rows:
+                row.sampled += 1
+        else:
+            flight.choices = self._choosing.several(logits, flight.window)
+        flight.logits = None
+        kv.start(flight.choices.arrays())
+
+    def _columns(self) -> list[int]:
+        """How many tokens the caches hold of each row, those of a window on its way included."""
+        return [row.held + row.window for row in self.rows]
+
+    def _report(self, flight: Flight, result: StepResult) -> None:
+        landed = flight.land(result)
+        for row, offer in flight.offers:
+            take = self._store.withdraw if id(row) in landed.doubtful else self._store.accept
+            take(offer)
+        if flight.window is not None:
+            _go_back(self.rows, self.caches, 0 if self._flight is None else self._flight.width)
+        if self._flight is not None:
+            self._flight.settle(landed.made)
+        self._drop(landed.failed)
+        self.leave(landed.ended)
+        if self._speculation is not None:
+            timed_as = flight.timed_beside(self._flight)
+            self._speculation.landed(flight.rows, timed_as, landed.judged)
+
+
+def _go_back(rows: Sequence[Row], caches: Caches, after: int) -> None:
+    """Take back what of a window was not accepted; one of `after` tokens a row was started after it. A row that has
+    joined since has nothing to take back."""
+    if rows:
+        counts = [row.window - after for row in rows]
+        for row in rows:
+            row.window = after
+        kv.go_back(caches, counts, [row.held + row.window for row in rows], after=after)
+
+
+def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:
+    """The last token of each row: on its way for rows that have been through a step, else known."""
+    coming = None if landing is None else landing.last_tokens(rows)
+    parts = [] if coming is None else [coming]
+    fresh = [place for place, row in enumerate(rows) if landing is None or not row.launched]
+    if fresh:
+        parts.append(mx.array([rows[place].tokens[-1] for place in fresh], dtype=mx.uint32))
+    tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    if not fresh or fresh[0] + len(fresh) == len(rows):
+        return tokens
+    # One that came last has taken the place of one that left.
+    order = sorted(range(len(rows)), key=set(fresh).__contains__)
+    return tokens[resident(np.argsort(order).tolist())]
+
+
+def _take_offers(rows: Sequence[Row]) -> list[tuple[Row, Offer]]:
+    """What rows offer, for the step that is started with them."""
+    offers = [(row, offer) for row in rows for offer in row.offers]
+    for row in rows:
+        row.offers = []
+        row.launched = True
+    return offers

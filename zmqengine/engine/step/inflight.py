@@ -1,0 +1,213 @@
+"""A step on its way, and what becomes of it when its tokens are there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import mlx.core as mx
+
+from zmqengine.engine.cuda.resident import resident
+from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
+from zmqengine.engine.prefix_cache.offers import Offer
+from zmqengine.engine.row import MadeToken, Row
+from zmqengine.engine.speculation.step_costs import started_ahead
+from zmqengine.engine.speculation.verify_block import Choices, Coming, Draft, Window
+
+
+@dataclass
+class Landed:
+    """Rows that have made what is not a number, by their `id()`; those that failed, and those that ended.
+
+    `judged` are drafts, and how many of their tokens were accepted. Of a window, `made` is how many tokens of each row
+    were chosen, by its `id()` again.
+    """
+
+    doubtful: set[int]
+    failed: set[int] = field(default_factory=set)
+    ended: list[Row] = field(default_factory=list)
+    judged: list[tuple[Row, Draft, int]] = field(default_factory=list)
+    made: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Flight:
+    """A step on its way: the tokens that it makes for `rows`, in order; with a `window` [rows, its width] of them.
+
+    `measured` are the rows that want log-probabilities. `offers` are caches that it goes on from, with the row whose
+    logit tells whether they are good. One that `is_first` makes the first token of a row. It has `logits` until its
+    tokens are chosen, and `choices` from then on. Its time is one of steps that are `timed_as` this width, as
+    `StepCosts` counts them; None if it says nothing.
+    """
+
+    rows: list[Row]
+    measured: list[Row]
+    offers: list[tuple[Row, Offer]]
+    window: Window | None = None
+    is_first: bool = False
+    timed_as: int | None = None
+    logits: mx.array | None = None
+    choices: Choices | None = None
+
+    @property
+    def width(self) -> int:
+        """How many tokens of each row it reads."""
+        return 1 if self.window is None else self.window.width
+
+    def made(self, row: Row) -> MadeToken | None:
+        """The one token of a row, waited for; None if it was made of something that is not a number."""
+        place = self.rows.index(row)
+        tokens, logits = self._chosen.read()
+        return (
+            MadeToken(tokens[place], self._logprobs().get((row.id, 0)))
+            if math.isfinite(logits[place])
+            else None
+        )
+
+    def land(self, result: StepResult) -> Landed:
+        """Wait for the tokens, and let the rows that are not gone take theirs."""
+        tokens, logits = self._chosen.read()
+        return (
+            self._take(tokens, logits, result)
+            if self.window is None
+            else self._take_window(tokens, logits, result)
+        )
+
+    def last_tokens(self, here: Sequence[Row]) -> mx.array | None:
+        """The tokens, still on their way, of those of its rows that are `here`; None if none is."""
+        places = self._places(here)
+        if len(places) == len(self.rows):
+            return self._chosen.tokens
+        return self._chosen.tokens[resident(places)] if places else None
+
+    def timed_beside(self, following: Flight | None) -> int | None:
+        """As what it is timed. Of one that was started ahead, the time is that of starting the `following` one, too."""
+        is_ahead = self.timed_as is not None and self.timed_as == started_ahead(self.width)
+        return None if is_ahead and following is None else self.timed_as
+
+    def has_all(self, here: Sequence[Row]) -> bool:
+        """Whether it makes tokens of all who are `here`."""
+        return len(self._places(here)) == len(here)
+
+    def coming(self, here: Sequence[Row]) -> Coming:
+        """What it makes of those who are `here`, who are all among its rows."""
+        tokens = self._chosen.tokens
+        places = None if len(here) == len(self.rows) else self._places(here)
+        if self.window is None:
+            return Coming(tokens[:, None], None, places)
+        return Coming(tokens, self.window.drafted, places)
+
+    def settle(self, made: Mapping[int, int]) -> None:
+        """The step before it is there, and has made so many tokens of its rows, by their `id()`; one where nothing is
+        said. Now the host knows the drafts of this one."""
+        if self.window is not None and self.window.foreseen:
+            for place, row in enumerate(self.rows):
+                self.window.settle(place, made.get(id(row), 1))
+
+    def _places(self, here: Sequence[Row]) -> list[int]:
+        """Where those who are `here` and among its rows stand in it, in the order in which they are here: it is that of
+        the rows as long as all of them are."""
+        places = {id(row): place for place, row in enumerate(self.rows)}
+        return [places[id(row)] for row in here if id(row) in places]
+
+    @property
+    def _chosen(self) -> Choices:
+        assert self.choices is not None, "a step chooses its tokens before anybody asks for them"
+        return self.choices
+
+    def _take(self, tokens: list[int], logits: list[float], result: StepResult) -> Landed:
+        logprobs = self._logprobs()
+        landed = Landed(_not_finite(self.rows, logits))
+        for row, token in zip(self.rows, tokens, strict=True):
+            if row.gone:
+                continue
+            message = _spoilt(row) if id(row) in landed.doubtful else ""
+            finish: EngineFinish | None = None
+            if not message:
+                finish, message = _taken(row, token)
+            if not message:
+                result.tokens.append(RowToken(row.id, token, logprobs.get((row.id, 0)), finish))
+            if message or finish is not None:
+                _end(row, message, landed, result)
+        return landed
+
+    def _take_window(self, tokens: list[list[int]], logits: list[list[float]], result: StepResult) -> Landed:
+        """Each row takes the tokens that were chosen up to the first that was not drafted; the rest is not its own."""
+        assert self.window is not None
+        logprobs = self._logprobs()
+        landed = Landed(_not_finite(self.rows, [first for first, *_ in logits]))
+        for place, row in enumerate(self.rows):
+            if row.gone:
+                continue
+            accepted = self.window.accepted(place, tokens[place])
+            landed.made[id(row)] = accepted + 1
+            taken, message = 0, ""
+            finish: EngineFinish | None = None
+            for token, logit in zip(tokens[place][: accepted + 1], logits[place], strict=False):
+                finish, message = _taken(row, token) if math.isfinite(logit) else (None, _spoilt(row))
+                if message:
+                    break
+                result.tokens.append(RowToken(row.id, token, logprobs.get((row.id, taken)), finish))
+                taken += 1
+                if finish is not None:
+                    break
+            row.held += taken
+            row.sampled += taken
+            row.window -= taken
+            draft = self.window.drafts[place]
+            if draft is not None:
+                landed.judged.append((row, draft, accepted))
+                result.drafts.append(RowDraft(row.id, draft.source, len(draft.tokens), min(accepted, taken)))
+            if message or finish is not None:
+                _end(row, message, landed, result)
+        return landed
+
+    def _logprobs(self) -> dict[tuple[int, int], TokenLogprobs]:
+        """By the id of the row and the place of the token in what the step makes of it."""
+        logprobs = self._chosen.logprobs
+        if logprobs is None:
+            return {}
+        chosen: Any = logprobs.chosen.tolist()
+        top: Any = [[] for _ in chosen]
+        if logprobs.top_tokens is not None and logprobs.top_logprobs is not None:
+            pairs = zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)  # type: ignore[arg-type]
+            top = [list(zip(*cast(Any, best), strict=True)) for best in pairs]
+        return dict(self._by_row(chosen, top))
+
+    def _by_row(self, chosen: Any, top: Any) -> Iterator[tuple[tuple[int, int], TokenLogprobs]]:
+        for start, row in zip(range(0, len(chosen), self.width), self.measured, strict=True):
+            for ahead in range(self.width):
+                place = start + ahead
+                yield (row.id, ahead), TokenLogprobs(chosen[place], top[place][: row.logprobs])
+
+
+def _taken(row: Row, token: int) -> tuple[EngineFinish | None, str]:
+    """Whether a row ends with its next token, or what goes wrong with it."""
+    try:
+        return row.take(token), ""
+    except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
+        return None, f"the constraint failed: {error}"
+
+
+def _end(row: Row, message: str, landed: Landed, result: StepResult) -> None:
+    row.gone = True
+    if message:
+        landed.failed.add(id(row))
+        result.failures.append(RowFailure(row.id, message))
+    else:
+        landed.ended.append(row)
+
+
+def _spoilt(row: Row) -> str:
+    if row.matcher is not None and row.matcher.error:
+        return f"the constraint failed: {row.matcher.error}"
+    return "the model's output for this row is not a number"
+
+
+def _not_finite(rows: Sequence[Row], chosen_logits: Sequence[float]) -> set[int]:
+    """The rows, by their `id()`, whose logit is not a number."""
+    if math.isfinite(sum(chosen_logits)):
+        return set()
+    return {id(row) for row, logit in zip(rows, chosen_logits, strict=True) if not math.isfinite(logit)}

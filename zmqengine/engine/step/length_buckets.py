@@ -1,0 +1,123 @@
+"""Sorts the rows that decode into batches of about the same length.
+
+Every row of a batch takes as much memory, and as much reading at each step, as its longest row. So a row of
+30,000 tokens gets a batch of its own when padding the others to its length would cost more than a second call.
+Rows of a batch grow alike, but for those whose drafts are accepted: what padding there is when a row joins does not
+grow with it, unless rows draft, and they may only while there is room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from zmqengine.engine import kv
+from zmqengine.engine.interface import StepResult
+from zmqengine.engine.row import Caches, MadeToken, Row
+from zmqengine.engine.step.decode import DecodeBatch
+from zmqengine.engine.step.padding import padding_bytes
+
+
+class Lanes:
+    """The rows that decode, in as few batches as `padding_bytes_max` of padding in all of them allows.
+
+    `new_lane` makes a batch; `project_bytes` says what the caches of a row of so many tokens take. A step makes at most
+    `step_tokens_max` tokens for a row.
+    """
+
+    def __init__(
+        self,
+        new_lane: Callable[[], DecodeBatch],
+        project_bytes: Callable[[int], int],
+        padding_bytes_max: int,
+        step_tokens_max: int = 1,
+    ) -> None:
+        self._new_lane = new_lane
+        self._project_bytes = project_bytes
+        self._padding_bytes_max = padding_bytes_max
+        self._step_tokens_max = step_tokens_max
+        self._lanes: list[DecodeBatch] = []
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def rows(self) -> int:
+        """How many rows decode."""
+        return sum(len(lane.rows) for lane in self._lanes)
+
+    @property
+    def caches(self) -> Caches:
+        """The caches of all batches."""
+        return [cache for lane in self._lanes for cache in lane.caches]
+
+    @property
+    def padding_bytes(self) -> int:
+        """What rows take in all batches because others of their batch are longer."""
+        return sum(self._padding_bytes(lane.rows) for lane in self._lanes)
+
+    @property
+    def largest_bytes(self) -> int:
+        """What the caches of the largest batch take."""
+        return max((kv.byte_count(lane.caches) for lane in self._lanes), default=0)
+
+    @property
+    def empty_bytes(self) -> int:
+        """What rows take that were left empty for others to come."""
+        return sum(kv.empty_bytes(lane.caches) for lane in self._lanes)
+
+    @property
+    def padding_room_bytes(self) -> int:
+        """What padding may still take."""
+        return max(0, self._padding_bytes_max - self.padding_bytes)
+
+    def join(self, groups: Sequence[tuple[Sequence[Row], Caches]]) -> None:
+        """Add groups of rows, each to the batch where it costs the least padding, or to a new one.
+
+        Their own padding, which they keep in any case, must fit `padding_room_bytes`.
+        """
+        own = [self._padding_bytes(rows) for rows, _ in groups]
+        for place, (rows, caches) in enumerate(groups):
+            # What the groups to come have already must still fit.
+            self._join(rows, caches, self.padding_room_bytes - sum(own[place + 1 :]))
+
+    def _join(self, rows: Sequence[Row], caches: Caches, room_bytes: int) -> None:
+        costs = [
+            self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in self._lanes
+        ]
+        if costs and min(costs) <= room_bytes:
+            lane = self._lanes[costs.index(min(costs))]
+        else:
+            lane = self._new_lane()
+            self._lanes.append(lane)
+        lane.join(rows, caches)
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Drop rows; those that are not here are ignored."""
+        for lane in self._lanes:
+            lane.leave(rows)
+
+    def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
+        """Drop a row that is here; see `DecodeBatch.take_out`."""
+        return next(lane for lane in self._lanes if row in lane.rows).take_out(row)
+
+    def next(self, result: StepResult) -> None:
+        """Start the next step of every batch, and report the tokens of the step before."""
+        for lane in self._lanes:
+            lane.launch(partial(self._has_room_for_drafts, lane))
+        for lane in self._lanes:
+            lane.land(result)
+        self._lanes = [lane for lane in self._lanes if not lane.idle]
+
+    def _has_room_for_drafts(self, lane: DecodeBatch) -> bool:
+        """Whether it can be told what drafts cost, and they cannot make the padding more than it may be."""
+        # Of several batches each waits for the others as well, and their steps are not timed.
+        if len(self._lanes) > 1:
+            return False
+        # One row may get as much longer as a step makes tokens, and all others are padded to it. Another such step is
+        # on its way.
+        grown = self._project_bytes(2 * self._step_tokens_max) - self._project_bytes(0)
+        return (len(lane.rows) - 1) * grown <= self.padding_room_bytes
+
+    def _padding_bytes(self, rows: Sequence[Row]) -> int:
+        return padding_bytes(rows, self._project_bytes)

@@ -1,0 +1,257 @@
+"""The engine on MLX: rows of one batch, stepped on the thread that built it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from zmqengine.engine.grammar.mask import MaskFiller
+from zmqengine.engine.host.backend import on_cuda, on_gpu
+from zmqengine.engine.host.memory import WiredMemory, padding_allowance
+from zmqengine.engine.interface import (
+    EngineMemory,
+    EngineStats,
+    ModelInfo,
+    RowFailure,
+    RowRequest,
+    StepResult,
+)
+from zmqengine.engine.load.probe import probe
+from zmqengine.engine.load.prompt_sizes import Sizes
+from zmqengine.engine.load.shapes_warm_up import read_shapes
+from zmqengine.engine.load.warm_up import warm_up
+from zmqengine.engine.models.mlx_lm import mlx_lm_version
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
+from zmqengine.engine.prefix_cache.keys import salt_of
+from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
+from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.row import Row
+from zmqengine.engine.speculation.choosing import Choosing
+from zmqengine.engine.step.decode import DecodeBatch
+from zmqengine.engine.step.gauges import Gauges
+from zmqengine.engine.step.length_buckets import Lanes
+from zmqengine.engine.step.pacing import StepPace
+from zmqengine.engine.step.prefill import Prefill
+from zmqengine.engine.step.step_clock import StepClock
+
+if TYPE_CHECKING:
+    from zmqengine.engine.speculation.speculation import Speculation
+
+log = logging.getLogger("zmqengine.engine")
+
+PREFILL_CHUNK_IDLE = 2048
+UNBOUNDED = 1 << 60
+# Not on CUDA: there what is given back is unmapped, and mapped again at once, which takes some 50 ms.
+_CLEAR_STEPS = 512
+
+
+class MlxEngine:
+    """An `Engine` on a model that mlx-lm has loaded.
+
+    A step reads at most `options.prefill_chunk` tokens of prompts, padding included, or while no row decodes
+    `prefill_chunk_idle`; `StepPace` bounds it in time. Rows of very different lengths decode in batches of their own,
+    so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
+    device. Without `prompt_cache_bytes` prompts are kept within what `limit_prompt_cache` says.
+    A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot go
+    back by some tokens makes one token a step, whatever `speculation` proposes, and is not read in `few_sizes`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        options: EngineOptions = EngineOptions(),
+        *,
+        prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
+        padding_bytes_max: int | None = None,
+        speculation: Speculation | None = None,
+        few_sizes: bool = False,
+    ) -> None:
+        self._model = model
+        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
+        self._clock = StepClock(computes=not on_gpu())
+        self._wired = WiredMemory(options.wired_bytes)
+        masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
+        self._choosing = partial(Choosing, info.vocab_size, masks)
+        try:
+            self._abilities = probe(model)
+        except BaseException:
+            self._wired.restore()
+            raise
+        self._sizes = Sizes(info.context_tokens if few_sizes and self._abilities.goes_back_padded else 0)
+        self.info = replace(info, batchable=self._abilities.mergeable)
+        self.rows_max = options.rows_max if self._abilities.mergeable else 1
+        self._speculation = speculation if self._abilities.widens else None
+        self._draft_model = None if self._speculation is None else self._speculation.model
+        self._release_drafts = _do_nothing if self._draft_model is None else self._draft_model.release
+        self.step_tokens_max = 1 if self._speculation is None else self._speculation.width_max
+        self._lanes_padding_bytes = (
+            padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
+        )
+        drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
+        self.padding_bytes_max = self._lanes_padding_bytes + drafts_padding_bytes
+        prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
+        self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
+        if self._abilities.not_kept:
+            log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
+        self.disk: DiskTier | None = None
+        self._gauges = Gauges(self.info, self.rows_max, self._store, self._speculation)
+        if self._speculation is not None:
+            self._speculation.prepare(model, self.rows_max)
+        self._start_batch()
+
+    def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
+        """Add rows; their prefill starts in the next `next()`. Returns those that could not be added."""
+        failures = []
+        for request in requests:
+            try:
+                if request.row in self._rows:
+                    raise ValueError("this row is already in the engine")
+                if len(self._rows) >= self.rows_max:
+                    raise ValueError(f"all {self.rows_max} rows are taken")
+                row = Row(request, self.info.vocab_size, self.info.context_tokens)
+            except Exception as error:  # noqa: BLE001 - one bad row must not lose the others
+                failures.append(RowFailure(request.row, f"{type(error).__name__}: {error}"))
+            else:
+                self._rows[row.id] = row
+                self._prefill.add([row])
+        return failures
+
+    def next(self) -> StepResult:
+        """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
+        self._clock.start()
+        read_before = self._prefill.computed_tokens
+        result = StepResult()
+        self._decode.next(result)
+        tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(self._prefill.rows))
+        room_bytes = self._decode.padding_room_bytes if self._prefill.rows else 0
+        self._decode.join(self._prefill.next(tokens_max, room_bytes, result))
+        self._store.settle()
+        if self._speculation is not None and (result.prefills or len(self._decode) > 1):
+            self._speculation.clock.disturb()
+        ended = [token.row for token in result.tokens if token.finish is not None]
+        for row in (*ended, *(failure.row for failure in result.failures)):
+            del self._rows[row]
+        self._release_drafts()
+        self._gauges.count(result)
+        if self._gauges.steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
+            mx.clear_cache()
+        self._pace.record(self._prefill.computed_tokens - read_before, self._clock.seconds())
+        return result
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Drop rows in any phase. Unknown and repeated ids are no error."""
+        ids = set(rows)
+        for id_ in ids:
+            self._store.forget(id_)
+        leaving = [row for row in (self._rows.pop(id_, None) for id_ in ids) if row is not None]
+        for row in leaving:
+            row.gone = True
+        self._prefill.leave(leaving)
+        self._decode.leave(leaving)
+        self._release_drafts()
+        self._store.settle()
+
+    def park(self, row: int) -> int:
+        """Take a row out, to come back by `insert`; returns how many of its tokens need not be read again.
+
+        The step on its way is waited for: its token goes with the row, as some caches cannot be cut by a token.
+        """
+        parked = self._rows.pop(row, None)
+        if parked is None:
+            return 0
+        parked.gone = True
+        self._release_drafts()
+        if not self._abilities.mergeable or not parked.held:
+            self._prefill.leave([parked])
+            self._decode.leave([parked])
+            return 0
+        taken = (self._prefill if parked in self._prefill.rows else self._decode).take_out(parked)
+        if taken is None:
+            return 0
+        kept = self._store.park(ParkedRow.of(parked, *taken))
+        self._store.settle()
+        return kept
+
+    def reset(self, *, keep_buffers: bool = False) -> None:
+        """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
+        self._store.clear()
+        self._gauges.leave(self._prefill)
+        self._start_batch()
+        if not keep_buffers:
+            mx.clear_cache()
+
+    def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
+        """Do once what traffic will need, for at most about `seconds_max`. Then the engine is as good as new, and reads
+        prompts at a pace that suits what was seen."""
+        shapes = partial(read_shapes, self._model, few) if (few := self._sizes.tokens_max) else None
+        measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin, shapes)
+        # The first request would have to map the buffers again there.
+        self.reset(keep_buffers=on_cuda())
+        self._gauges.forget()
+        self._pace.begin(measured)
+
+    def project_bytes(self, tokens: int) -> int:
+        """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
+        own = self._abilities.shape.project(tokens)
+        return own if self._draft_model is None else own + self._draft_model.project_bytes(tokens)
+
+    def keep_on_disk(
+        self, identity: str, options: EngineOptions, ring: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep prompts in `options.cache_path` too, for all engines of the model that `identity` tells from others.
+
+        `ring` is called by a thread when there is room to write more. Raises `ConfigError` for an unusable path.
+        """
+        layout = self._abilities.layout
+        if layout is not None and options.cache_path is not None:
+            salt = salt_of(model=identity, layout=layout.describe(), mlx_lm=mlx_lm_version)
+            self.disk = open_tier(self._store, salt, options, ring)
+
+    def limit_prompt_cache(self, bytes_max: int) -> int:
+        """Keep at most `bytes_max` from now on; returns bytes freed, which are memory itself and no buffers."""
+        if freed := self._store.limit(bytes_max):
+            mx.clear_cache()
+        return freed
+
+    @property
+    def empty_bytes(self) -> int:
+        """What is kept for rows to come."""
+        return self._decode.empty_bytes
+
+    def release_buffers(self) -> None:
+        """Give back the buffers of arrays that are gone."""
+        mx.clear_cache()
+
+    def stats(self) -> EngineStats:
+        """Rows and counters."""
+        return self._gauges.stats(len(self._rows), self._prefill)
+
+    def memory(self) -> EngineMemory:
+        """What memory is used for now."""
+        reading_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
+        return self._gauges.memory(self._decode, self._prefill, reading_bytes)
+
+    def close(self) -> None:
+        """Free the batch and restore the wired limit. Idempotent."""
+        self.reset()
+        self._wired.restore()
+
+    def _start_batch(self) -> None:
+        if self._draft_model is not None:
+            self._draft_model.clear()
+        self._rows: dict[int, Row] = {}
+        project = self._abilities.shape.project
+        lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculation)
+        self._decode = Lanes(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
+        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes)
+
+
+def _do_nothing() -> None:
+    """There are no drafts."""

@@ -1,0 +1,193 @@
+"""What each command of a front-end does. Every command gets one reply; none of them touches the engine's batch."""
+
+from __future__ import annotations
+
+import logging
+
+from zmqengine.errors import (
+    Aborted,
+    Conflict,
+    NotSubscribed,
+    Overloaded,
+    StaleEpoch,
+    UnknownRequest,
+    ZmqEngineError,
+)
+from zmqengine.protocol import messages
+from zmqengine.protocol.messages import (
+    Abort,
+    Accepted,
+    Ack,
+    Bye,
+    Command,
+    CommandReply,
+    Done,
+    Hello,
+    Insert,
+    Ping,
+    Rejected,
+    Replay,
+    RequestState,
+    Resume,
+    TokenRow,
+    Welcome,
+)
+from zmqengine.request_rules import check_prediction, check_token_ids
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.requests.live_request import LiveRequest, Phase
+from zmqengine.worker.scheduler.lifecycle import Lifecycle
+from zmqengine.worker.wire.session import Session
+
+log = logging.getLogger("zmqengine.worker")
+
+REPLAY_BYTES_MAX = 256 * 1024
+"""Of one reply to a resume; the front-end asks for what is left."""
+_STATES: dict[Phase, RequestState] = {
+    "preparing": "queued",
+    "queued": "queued",
+    "running": "running",
+    "parked": "running",
+    "ended": "ended",
+}
+
+
+class CommandHandler:
+    """Answers commands."""
+
+    def __init__(self, context: WorkerContext, sessions: SessionTable, lifecycle: Lifecycle) -> None:
+        self._context = context
+        self._epoch = context.epoch
+        self._limits = context.limits
+        self._counters = context.counters
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+
+    def handle(self, command: Command, route: bytes, user: str, now_s: float, peer: str = "") -> CommandReply:
+        """Carry out one command of `user` and, as far as it can be told, `peer`. Errors become a `Rejected`."""
+        try:
+            if isinstance(command, Hello):
+                return self._hello(command, route, user, now_s, peer)
+            if isinstance(command, Insert) and command.epoch != self._epoch:
+                raise StaleEpoch("the worker has restarted; say hello and insert again with `emitted`")
+            session = self._sessions.of_route(route, user)
+            self._sessions.renew(session, now_s)
+            return self._handle_in_session(command, session, now_s)
+        except ZmqEngineError as error:
+            return self.rejection(error, command.call, getattr(command, "request", None))
+
+    def rejection(self, error: ZmqEngineError, call: int, request: str | None) -> Rejected:
+        """The refusal of a command, counted and logged."""
+        self._counters.rejected += 1
+        log.info("rejected", extra={"request": request, "code": error.code, "reason": error.message})
+        return Rejected(call, self._epoch, error.code, error.message, request, error.retry_after_ms)
+
+    def _handle_in_session(self, command: Command, session: Session, now_s: float) -> CommandReply:
+        match command:
+            case Insert():
+                return self._insert(command, session, now_s)
+            case Abort():
+                self._abort(command, session)
+            case Resume():
+                return self._resume(command, session)
+            case Ack():
+                self._ack(command, session)
+            case Bye():
+                self._bye(session)
+            case Ping():
+                pass
+            case _:
+                raise AssertionError(f"no handler for {type(command).__name__}")
+        return Done(command.call, self._epoch)
+
+    def _hello(self, command: Hello, route: bytes, user: str, now_s: float, peer: str) -> Welcome:
+        session = self._sessions.hello(command, route, user, now_s, peer)
+        log.info("session", extra={"session": session.id, "client": session.client})
+        return Welcome(
+            call=command.call,
+            protocol=messages.PROTOCOL_VERSION,
+            epoch=self._epoch,
+            session=session.id,
+            topic=session.topic.decode(),
+            limits=self._limits,
+            lease_ms=self._context.config.lease_ms,
+            requests=session.watermarks(),
+            grace_ms=self._context.config.grace_ms,
+        )
+
+    def _insert(self, insert: Insert, session: Session, now_s: float) -> Accepted:
+        known = session.requests.get(insert.request)
+        if known is not None:
+            if not known.is_of(insert):
+                raise Conflict(f"request {insert.request!r} is in use with other contents; choose another id")
+            return self._accepted(insert, known)
+        if insert.request in session.early_aborts:
+            raise Aborted("the request was aborted before it was inserted")
+        if not session.is_granted:
+            raise NotSubscribed("subscribe to the session's topic and wait for `granted` before inserting")
+        self._check_ids(insert)
+        self._check_held(session)
+        return self._accepted(insert, self._lifecycle.add(insert, session, now_s))
+
+    def _accepted(self, insert: Insert, request: LiveRequest) -> Accepted:
+        state = _STATES[request.phase]
+        return Accepted(insert.call, self._epoch, request.id, len(request.log), request.seed, state)
+
+    def _check_ids(self, insert: Insert) -> None:
+        check_token_ids(
+            self._context.model.vocab_size,
+            insert.sampling,
+            prompt=insert.prompt,
+            emitted=insert.emitted,
+            stop_token_ids=insert.stop_token_ids,
+            prediction=insert.prediction,
+        )
+        check_prediction(insert.prediction, self._limits.prediction_tokens_max)
+
+    def _check_held(self, session: Session) -> None:
+        bytes_max = self._context.config.token_log_bytes_max
+        requests_max = self._limits.requests_per_session_max
+        held = self._sessions.forget_oldest_delivered(session, bytes_max=bytes_max, requests_max=requests_max)
+        if len(session.requests) >= requests_max:
+            what = f"{len(session.requests)} requests"
+        elif held > bytes_max:
+            what = f"{held} bytes of output"
+        else:
+            return
+        raise Overloaded(
+            f"the session holds {what}; acknowledge those that have ended",
+            retry_after_ms=self._lifecycle.retry_after_ms(),
+        )
+
+    def _abort(self, command: Abort, session: Session) -> None:
+        request = session.requests.get(command.request)
+        if request is None:
+            session.remember_early_abort(command.request)
+        elif request.end is None:
+            self._lifecycle.end(request, "abort", "")
+
+    def _resume(self, command: Resume, session: Session) -> Replay:
+        if command.epoch != self._epoch:
+            raise StaleEpoch("the worker has restarted; say hello and insert again with `emitted`")
+        request = session.requests.get(command.request)
+        if request is None:
+            raise UnknownRequest(f"the worker holds no request {command.request!r}")
+        start = min(command.from_index, len(request.log))
+        stop = request.log.stop_within(start, REPLAY_BYTES_MAX)
+        tokens, logprobs = request.log.slice(start, stop)
+        more = stop < len(request.log)
+        end = None if more else request.end
+        self._counters.resumes += 1
+        return Replay(
+            command.call, self._epoch, TokenRow(request.id, start, tokens, logprobs, end), more=more
+        )
+
+    def _ack(self, command: Ack, session: Session) -> None:
+        for request_id in command.requests:
+            request = session.requests.get(request_id)
+            if request is not None and request.end is not None:
+                self._sessions.acknowledge(session, request)
+
+    def _bye(self, session: Session) -> None:
+        self._lifecycle.end_all(session.requests.values(), "abort", "the session ended")
+        self._sessions.remove(session)

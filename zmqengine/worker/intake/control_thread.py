@@ -1,0 +1,163 @@
+"""The control thread: answers on ctl whatever the actor is doing. It never touches MLX."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from typing import Any, Protocol
+
+import zmq
+
+from zmqengine.errors import InternalError, Overloaded, ZmqEngineError
+from zmqengine.protocol.addresses import Endpoints
+from zmqengine.protocol.codec import control_decoder, encode, read_addressee
+from zmqengine.protocol.messages import ControlReply, ControlRequest
+from zmqengine.worker.intake.control import LONG_REPLIES, ControlHandler
+from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.wire.abuse_limiter import Offenders
+from zmqengine.worker.wire.auth import Guard
+from zmqengine.worker.wire.senders import user_of
+from zmqengine.worker.wire.unread_replies import UnreadReplies
+
+log = logging.getLogger("zmqengine.control")
+
+UNREAD_BYTES_MAX = 1 << 20
+"""Of long replies that one connection asked for and has not read; the first may be longer."""
+UNREAD_BYTES_ALL_MAX = 64 << 20
+WRONG_REQUESTS_MAX = 1000
+FAILURE_WAIT_S = 0.1
+LOOK_AGAIN_S = 1.0
+
+
+class Watched(Protocol):
+    """Something beside ctl that the control thread serves: the supervisor's pipe, the key check."""
+
+    def fileno(self) -> int:
+        """What to poll for reading."""
+        ...
+
+    def check(self) -> object:
+        """Called when it is readable."""
+        ...
+
+
+class ControlThread:
+    """Serves ctl until stopped. The socket is handed over for good: it is only used on this thread.
+
+    With a `guard` it also serves the key check, and only an operator's key may drain the worker.
+    """
+
+    def __init__(
+        self,
+        ctl: zmq.Socket[bytes],
+        board: Board,
+        *,
+        name: str,
+        endpoints: Endpoints,
+        guard: Guard | None = None,
+    ) -> None:
+        self._ctl = ctl
+        self._board = board
+        self._handler = ControlHandler(board, name, endpoints, guard)
+        self._with_users = guard is not None
+        self._decoder = control_decoder()
+        self._replies = UnreadReplies(ctl, bytes_max=UNREAD_BYTES_MAX, all_bytes_max=UNREAD_BYTES_ALL_MAX)
+        self._offenders = Offenders(WRONG_REQUESTS_MAX)
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._watched: list[Watched] = [] if guard is None else [guard]
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def watch(self, watched: Watched) -> None:
+        """Serve something else as well; before `start`."""
+        self._watched.append(watched)
+
+    def start(self) -> None:
+        """From now on ctl answers."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering and wait for the thread. Idempotent."""
+        if self._stop_writer >= 0:
+            os.close(self._stop_writer)
+            self._stop_writer = -1
+            if self._thread.ident is not None:
+                self._thread.join()
+            os.close(self._stop_reader)
+
+    def _run(self) -> None:
+        """Serve, and begin again after a failure: without this thread nobody could connect, ask or drain."""
+        while True:
+            try:
+                self._serve()
+                return
+            except Exception as error:
+                self._board.control_failures += 1
+                log.error("the control thread failed and continues", exc_info=error)
+                # Not at once: what failed may be there still.
+                if select.select([self._stop_reader], [], [], FAILURE_WAIT_S)[0]:
+                    return
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._ctl, zmq.POLLIN)
+        poller.register(self._stop_reader, zmq.POLLIN)
+        for watched in list(self._watched):
+            poller.register(watched.fileno(), zmq.POLLIN)
+            # A ZeroMQ descriptor signals changes only: what was there before it was first looked at goes unsaid.
+            if watched.check():
+                poller.unregister(watched.fileno())
+                self._watched.remove(watched)
+        look_again_s = 0.0
+        while True:
+            ready = dict(poller.poll(int(LOOK_AGAIN_S * 1000)))
+            if self._stop_reader in ready:
+                return
+            # By the clock: requests may come so often that there is always something ready.
+            is_due = not ready or time.monotonic() >= look_again_s
+            if is_due:
+                look_again_s = time.monotonic() + LOOK_AGAIN_S
+            for watched in list(self._watched):
+                if (is_due or watched.fileno() in ready) and watched.check():
+                    poller.unregister(watched.fileno())
+                    self._watched.remove(watched)
+            if self._ctl in ready:
+                self._answer()
+
+    def _answer(self) -> None:
+        """Answer one request; whatever it does to us, the loop goes on."""
+        first: Any = self._ctl.recv(zmq.DONTWAIT, copy=False)
+        parts: list[bytes] = []
+        more = first.more
+        while more:
+            part = self._ctl.recv(zmq.DONTWAIT)
+            more = self._ctl.getsockopt(zmq.RCVMORE)
+            # Of too many parts, enough are kept to see that they are.
+            if len(parts) < 3:
+                parts.append(part)
+        route, user = first.bytes, user_of(first) if self._with_users else ""
+        call = read_addressee(parts[1]).call if len(parts) == 2 else 0
+        try:
+            header, body = encode(self._reply(first, parts, user))
+        except ZmqEngineError as error:
+            header, body = encode(self._handler.rejection(call, error))
+        except Exception as error:
+            log.error("internal error in a control request", exc_info=error, extra={"call": call})
+            failed = InternalError("the worker failed at this request; see its log")
+            header, body = encode(self._handler.rejection(call, failed))
+        if not self._replies.send(route, header, body):
+            log.debug("control reply dropped")
+
+    def _reply(self, first: zmq.Frame, parts: list[bytes], user: str) -> ControlReply:
+        try:
+            request: ControlRequest = self._decoder.decode(parts)
+        except ZmqEngineError:
+            self._offenders.strike(first)
+            raise
+        if isinstance(request, LONG_REPLIES) and not self._replies.has_room(
+            first.bytes, self._handler.long_bytes(request)
+        ):
+            raise Overloaded("first read the replies you have asked for", retry_after_ms=100)
+        return self._handler.handle(request, user)

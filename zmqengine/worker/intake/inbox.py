@@ -1,0 +1,195 @@
+"""Everything that front-ends send the actor: subscriptions on out, commands on cmd. Nothing here is unbounded."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import zmq
+
+from zmqengine.errors import BadRequest, InternalError, Overloaded, ZmqEngineError
+from zmqengine.protocol.codec import command_decoder, encode, read_addressee
+from zmqengine.protocol.messages import Command, Hello, Resume
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.intake.commands import REPLAY_BYTES_MAX, CommandHandler
+from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.telemetry.counters import PassReport
+from zmqengine.worker.wire.abuse_limiter import Offenders
+from zmqengine.worker.wire.senders import process_of, user_of
+from zmqengine.worker.wire.sockets import Sockets
+from zmqengine.worker.wire.unread_replies import UnreadReplies
+
+log = logging.getLogger("zmqengine.worker")
+
+# A plain number: an enumeration's own "&" takes longer than the look at the socket.
+_POLLIN = int(zmq.POLLIN)
+SUBSCRIPTIONS_SECONDS_MAX = 0.005
+COMMANDS_SECONDS_MAX = 0.015
+MESSAGES_MAX = 1000
+"""Of each socket in a pass. Both bounds are looked at for every message: what is not read is left to the next pass, for
+the batch must not wait for a flood."""
+WRONG_SUBSCRIPTIONS_MAX = 64
+"""In ten seconds; libzmq keeps every refused topic until its connection ends. A well-behaved front-end may have a few:
+topics of a worker that was restarted, or of a session that was taken over."""
+WRONG_COMMANDS_MAX = 1000
+UNREAD_BYTES_MAX = 1 << 20
+"""Of long replies that one connection asked for and has not read."""
+
+
+class Inbox:
+    """Reads both sockets for a bounded time. `with_users` when connections have keys, which then own sessions.
+
+    Whatever a message does, it ends at that message: an insert is answered, and the worker serves on.
+    """
+
+    def __init__(
+        self, context: WorkerContext, sockets: Sockets, sessions: SessionTable, commands: CommandHandler
+    ) -> None:
+        self._cmd = sockets.cmd
+        self._out = sockets.out
+        self._commands = commands
+        self._sessions = sessions
+        self._counters = context.counters
+        self._decoder = command_decoder(context.limits.frame_bytes_max)
+        self._with_users = context.config.uses_curve
+        self._clock = context.clock
+        self._subscription_offenders = Offenders(WRONG_SUBSCRIPTIONS_MAX)
+        self._command_offenders = Offenders(WRONG_COMMANDS_MAX)
+        self._out_of_step = False
+        self._skipping = False
+        self._replies = UnreadReplies(self._cmd, bytes_max=UNREAD_BYTES_MAX)
+
+    def read(self, report: PassReport, now_s: float) -> None:
+        """Take in all that front-ends have sent, as far as the time bound allows."""
+        report.grants = self.read_subscriptions(now_s)
+        report.commands = self.read_commands(now_s)
+
+    def read_subscriptions(self, now_s: float) -> int:
+        """Grant what belongs to a session, note who went; returns how many were granted."""
+        grants = 0
+        until_s = self._clock() + SUBSCRIPTIONS_SECONDS_MAX
+        for _ in range(MESSAGES_MAX):
+            if not _is_readable(self._out):
+                # All was read: libzmq's lists of messages and of connections agree again.
+                self._out_of_step = False
+                break
+            frame: Any = self._out.recv(zmq.DONTWAIT, copy=False)
+            try:
+                grants += self._subscription(frame, now_s)
+            except Exception as error:
+                log.error("internal error in a subscription", exc_info=error)
+            if self._clock() >= until_s:
+                break
+        return grants
+
+    def read_commands(self, now_s: float) -> int:
+        """Carry out and answer the commands that are there; returns how many."""
+        handled = 0
+        until_s = self._clock() + COMMANDS_SECONDS_MAX
+        for _ in range(MESSAGES_MAX):
+            if not _is_readable(self._cmd):
+                break
+            handled += self._command(now_s)
+            if self._clock() >= until_s:
+                break
+        self._counters.commands += handled
+        return handled
+
+    # --- out -----------------------------------------------------------------------------------------------
+
+    def _subscription(self, frame: zmq.Frame, now_s: float) -> bool:
+        event = frame.bytes
+        kind, topic = event[:1], event[1:]
+        if kind == b"\x01":
+            return self._grant(frame, topic)
+        if kind == b"\x00":
+            self._withdraw(frame, topic, now_s)
+        else:
+            # No subscription, and no SUB socket sends it. libzmq takes the next subscriber of this round for its
+            # sender: until all is read it would grant a session's topic to another front-end.
+            self._out_of_step = True
+            self._refuse(frame, topic, strikes=WRONG_SUBSCRIPTIONS_MAX)
+        return False
+
+    def _grant(self, frame: zmq.Frame, topic: bytes) -> bool:
+        if self._out_of_step:
+            # It comes back by itself, and subscribes again.
+            self._subscription_offenders.end(frame)
+            return False
+        session = self._sessions.subscribed(topic, user_of(frame) if self._with_users else "")
+        if session is None:
+            self._refuse(frame, topic)
+            return False
+        # Applies to the connection whose subscription was received last: this must come before the next recv.
+        self._out.setsockopt(zmq.SUBSCRIBE, topic)
+        self._sessions.granted(session)
+        return True
+
+    def _withdraw(self, frame: zmq.Frame, topic: bytes, now_s: float) -> None:
+        if self._sessions.unsubscribed(topic, now_s) is None:
+            # At the end of a connection libzmq says this for each of its topics, and names no sender: no strike.
+            self._subscription_offenders.strike(frame)
+        elif not self._out_of_step:
+            self._out.setsockopt(zmq.UNSUBSCRIBE, topic)
+
+    def _refuse(self, frame: zmq.Frame, topic: bytes, *, strikes: int = 1) -> None:
+        self._counters.refused_subscriptions += 1
+        log.warning("subscription refused", extra={"topic_bytes": len(topic)})
+        self._subscription_offenders.strike(frame, strikes=strikes)
+
+    # --- cmd -----------------------------------------------------------------------------------------------
+
+    def _command(self, now_s: float) -> bool:
+        """Read and answer one command, or drop one part of a message that has too many; says whether it was one."""
+        first: Any = self._cmd.recv(zmq.DONTWAIT, copy=False)
+        if self._skipping:
+            self._skipping = first.more
+            return False
+        parts: list[bytes] = []
+        more = first.more
+        while more and len(parts) < 3:
+            parts.append(self._cmd.recv(zmq.DONTWAIT))
+            more = self._cmd.getsockopt(zmq.RCVMORE)
+        # The rest of a message of very many parts is dropped within the time of this pass and the next ones.
+        self._skipping = bool(more)
+        user = user_of(first) if self._with_users else ""
+        self._reply(first.bytes, *self._answer(first, parts, user, now_s))
+        return True
+
+    def _answer(self, first: zmq.Frame, parts: list[bytes], user: str, now_s: float) -> tuple[bytes, bytes]:
+        try:
+            command: Command = self._decode(parts)
+        except ZmqEngineError as error:
+            self._command_offenders.strike(first)
+            return self._rejection(error, parts)
+        if isinstance(command, Resume | Hello) and not self._replies.has_room(first.bytes, REPLAY_BYTES_MAX):
+            full = Overloaded("first read the replies you have asked for", retry_after_ms=100)
+            return self._rejection(full, parts)
+        peer = user or process_of(first) if isinstance(command, Hello) else ""
+        try:
+            return encode(self._commands.handle(command, first.bytes, user, now_s, peer))
+        except Exception as error:
+            kind, request = type(command).__name__, getattr(command, "request", None)
+            log.error("internal error in a command", exc_info=error, extra={"kind": kind, "request": request})
+            return self._rejection(
+                InternalError(f"the worker failed at this {kind.lower()}; see its log"), parts
+            )
+
+    def _decode(self, parts: list[bytes]) -> Command:
+        if len(parts) > 2:
+            raise BadRequest("expected 2 frames (header, body), got more")
+        return self._decoder.decode(parts)
+
+    def _rejection(self, error: ZmqEngineError, parts: list[bytes]) -> tuple[bytes, bytes]:
+        addressee = read_addressee(parts[1] if len(parts) == 2 else b"")
+        return encode(self._commands.rejection(error, addressee.call, addressee.request))
+
+    def _reply(self, route: bytes, header: bytes, body: bytes) -> None:
+        if not self._replies.send(route, header, body):
+            # The front-end is gone or does not read; it repeats the command if it still wants the answer.
+            log.debug("reply dropped")
+
+
+def _is_readable(socket: zmq.Socket[bytes]) -> bool:
+    # Cheaper than to try and fail, and nothing is there in most passes.
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)

@@ -1,0 +1,66 @@
+"""Who is connected and what runs and waits, for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from zmqengine.protocol.messages import RequestInfo, SessionInfo
+from zmqengine.worker.requests.live_request import LiveRequest
+from zmqengine.worker.scheduler.batch import Batch
+from zmqengine.worker.wire.outgoing import Outgoing
+from zmqengine.worker.wire.session import Session
+
+LISTED_MAX = 256
+"""Of each kind: listing is part of a pass and must stay short."""
+
+
+def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[SessionInfo]:
+    """The first sessions there are, the oldest first."""
+    return [_session(session, outgoing) for session in islice(sessions, LISTED_MAX)]
+
+
+def list_requests(batch: Batch, now_s: float) -> list[RequestInfo]:
+    """What runs, then what waits, up to `LISTED_MAX` in all."""
+    waiting = (request for request in batch.lifecycle.live() if request.phase != "running")
+    return [
+        _request(request, batch.lifecycle.waits_for(request, now_s), now_s)
+        for request in islice(chain(batch.rows.running.values(), waiting), LISTED_MAX)
+    ]
+
+
+def _session(session: Session, outgoing: Outgoing) -> SessionInfo:
+    phases = [request.phase for request in session.requests.values()]
+    running, ended = phases.count("running"), phases.count("ended")
+    backlog = outgoing.backlog_tokens(session)
+    return SessionInfo(
+        id=session.id,
+        client=session.client,
+        running=running,
+        waiting=len(phases) - running - ended,
+        held=len(phases),
+        unsent_tokens=backlog,
+        lagging=backlog > 0,
+    )
+
+
+def _request(request: LiveRequest, waits_for: str, now_s: float) -> RequestInfo:
+    return RequestInfo(
+        request=request.id,
+        session=request.session_id,
+        phase=_phase(request),
+        waits_for=waits_for,
+        age_s=round(now_s - request.accepted_s, 3),
+        prompt_tokens=request.prompt_tokens,
+        prefilled_tokens=request.prefilled_tokens,
+        cached_tokens=request.cached_tokens,
+        output_tokens=len(request.log),
+        max_tokens=request.tokens_max - request.prompt_tokens,
+        priority=request.ticket.priority,
+    )
+
+
+def _phase(request: LiveRequest) -> str:
+    if request.phase != "running":
+        return request.phase
+    return "prefill" if len(request.log) == request.joined_at else "decode"

@@ -1,0 +1,205 @@
+"""Gets an engine and its tokenizer ready, reporting how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from zmqengine.checkpoint.on_disk import local_directory
+from zmqengine.config import WorkerConfig
+from zmqengine.engine.grammar.matcher import NeverBegins
+from zmqengine.engine.interface import Engine, RowRequest
+from zmqengine.errors import ConfigError
+from zmqengine.pico import BUNDLED, model_path
+from zmqengine.protocol.addresses import base_directory
+from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine.worker.process.memory_share import MemoryShare
+
+if TYPE_CHECKING:
+    from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
+
+Report = Callable[[str, "float | None"], None]
+
+log = logging.getLogger("zmqengine.worker")
+
+MEASURED_TOKENS = (64, 512)
+"""Prompts that are read at the start, to know how fast that is; the longer one where the other took not long."""
+MEASURED_S = 0.25
+CLAIMS_DIRECTORY = ".memory"
+"""Beside the directories of named workers; no worker can have this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine with what its front-ends need to know.
+
+    `memory_limit_bytes` is what the engine may hold in all.
+    """
+
+    engine: Engine
+    tokenizer: TokenizerBundle
+    memory_limit_bytes: int
+    facts: dict[str, str]
+    compiler: ConstraintCompiler | None = None
+    memory_share: MemoryShare | None = None
+
+    def close(self) -> None:
+        """Free the engine, and let others have its memory."""
+        self.engine.close()
+        if self.memory_share is not None:
+            self.memory_share.close()
+
+
+def open_engine(config: WorkerConfig, report: Report, ring: Callable[[], None] = lambda: None) -> Opened:
+    """Build the engine of `config` on this thread. Raises `ConfigError` or `ModelLoadError`.
+
+    `ring` is called by another thread when the engine has something to do in the next pass.
+    """
+    if config.engine.startswith("fake:"):
+        return _open_fake(config)
+    return _open_mlx(config, report, ring)
+
+
+def warm_up(engine: Engine) -> None:
+    """Take one short row through prefill and decode; it is gone afterwards, also when a step raises.
+
+    It is masked: what applies masks may take a second to compile, and everybody would wait for it.
+    """
+    prompt = [0] * min(8, engine.info.context_tokens - 2)
+    probe = RowRequest(row=-1, prompt=prompt, max_tokens=2, grammar=NeverBegins())
+    try:
+        for _, message in engine.insert([probe]):
+            raise RuntimeError(f"the warm-up request was refused: {message}")
+        made = 0
+        while made < 2:
+            result = engine.next()
+            if result.failures:
+                raise RuntimeError(f"the warm-up request failed: {result.failures[0].message}")
+            made += len(result.tokens)
+    finally:
+        engine.remove([-1])
+
+
+def measure_disk(engine: Engine) -> None:
+    """Find out whether prompts are back from disk sooner than they are computed, where they are kept there.
+
+    Nothing of what is read for that stays in the engine.
+    """
+    if engine.disk is None:
+        return
+    rate = 0.0
+    for token, wanted in enumerate(MEASURED_TOKENS):
+        tokens = min(wanted, engine.info.context_tokens - 2)
+        seconds = _read_seconds(engine, [token] * tokens)
+        rate = tokens / seconds
+        if seconds > MEASURED_S:
+            break
+    engine.reset()
+    engine.disk.note_reading(rate)
+    engine.disk.measure()
+    log.info("prompts on disk", extra=engine.disk.told)
+
+
+def _read_seconds(engine: Engine, prompt: list[int]) -> float:
+    started_s = time.perf_counter()
+    try:
+        engine.insert([RowRequest(row=-1, prompt=prompt, max_tokens=1)])
+        while not (result := engine.next()).tokens:
+            if result.failures:
+                raise RuntimeError(f"a prompt to measure with failed: {result.failures[0].message}")
+    finally:
+        engine.remove([-1])
+    return time.perf_counter() - started_s
+
+
+def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) -> Opened:
+    is_bundled = config.model in BUNDLED
+    # A name that can be no model is refused at once: what is imported next takes seconds.
+    for name in (None if is_bundled else config.model, config.draft):
+        if name is not None:
+            local_directory(name)
+    # Loaded here and not above: the fake engine must run where no MLX is installed.
+    from zmqengine.engine.open import open_mlx_engine
+    from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
+
+    share = _memory_share(config)
+    told: dict[str, str] = {}
+
+    def limit_memory(recommended_bytes: int, weights_bytes: int) -> int:
+        if share is None:
+            return config.memory_limit_bytes or recommended_bytes
+        view = share.claim(weights_bytes, recommended_bytes)
+        told["memory"] = view.told
+        log.info("memory limit", extra=told)
+        if view.is_too_much:
+            log.warning(
+                "the workers on this machine may together hold more memory than it has: lower --memory-limit",
+                extra=told,
+            )
+        return view.limit_bytes
+
+    opened = open_mlx_engine(
+        str(model_path(config.model)) if is_bundled else config.model,
+        config,
+        name=config.model if is_bundled else "",
+        limit_memory=limit_memory,
+        report=report,
+        ring=ring,
+    )
+    compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
+    # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.
+    threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
+    return Opened(
+        engine=opened.engine,
+        tokenizer=TokenizerBundle(call=0, **asdict(opened.tokenizer)),
+        memory_limit_bytes=opened.memory_limit_bytes,
+        facts={**opened.facts, **told},
+        compiler=compiler,
+        memory_share=share,
+    )
+
+
+def _memory_share(config: WorkerConfig) -> MemoryShare | None:
+    directory = base_directory() / CLAIMS_DIRECTORY
+    try:
+        return MemoryShare(directory, config.name, config.memory_limit_bytes)
+    except OSError as error:
+        log.warning("cannot take other workers on this machine into account", extra={"reason": str(error)})
+        return None
+
+
+def _open_fake(config: WorkerConfig) -> Opened:
+    import msgspec
+
+    from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+    from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, END, fake_tokenizer_json
+
+    try:
+        engine = FakeEngine(FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}"))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
+    tokenizer_json = fake_tokenizer_json(engine.info.vocab_size)
+    return Opened(
+        engine=engine,
+        tokenizer=TokenizerBundle(
+            call=0,
+            hash=hashlib.sha256(tokenizer_json + CHAT_TEMPLATE.encode()).hexdigest(),
+            tokenizer_json=tokenizer_json,
+            chat_template=CHAT_TEMPLATE,
+            eos_token_ids=sorted(engine.info.eos_token_ids),
+            special_tokens={"eos_token": END},
+        ),
+        memory_limit_bytes=config.memory_limit_bytes or physical_memory_bytes(),
+        facts={"engine": "fake"},
+    )
+
+
+def physical_memory_bytes() -> int:
+    """What this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,1 @@
+"""The scheduler: which request runs next, which waits, which is preempted, and why."""

@@ -1,0 +1,206 @@
+"""Who is served next, and who makes room: fair between flows by cost served, urgent classes first, nobody starves.
+
+A *flow* is whoever a request is charged to. Between the flows of a class the order is weighted fair queueing by
+cost served, as in the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+2024), which is start-time fair queueing (Goyal et al., SIGCOMM 1996) for requests whose cost is known only
+once they are served. No clock, no sockets and no MLX here: equal calls give equal answers.
+
+The rules, each one tested:
+
+1. A better class goes first. Once its first request has waited `ageing_s`, or nothing of it has started for so long,
+   a worse class has one start of every `STARTS_PER_TURN` all the same: the next one after so many less one of better
+   classes. A class is never without service, and a deep queue does not become urgent by being deep.
+2. In a class, the flow that has been served least for its weight goes first. A flow that had nothing waiting
+   starts level with the least served of those that wait: being idle earns nothing. Cost is counted for each
+   class apart, so batch work done in idle hours is not held against the same flow's interactive requests.
+3. In a flow and class: the lower priority number, then the earlier arrival. A parked request keeps its arrival.
+4. For want of memory the row of the worst class is parked, then the youngest.
+5. For another request only a row that runs as BATCH is displaced, and only by one of a better class. Whoever
+   displaces runs as NORMAL or INTERACTIVE and so is never displaced: no two rows park each other for ever. A row
+   that started by rule 1 counts as of the class it went before, or its turn would be worth nothing.
+6. Where the caller asks for it, a row of the same class is displaced too, if its flow holds so many rows that
+   it has twice as many for its weight as the other one even afterwards; at less, parking would cost more than it
+   evens out. Each such exchange lowers the sum of rows^2 / weight over the flows, so these end as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from zmqengine.config import WorkerConfig
+from zmqengine.worker.requests.ticket import PriorityClass, Ticket
+from zmqengine.worker.scheduler.class_queue import ClassQueue
+
+STARTS_PER_TURN = 20
+PREFILL_COST = 0.5
+"""Of reading a prompt token against making one, until it is measured."""
+_DEFAULTS = WorkerConfig()
+
+
+class ServiceOrder:
+    """The line of waiting requests, and the accounts of those that run.
+
+    A request enters with `enqueue`, gets a row with `start`, goes back with `enqueue` if it is parked, and leaves
+    with `withdraw` from wherever it is; then nothing here refers to it. Every call takes O(log n), `victim`
+    O(rows). `queue_max` bounds what may wait, by `may_enqueue`.
+    """
+
+    def __init__(self, *, queue_max: int = _DEFAULTS.queue_max, ageing_s: float = _DEFAULTS.ageing_s) -> None:
+        self.prefill_cost = PREFILL_COST
+        self.aged_starts = 0
+        self._queue_max = queue_max
+        self._ageing_s = ageing_s
+        self._classes = {kind: ClassQueue() for kind in PriorityClass}
+        self._waiting_by_flow: Counter[str] = Counter()
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._waiting
+
+    def waiting_of(self, flow: str) -> int:
+        """How many of this flow wait."""
+        return self._waiting_by_flow.get(flow, 0)
+
+    def waiting_by_class(self) -> dict[PriorityClass, int]:
+        """How many of each class wait."""
+        return {kind: queue.waiting for kind, queue in self._classes.items()}
+
+    def may_enqueue(self, flow: str) -> bool:
+        """Whether one more of this flow may wait: it holds fewer places than are free.
+
+        So one flow fills half of the queue, two a third each, and there is always a place for a newcomer. This is
+        the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6:2, 1998).
+        """
+        return self.waiting_of(flow) < self._queue_max - len(self)
+
+    def enqueue(self, ticket: Ticket, now_s: float) -> None:
+        """Put a new request in line, or a parked one back: ahead of those of its flow that came later."""
+        assert ticket.phase in ("new", "running"), f"a {ticket.phase} request cannot be put in line"
+        queue = self._classes[ticket.priority_class]
+        if ticket.phase == "running":
+            queue.stop(ticket)
+        ticket.phase = "waiting"
+        ticket.waiting_since_s = now_s
+        queue.push(ticket, now_s)
+        self._waiting += 1
+        self._waiting_by_flow[ticket.flow] += 1
+
+    def first(self, now_s: float) -> Ticket | None:
+        """Who is served next. Asking changes nothing; nobody overtakes the first while it finds no room."""
+        queue = self._next_queue(now_s)
+        return None if queue is None else queue.first()
+
+    def start(self, ticket: Ticket, now_s: float) -> None:
+        """A waiting request gets a row. Its prompt is paid for at once, or one pass would start a whole flow."""
+        assert ticket.phase == "waiting", f"a {ticket.phase} request cannot start"
+        kind = ticket.priority_class
+        ahead_of = [better for better in PriorityClass if better < kind and self._classes[better].waiting]
+        ticket.running_class = min([kind, *ahead_of])
+        self.aged_starts += bool(ahead_of)
+        prepaid = 0.0 if ticket.has_started else ticket.prompt_tokens * self.prefill_cost
+        self._classes[kind].start(ticket, prepaid + 1.0, now_s)
+        self._forget_place(ticket.flow)
+        for worse in PriorityClass:
+            if worse > kind:
+                self._classes[worse].passed_over += 1
+        ticket.phase = "running"
+        ticket.has_started = True
+
+    def charge(self, ticket: Ticket, prefill_tokens: int, decode_tokens: int) -> None:
+        """Tokens that were read and made for a running request.
+
+        Leave out what came from a cache, and what was read again for a parked row: it is not the flow's doing.
+        """
+        assert ticket.phase == "running", f"a {ticket.phase} request is not served"
+        cost = prefill_tokens * self.prefill_cost + decode_tokens
+        ticket.served_cost += cost
+        self._classes[ticket.priority_class].charge(ticket, cost)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """A request ended, wherever it is; one that is gone or was never in line is left alone."""
+        if ticket.phase == "waiting":
+            self._classes[ticket.priority_class].remove(ticket)
+            self._forget_place(ticket.flow)
+        elif ticket.phase == "running":
+            self._classes[ticket.priority_class].stop(ticket)
+        ticket.phase = "gone"
+
+    def victim(
+        self,
+        running: Iterable[Ticket],
+        now_s: float,
+        *,
+        for_: Ticket | None = None,
+        between_flows: bool = False,
+    ) -> Ticket | None:
+        """Whom of these to park: the worst class first, then the youngest.
+
+        With `for_`, only one that it may displace (rules 5 and 6; 6 with `between_flows`), or None. Then start `for_`
+        at once: once a row is parked for it, the first in line may be that row's request again.
+        """
+        rows = list(running)
+        if for_ is not None:
+            held = Counter(row.flow for row in rows)
+            rows = [
+                row
+                for row in rows
+                if _displaces(for_, row) or (between_flows and _evens_out(for_, row, held))
+            ]
+        return max(rows, key=lambda row: (row.running_class, row.arrival), default=None)
+
+    def places_ahead(self, flow: str, priority: int) -> int:
+        """About how many would start before one more request of this flow. O(1)."""
+        kind = PriorityClass.of(priority)
+        better = sum(self._classes[other].waiting for other in PriorityClass if other < kind)
+        return better + self._classes[kind].places_ahead(flow)
+
+    def reason(self, ticket: Ticket, now_s: float) -> str:
+        """Why it waits, for people."""
+        if ticket.phase != "waiting":
+            return "it runs" if ticket.phase == "running" else "it is not in line"
+        if self.first(now_s) is ticket:
+            return "it is next, as soon as there is a row and memory for it"
+        waited = f"it has waited {max(0.0, now_s - ticket.waiting_since_s):.0f} s"
+        kind = ticket.priority_class
+        queue = self._classes[kind]
+        if (others := queue.waiting_of(ticket.flow) - 1) and not queue.heads_flow(ticket):
+            return f"{waited}: other requests of the same front-end go first ({others} wait)"
+        better = sum(self._classes[other].waiting for other in PriorityClass if other < kind)
+        if better:
+            return (
+                f"{waited}: {better} more urgent go first; after {self._ageing_s:g} s every "
+                f"{STARTS_PER_TURN}th start is for {kind.name.lower()} requests"
+            )
+        if queue.first() is ticket:
+            return f"{waited}: less urgent work has its turn first"
+        return f"{waited}: front-ends that were served less go first ({queue.flows - 1} wait)"
+
+    def _forget_place(self, flow: str) -> None:
+        self._waiting -= 1
+        self._waiting_by_flow[flow] -= 1
+        if not self._waiting_by_flow[flow]:
+            del self._waiting_by_flow[flow]
+
+    def _next_queue(self, now_s: float) -> ClassQueue | None:
+        filled = [queue for queue in self._classes.values() if queue.waiting]
+        overdue = [
+            queue
+            for queue in filled[1:]
+            if queue.passed_over >= STARTS_PER_TURN - 1 and now_s - queue.unserved_since_s() >= self._ageing_s
+        ]
+        if overdue:
+            return min(overdue, key=ClassQueue.unserved_since_s)
+        return filled[0] if filled else None
+
+
+def _displaces(ticket: Ticket, row: Ticket) -> bool:
+    return ticket.priority_class < row.running_class == PriorityClass.BATCH
+
+
+def _evens_out(ticket: Ticket, row: Ticket, held: Counter[str]) -> bool:
+    """Whether the row's flow has twice as many rows for its weight as the other, even once it has given this one."""
+    if row.flow == ticket.flow or not row.priority_class == row.running_class == ticket.priority_class:
+        return False
+    return (held[row.flow] - 1) / row.weight >= 2 * (held[ticket.flow] + 1) / ticket.weight

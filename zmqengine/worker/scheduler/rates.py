@@ -1,0 +1,201 @@
+"""How fast requests are being served, and what follows from it: costs, waits, hints when to come back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.policy import PREFILL_COST
+
+MEMORY_S = 20.0
+"""Seconds of service after which a measurement counts half."""
+MEASURED_MIN_S = 0.25
+"""Less service than this says nothing about rates: first steps compile and warm up."""
+PREFILL_COST_BOUNDS = (1 / 256, 4.0)
+RETRY_BOUNDS_MS = (100, 60_000)
+RETRY_UNKNOWN_MS = 1_000
+DEADLINE_MARGIN = 1.5
+"""Estimates are rough: a request is hopeless only if it would take this many times what it has."""
+
+
+class Estimate(NamedTuple):
+    """When a request would end. `met` says whether that is in time; without a deadline or without data it is."""
+
+    met: bool
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    left_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """From now to the last token."""
+        return self.wait_s + self.prefill_s + self.decode_s
+
+    def __str__(self) -> str:
+        return (
+            f"it would take about {self.total_s:.1f} s ({self.wait_s:.1f} s in line, {self.prefill_s:.1f} s to read "
+            f"the prompt, {self.decode_s:.1f} s to answer) and has {self.left_s:.1f} s: "
+            "give it more time or lower max_tokens"
+        )
+
+
+class _Ratio:
+    """A rate as a ratio of two sums that fade with the seconds of service: many short steps count like a long one."""
+
+    __slots__ = ("amount", "seconds")
+
+    def __init__(self) -> None:
+        self.amount = 0.0
+        self.seconds = 0.0
+
+    def note(self, amount: float, seconds: float) -> None:
+        keep = 0.5 ** (seconds / MEMORY_S)
+        self.amount = self.amount * keep + amount
+        self.seconds = self.seconds * keep + seconds
+
+    @property
+    def per_s(self) -> float | None:
+        if self.seconds < MEASURED_MIN_S or self.amount <= 0:
+            return None
+        return self.amount / self.seconds
+
+
+class ServiceRates:
+    """Exponentially weighted rates of prefill, decode and endings, fed with what each step did. Reads no clock.
+
+    Seconds are those that the engine worked: an idle worker forgets nothing. For costs, a step that reads prompts while
+    it makes tokens is split: what a step of decoding alone takes is decoding, the rest is reading. For how long a
+    request takes it is not: who reads waits for those who make tokens in the same step, and they for it.
+    """
+
+    def __init__(self) -> None:
+        self._prefill = _Ratio()
+        self._steps = _Ratio()
+        self._decode = _Ratio()
+        self._read_pace = _Ratio()
+        self._row_pace = _Ratio()
+        self._endings = _Ratio()
+        self._outputs = 0.0
+        self._outputs_count = 0.0
+        self._prompts = 0.0
+        self._cached = 0.0
+
+    def note_step(
+        self, prefill_tokens: int, decode_tokens: int, seconds: float, rows: int | None = None
+    ) -> None:
+        """One step of the engine: prompt tokens read, tokens made by so many `rows`, and how long it took.
+
+        Without `rows` each made one token.
+        """
+        if seconds <= 0:
+            return
+        self._endings.note(0.0, seconds)
+        if prefill_tokens:
+            self._read_pace.note(prefill_tokens, seconds)
+        if decode_tokens:
+            self._row_pace.note(decode_tokens / (rows or decode_tokens), seconds)
+        decode_s = seconds
+        if prefill_tokens:
+            decode_s = min(self.step_s or 0.0, seconds) if decode_tokens else 0.0
+            self._prefill.note(prefill_tokens, seconds - decode_s)
+        elif decode_tokens:
+            self._steps.note(1.0, seconds)
+        if decode_tokens and decode_s:
+            self._decode.note(decode_tokens, decode_s)
+
+    def note_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """So much of a prompt need not be read."""
+        keep = 0.98
+        self._prompts = self._prompts * keep + prompt_tokens
+        self._cached = self._cached * keep + cached_tokens
+
+    def note_end(self, output_tokens: int) -> None:
+        """A request that had a row has ended, whatever the reason."""
+        self._endings.note(1.0, 0.0)
+        keep = 0.98
+        self._outputs = self._outputs * keep + output_tokens
+        self._outputs_count = self._outputs_count * keep + 1
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens read in a second of reading; None until it is known."""
+        return self._prefill.per_s
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step of decoding alone takes; None until it is known."""
+        return None if self._steps.per_s is None else 1 / self._steps.per_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens made in a second of decoding, by all rows together; None until it is known."""
+        return self._decode.per_s
+
+    @property
+    def row_tokens_per_s(self) -> float | None:
+        """Tokens that a row makes in a second of service, while prompts of others are read; None until it is known."""
+        return self._row_pace.per_s
+
+    @property
+    def read_tokens_per_s(self) -> float | None:
+        """Prompt tokens read in a second of service, while others make tokens; None until it is known."""
+        return self._read_pace.per_s
+
+    @property
+    def endings_per_s(self) -> float | None:
+        """Requests that end in a second of service; None until one has ended."""
+        return self._endings.per_s
+
+    @property
+    def prefill_cost(self) -> float:
+        """What reading a prompt token costs against making a token, for `ServiceOrder.prefill_cost`."""
+        if self.prefill_tokens_per_s is None or self.decode_tokens_per_s is None:
+            return PREFILL_COST
+        low, high = PREFILL_COST_BOUNDS
+        return min(high, max(low, self.decode_tokens_per_s / self.prefill_tokens_per_s))
+
+    def expected_wait_s(self, places_ahead: int, *, row_is_free: bool = False) -> float | None:
+        """How long until a request with so many ahead of it gets a row; None if nothing has ended yet.
+
+        Where a row is free, as many as are ahead have to start before it, and that takes no time.
+        """
+        if row_is_free:
+            return 0.0
+        return None if self.endings_per_s is None else (places_ahead + 1) / self.endings_per_s
+
+    def retry_after_ms(self, places: int = 1) -> int:
+        """When to try again: once so many of those in line have started. From 100 ms to a minute.
+
+        While nothing has ended, what runs is expected to take as long again as it has taken.
+        """
+        if self.endings_per_s is not None:
+            wait_s = places / self.endings_per_s
+        elif self._endings.seconds >= MEASURED_MIN_S:
+            wait_s = places * self._endings.seconds
+        else:
+            return RETRY_UNKNOWN_MS
+        low, high = RETRY_BOUNDS_MS
+        return min(high, max(low, round(wait_s * 1000)))
+
+    def meets_deadline(
+        self, ticket: Ticket, now_s: float, *, places_ahead: int, row_is_free: bool = False
+    ) -> Estimate:
+        """Whether there is hope that a request ends before its deadline. What is not known is taken as 0."""
+        if ticket.deadline_s is None:
+            return Estimate(True)
+        wait_s = self.expected_wait_s(places_ahead, row_is_free=row_is_free) or 0.0
+        unread = ticket.prompt_tokens * (1 - self._cached / self._prompts if self._prompts else 1)
+        prefill_s = unread / self.read_tokens_per_s if self.read_tokens_per_s else 0.0
+        output = self._expected_output(ticket)
+        decode_s = output / self.row_tokens_per_s if self.row_tokens_per_s else 0.0
+        left_s = max(0.0, ticket.deadline_s - now_s)
+        met = wait_s + prefill_s + decode_s <= DEADLINE_MARGIN * left_s
+        return Estimate(met, wait_s, prefill_s, decode_s, left_s)
+
+    def _expected_output(self, ticket: Ticket) -> float:
+        """Its limit, but no more than requests usually make: most end before their limit."""
+        if not self._outputs_count:
+            return 0.0
+        usual = self._outputs / self._outputs_count
+        return usual if ticket.max_tokens is None else min(usual, ticket.max_tokens)

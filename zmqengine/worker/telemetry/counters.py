@@ -1,0 +1,72 @@
+"""What the actor counts since it started. Names end up in `status` and in the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zmqengine.worker.telemetry.latencies import Latencies
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only ever go up."""
+
+    passes: int = 0
+    commands: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    resumes: int = 0
+    tokens: int = 0
+    parked: int = 0
+    """Rows taken out of the engine to go on later."""
+    tokens_read_again: int = 0
+    """Of prompt and output, when such a row or one of a failed batch came back without its cache."""
+    engine_failures: int = 0
+    refused_subscriptions: int = 0
+    slow_passes: int = 0
+    admission_wait_passes_max: int = 0
+    """Most passes from a request's arrival to its first prefill, those it waited for a row or memory included."""
+    ends: int = 0
+    """Terminal answers."""
+    ended: dict[str, int] = field(default_factory=dict)
+    drafted: dict[str, int] = field(default_factory=dict)
+    """Tokens proposed, by who proposed them."""
+    drafts_accepted: dict[str, int] = field(default_factory=dict)
+    latencies: Latencies = field(default_factory=Latencies)
+
+    def count_end(self, finish: str) -> None:
+        """One more request that ended this way."""
+        self.ends += 1
+        self.ended[finish] = self.ended.get(finish, 0) + 1
+
+    def count_draft(self, source: str, proposed: int, accepted: int) -> None:
+        """A row was proposed so many tokens, of which some were accepted."""
+        self.drafted[source] = self.drafted.get(source, 0) + proposed
+        self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + accepted
+
+    def numbers(self) -> dict[str, int]:
+        """By name, as `status` shows them."""
+        flat = {
+            name: value
+            for name in self.__slots__
+            if name != "ends" and isinstance(value := getattr(self, name), int)
+        }
+        for prefix, counts in (
+            ("ended", self.ended),
+            ("drafted", self.drafted),
+            ("drafts_accepted", self.drafts_accepted),
+        ):
+            flat |= {f"{prefix}_{name}": count for name, count in counts.items()}
+        return flat
+
+
+@dataclass(slots=True)
+class PassReport:
+    """What one pass did."""
+
+    grants: int = 0
+    commands: int = 0
+    admitted: int = 0
+    stepped: bool = False
+    tokens: int = 0
+    ended: int = 0

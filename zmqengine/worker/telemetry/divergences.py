@@ -1,0 +1,49 @@
+"""Tells where a long prompt went on differently from one that was kept: there its rest has to be read.
+
+A head that changes from turn to turn (a date, a counter of tokens, tools in another order) shows here at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from zmqengine.engine.interface import RowDivergence
+from zmqengine.worker.requests.live_request import LiveRequest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+log = logging.getLogger("zmqengine.worker")
+
+
+class Divergences:
+    """Logs them. The text itself only with a tokenizer, as prompts are nobody's business."""
+
+    def __init__(self, tokenizer_json: bytes | None) -> None:
+        self._tokenizer_json = tokenizer_json
+
+    def note(self, divergence: RowDivergence, request: LiveRequest | None) -> None:
+        """One more."""
+        told = {} if self._tokenizer_json is None else self._texts(divergence)
+        log.info(
+            f"prompt shares {divergence.shared:,} of {divergence.total:,} tokens with a kept one, then differs",
+            extra={"request": "" if request is None else request.id, **told},
+        )
+
+    def _texts(self, divergence: RowDivergence) -> dict[str, str]:
+        decode = self._tokenizer.decode
+        return {
+            "kept": repr(decode(divergence.kept, skip_special_tokens=False)),
+            "came": repr(decode(divergence.came, skip_special_tokens=False)),
+        }
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        # Imported here: without --log-prompts no worker needs it.
+        from tokenizers import Tokenizer
+
+        assert self._tokenizer_json is not None
+        made: Tokenizer = Tokenizer.from_str(self._tokenizer_json.decode())
+        return made

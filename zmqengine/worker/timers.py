@@ -1,0 +1,155 @@
+"""What is due: deadlines, leases, grace periods, watermarks, the drain, and a rest when there is no work."""
+
+from __future__ import annotations
+
+import logging
+
+from zmqengine.protocol.messages import Finish
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.scheduler.batch import Batch
+from zmqengine.worker.wire.outgoing import Outgoing
+from zmqengine.worker.wire.session import Session
+
+log = logging.getLogger("zmqengine.worker")
+
+WATERMARK_S = 1.0
+HOUSEKEEPING_S = 0.05
+MEMORY_S = 1.0
+IDLE_WAIT_MS_MAX = 10_000
+ACK_WAIT_S = 2.0
+"""After the last request of a drain, for front-ends to read and acknowledge."""
+REST_S = 5.0
+"""Without work, until memory that is kept for speed alone is given back."""
+
+
+class Clockwork:
+    """Ends what has run out of time. `keep` is cheap enough for every pass."""
+
+    def __init__(
+        self, context: WorkerContext, sessions: SessionTable, batch: Batch, outgoing: Outgoing
+    ) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._batch = batch
+        self._lifecycle = batch.lifecycle
+        self._outgoing = outgoing
+        self._housekeeping_s = self._memory_s = 0.0
+        self._drain_deadline_s: float | None = None
+        self._ack_deadline_s: float | None = None
+        self._rest_s: float | None = None
+
+    def keep(self, now_s: float) -> None:
+        """Do what is due by now."""
+        self._lifecycle.expire(now_s)
+        if self._batch.has_work:
+            self._rest_s = now_s + REST_S
+        elif self._rest_s is not None and now_s >= self._rest_s:
+            self._rest_s = None
+            self._batch.rest()
+        while self._context.board.to_end:
+            self._end_for_operator(*self._context.board.to_end.popleft())
+        if self._context.board.drain_requests:
+            self._keep_draining(now_s)
+        if now_s < self._housekeeping_s and self._batch.has_work:
+            return
+        self._housekeeping_s = now_s + HOUSEKEEPING_S
+        for session in list(self._sessions):
+            self._keep_session(session, now_s)
+        if now_s >= self._memory_s:
+            self._memory_s = now_s + MEMORY_S
+            self._keep_memory_share()
+
+    def idle_wait_ms(self) -> int:
+        """How long there is nothing to do if nobody sends anything."""
+        now_s = self._context.clock()
+        due = [now_s + IDLE_WAIT_MS_MAX / 1000]
+        others = (
+            self._drain_deadline_s,
+            self._ack_deadline_s,
+            self._outgoing.next_retry_s(),
+            self._lifecycle.next_deadline_s(),
+            self._rest_s,
+        )
+        due += [when for when in others if when is not None]
+        for session in self._sessions:
+            due.append(session.lease_deadline_s)
+            if session.grace_deadline_s is not None:
+                due.append(session.grace_deadline_s)
+            if session.requests:
+                due.append(session.watermark_s)
+        return max(1, min(IDLE_WAIT_MS_MAX, int((min(due) - now_s) * 1000) + 1))
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all is done and read, or there is no more time to wait for readers."""
+        if self._ack_deadline_s is None:
+            return False
+        unread = any(session.requests for session in self._sessions)
+        return (
+            not unread
+            or self._context.clock() >= self._ack_deadline_s
+            or self._context.board.drain_requests > 1
+        )
+
+    @property
+    def drain_left_s(self) -> float:
+        """How much of the time for draining is left."""
+        if self._drain_deadline_s is None:
+            return 0.0
+        return max(0.0, self._drain_deadline_s - self._context.clock())
+
+    def _keep_memory_share(self) -> None:
+        share = self._context.memory_share
+        view = share.look() if share is not None else None
+        if view is None:
+            return
+        self._batch.resize(view.limit_bytes)
+        board = self._context.board
+        if board.facts.get("memory") != view.told:
+            board.facts = {**board.facts, "memory": view.told}
+            log.info("memory limit", extra={"memory": view.told})
+
+    def _keep_session(self, session: Session, now_s: float) -> None:
+        if now_s >= session.lease_deadline_s:
+            log.warning("lease ran out", extra={"session": session.id, "client": session.client})
+            self._end_session(session, "lease")
+        elif session.grace_deadline_s is not None and now_s >= session.grace_deadline_s:
+            log.warning("front-end vanished", extra={"session": session.id, "client": session.client})
+            self._end_session(session, "abort")
+        elif self._outgoing.backlog_tokens(session) > self._context.config.session_backlog_tokens_max:
+            self._lifecycle.end_all(
+                session.requests.values(),
+                "slow_consumer",
+                "the front-end fell behind by more than its budget",
+            )
+        elif session.requests and now_s >= session.watermark_s:
+            session.watermark_s = now_s + WATERMARK_S
+            self._outgoing.watermark(session)
+
+    def _end_session(self, session: Session, finish: Finish) -> None:
+        self._lifecycle.end_all(session.requests.values(), finish, "the session ended")
+        self._sessions.remove(session)
+
+    def _end_for_operator(self, session_id: str, request_id: str) -> None:
+        for session in self._sessions:
+            request = session.requests.get(request_id) if session.id == session_id else None
+            if request is not None and request.end is None:
+                self._lifecycle.end(request, "abort", "an operator ended this request")
+
+    def _keep_draining(self, now_s: float) -> None:
+        board = self._context.board
+        if self._drain_deadline_s is None:
+            log.info(
+                "draining",
+                extra={"running": len(self._batch.rows.running), "waiting": self._lifecycle.waiting},
+            )
+            board.state = "draining"
+            self._lifecycle.drain()
+            self._drain_deadline_s = now_s + self._context.config.drain_timeout_s
+        if now_s >= self._drain_deadline_s or board.drain_requests > 1:
+            self._lifecycle.end_all(
+                self._lifecycle.live(), "shutdown", "the worker stopped before the last token"
+            )
+        if not self._batch.has_work and self._ack_deadline_s is None:
+            self._ack_deadline_s = now_s + ACK_WAIT_S

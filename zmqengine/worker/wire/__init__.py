@@ -1,0 +1,1 @@
+"""The worker's sockets: binding, keys, connection limits, sessions and outgoing frames."""

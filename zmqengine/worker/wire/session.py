@@ -1,0 +1,54 @@
+"""One front-end: who it is, how it is reached, and the requests it has not acknowledged."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from zmqengine.protocol.messages import WatermarkRow
+from zmqengine.worker.requests.live_request import LiveRequest
+
+EARLY_ABORTS_MAX = 1024
+
+
+def new_topic() -> bytes:
+    """An unguessable topic of fixed length: no topic is a prefix of another."""
+    return b"s/" + secrets.token_hex(16).encode() + b"/"
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """`route` is its connection to cmd, `topic` what it subscribes to on out, `user` the key it came with."""
+
+    secret_digest: bytes
+    user: str
+    client: str
+    route: bytes
+    id: str = field(default_factory=lambda: secrets.token_hex(4))
+    topic: bytes = field(default_factory=new_topic)
+    subscribers: int = 0
+    lease_deadline_s: float = 0.0
+    grace_deadline_s: float | None = None
+    watermark_s: float = 0.0
+    requests: dict[str, LiveRequest] = field(default_factory=dict)
+    early_aborts: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether somebody who owns this session is subscribed to its topic."""
+        return self.subscribers > 0
+
+    def watermarks(self) -> list[WatermarkRow]:
+        """Where every request is."""
+        return [
+            WatermarkRow(request.id, len(request.log), request.end is not None)
+            for request in self.requests.values()
+        ]
+
+    def remember_early_abort(self, request_id: str) -> None:
+        """An abort came before its insert: refuse the insert when it comes."""
+        self.early_aborts[request_id] = None
+        self.early_aborts.move_to_end(request_id)
+        while len(self.early_aborts) > EARLY_ABORTS_MAX:
+            self.early_aborts.popitem(last=False)
