@@ -27,7 +27,7 @@ from zmqengine_client import Options
 from zmqengine_client import errors as client_errors
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoints import ENDPOINTS
-from zmqengine_http.errors import from_engine
+from zmqengine_http.serving.errors import from_engine
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to-add.md").read_text("utf-8")

@@ -14,20 +14,20 @@ from starlette.types import ASGIApp
 
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_http import logs
-from zmqengine_http.access import Access
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoint import Endpoint
 from zmqengine_http.endpoints import ENDPOINTS
-from zmqengine_http.errors import ApiError, ErrorShape, from_engine
-from zmqengine_http.exchange import Disconnected, Exchange, Receive, Scope, Send
-from zmqengine_http.meter import Meter
-from zmqengine_http.pool import Pool
-from zmqengine_http.prompts import Tokenizing
+from zmqengine_http.prompt.prompts import Tokenizing
 from zmqengine_http.service import Service
+from zmqengine_http.serving import logs
+from zmqengine_http.serving.access import Access
+from zmqengine_http.serving.errors import ApiError, ErrorShape, from_engine
+from zmqengine_http.serving.exchange import Disconnected, Exchange, Receive, Scope, Send
+from zmqengine_http.serving.meter import Meter
+from zmqengine_http.serving.tracing import open_traces
 from zmqengine_http.stable_head import AnswerMemory, StableHead
-from zmqengine_http.tracing import open_traces
-from zmqengine_http.worker import Connect, Worker
+from zmqengine_http.workers.pool import Pool
+from zmqengine_http.workers.worker import Connect, Worker
 
 EXPOSED = (
     "x-request-id",

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from zmqengine_http.body import Body
-from zmqengine_http.errors import ErrorShape
-from zmqengine_http.exchange import Exchange
-from zmqengine_http.openai_api.error_shape import openai_error
 from zmqengine_http.service import Service
+from zmqengine_http.serving.body import Body
+from zmqengine_http.serving.errors import ErrorShape
+from zmqengine_http.serving.exchange import Exchange
+from zmqengine_http.serving.openai_error_shape import openai_error
 
 RequestT = TypeVar("RequestT", bound=Struct)
 Handler = Callable[[Service, Exchange], Awaitable[None]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from zmqengine_http import (
+from zmqengine_http import openapi, page
+from zmqengine_http.apis import (
     anthropic,
     chat_completions,
     completions,
     metrics,
     models,
-    openapi,
-    page,
     probes,
     responses,
     tokenizing,

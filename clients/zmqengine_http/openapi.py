@@ -10,8 +10,8 @@ import msgspec
 
 import zmqengine
 from zmqengine_http.endpoint import Endpoint, get
-from zmqengine_http.exchange import JSON, Exchange
 from zmqengine_http.service import Service
+from zmqengine_http.serving.exchange import JSON, Exchange
 
 _STATUSES = {
     "400": "The request is at fault; `error.param` names the field",

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
-from zmqengine_http import logs, meter
 from zmqengine_http.config import HttpConfig
+from zmqengine_http.serving import logs, meter
 
 RESTART_WAIT_S = 1.0
 

@@ -11,11 +11,11 @@ import uvicorn
 
 from zmqengine.protocol.addresses import is_loopback_host
 from zmqengine_client.errors import ConfigError
-from zmqengine_http import logs
 from zmqengine_http.app import HttpApp, connector_of
 from zmqengine_http.config import HttpConfig
-from zmqengine_http.http_protocol import protocol_class
 from zmqengine_http.processes import run_processes
+from zmqengine_http.serving import logs
+from zmqengine_http.serving.http_protocol import protocol_class
 
 KEEP_ALIVE_S = 75
 """Longer than the pools of usual clients keep a connection, so that they close it and not we under their request."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zmqengine_http.config import HttpConfig
-from zmqengine_http.meter import Meter
-from zmqengine_http.pool import Pool
-from zmqengine_http.prompts import Tokenizing
+from zmqengine_http.prompt.prompts import Tokenizing
+from zmqengine_http.serving.meter import Meter
+from zmqengine_http.serving.tracing import Traces
 from zmqengine_http.stable_head import StableHead
-from zmqengine_http.tracing import Traces
+from zmqengine_http.workers.pool import Pool
 
 
 class Service(NamedTuple):

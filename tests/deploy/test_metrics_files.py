@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from tests.metrics.test_families import DESCRIPTION, STATUS
 from zmqengine.protocol.messages import Histogram
-from zmqengine_http.meter import Meter
+from zmqengine_http.serving.meter import Meter
 from zmqengine_metrics import table
 from zmqengine_metrics.families import families
 from zmqengine_metrics.snapshot import Snapshot

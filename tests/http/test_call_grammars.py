@@ -19,12 +19,12 @@ from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
-from zmqengine_http.constraints import Held, Wishes, make_constraint
-from zmqengine_http.errors import ApiError
-from zmqengine_http.prompts import Prompt
+from zmqengine_http.generating.constraints import Held, Wishes, make_constraint
+from zmqengine_http.prompt.prompts import Prompt
+from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.tool_calls import FORMATS, Delta, make_splitter
 from zmqengine_http.tool_calls.json_formats import BAR, GAP
-from zmqengine_http.worker import Model
+from zmqengine_http.workers.worker import Model
 
 SEEDS = range(12)
 AGENT_SEEDS = int(os.environ.get("ZMQENGINE_TEST_CALL_SEEDS", "2"))

@@ -13,7 +13,8 @@ from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, chat, get, post, serving, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
-from zmqengine_http import HttpConfig, http_protocol
+from zmqengine_http import HttpConfig
+from zmqengine_http.serving import http_protocol
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps(chat()).encode()

@@ -14,7 +14,9 @@ import pytest
 from tests.http.serving import Front, chat, get, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
-from zmqengine_http import HttpConfig, logs, prompts
+from zmqengine_http import HttpConfig
+from zmqengine_http.prompt import prompts
+from zmqengine_http.serving import logs
 
 TOKENS = 40_000
 
@@ -53,7 +55,7 @@ def test_a_chat_of_40_000_tokens_does_not_stop_the_loop(
         asyncio.run_coroutine_threadsafe(turn(), front.loop).result(60)
         return encoded
 
-    monkeypatch.setattr("zmqengine_http.chat.encode_chat", meanwhile)
+    monkeypatch.setattr("zmqengine_http.generating.chat.encode_chat", meanwhile)
     monkeypatch.setattr(prompts, "SLOW_S", 0.0)
     text = "secret " * (TOKENS // 7 + 1)
     usage = post(front, "/v1/chat/completions", chat(text, max_tokens=1)).json["usage"]
@@ -78,7 +80,7 @@ def test_others_are_served_while_a_tokenizer_takes_its_time(
         assert go_on.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr("zmqengine_http.chat.encode_chat", slow)
+    monkeypatch.setattr("zmqengine_http.generating.chat.encode_chat", slow)
     monkeypatch.setattr(prompts, "SLOW_S", 0.0)
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from zmqengine_http.exchange import Disconnected, Exchange, Message
+from zmqengine_http.serving.exchange import Disconnected, Exchange, Message
 
 SCOPE = {"headers": [], "http_version": "1.1", "method": "POST", "path": "/"}
 

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from zmqengine_http import logs
 from zmqengine_http.config import HttpConfig
+from zmqengine_http.serving import logs
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ from tests.http.serving import Front, Reply, call, chat, get, post, serving, wai
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
-from zmqengine_http.body import Field
-from zmqengine_http.chat_completions.request import CHAT_BODY
-from zmqengine_http.completions.request import COMPLETION_BODY
+from zmqengine_http.apis.chat_completions.request import CHAT_BODY
+from zmqengine_http.apis.completions.request import COMPLETION_BODY
 from zmqengine_http.endpoints import ENDPOINTS
 from zmqengine_http.fields_table import GENERATING, markdown_table
+from zmqengine_http.serving.body import Field
 
 EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_EXAMPLES", "15"))
 STATUSES = {200, 400, 404, 405, 413, 504}  # 504: a deadline_ms of a moment can pass.

@@ -33,9 +33,9 @@ from tests.support.template_trial import (
     results,
     turn_of,
 )
-from zmqengine_http.errors import ApiError
-from zmqengine_http.template_messages import takes_tools
-from zmqengine_http.worker import Model
+from zmqengine_http.prompt.template_messages import takes_tools
+from zmqengine_http.serving.errors import ApiError
+from zmqengine_http.workers.worker import Model
 
 DIRECTORY = os.environ.get("ZMQENGINE_TEST_TEMPLATES")
 FILES = sorted(Path(DIRECTORY).rglob("*.jinja")) if DIRECTORY else []

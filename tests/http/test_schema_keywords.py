@@ -12,7 +12,7 @@ import pytest
 from tests.support.grammar_walker import GrammarWalker
 from tests.support.tool_schemas import TOOLS
 from zmqengine.errors import BadRequest
-from zmqengine_http.schema_keywords import passed_over
+from zmqengine_http.call_grammars.schema_keywords import passed_over
 
 SUITE = os.environ.get("ZMQENGINE_TEST_SCHEMA_SUITE")
 INTEGER, TEXT = {"type": "integer"}, {"type": "string"}

@@ -11,10 +11,11 @@ import pytest
 
 from tests.http.serving import Front, call, chat, get, post, serving
 from zmqengine.testing import FakeWorker
-from zmqengine_http import HttpConfig, logs
-from zmqengine_http.access import Access
-from zmqengine_http.errors import ApiError
-from zmqengine_http.exchange import Exchange
+from zmqengine_http import HttpConfig
+from zmqengine_http.serving import logs
+from zmqengine_http.serving.access import Access
+from zmqengine_http.serving.errors import ApiError
+from zmqengine_http.serving.exchange import Exchange
 
 KEYS = ("first-key-0", "second-key-1")
 ORIGIN = "https://chat.example"

@@ -10,9 +10,9 @@ import pytest
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.errors import ApiError
-from zmqengine_http.prompts import Conversation, encode_chat
-from zmqengine_http.worker import Model
+from zmqengine_http.prompt.prompts import Conversation, encode_chat
+from zmqengine_http.serving.errors import ApiError
+from zmqengine_http.workers.worker import Model
 
 TOOL: dict[str, object] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"

@@ -11,8 +11,8 @@ from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.errors import BadRequest
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http import text_batches
-from zmqengine_http.text_batches import TextBatches
+from zmqengine_http.prompt import text_batches
+from zmqengine_http.prompt.text_batches import TextBatches
 
 HALF_A_PAIR = "\ud83d"
 BROKEN = "broken"

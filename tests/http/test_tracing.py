@@ -13,7 +13,7 @@ from tests.http.serving import chat, get, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
-from zmqengine_http.tracing import NoTraces, open_traces
+from zmqengine_http.serving.tracing import NoTraces, open_traces
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

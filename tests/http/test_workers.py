@@ -16,8 +16,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import errors
 from zmqengine_http import HttpConfig
-from zmqengine_http.pool import PREFIX_TOKENS, SLACK, Pool
-from zmqengine_http.worker import Worker
+from zmqengine_http.workers.pool import PREFIX_TOKENS, SLACK, Pool
+from zmqengine_http.workers.worker import Worker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.prompts import Conversation, encode_chat
+from zmqengine_http.prompt.prompts import Conversation, encode_chat
 from zmqengine_http.tool_calls import Delta, make_splitter
-from zmqengine_http.worker import Model
+from zmqengine_http.workers.worker import Model
 
 Message = dict[str, object]
 Called = tuple[str, dict[str, object]]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zmqengine_http.call_grammars.frames import Calls, frame
 from zmqengine_http.call_grammars.harmony import channel_answer, channel_call, channel_start
 from zmqengine_http.call_grammars.lark import Function, Rules
-from zmqengine_http.errors import bad_field
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.tool_calls import Format, Markers
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from zmqengine_http.call_grammars.lark import ANY_TEXT, Function, Rules, one_of
+from zmqengine_http.call_grammars.schema_keywords import passed_over
 from zmqengine_http.call_grammars.written_values import object_members
-from zmqengine_http.schema_keywords import passed_over
 from zmqengine_http.tool_calls.typed import Schema, alternatives, kinds_of, resolved, values_of
 
 STRING_KEYWORDS = ("contentEncoding", "contentMediaType", "contentSchema", "format", "pattern")

@@ -20,7 +20,7 @@ from zmqengine_http.call_grammars.written_values import (
     WrittenValues,
     object_members,
 )
-from zmqengine_http.errors import bad_field
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.tool_calls.call_format import Format
 from zmqengine_http.tool_calls.formats import FORMATS
 from zmqengine_http.tool_calls.json_formats import BAR, GAP

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.errors import bad_field
-from zmqengine_http.schema_keywords import passed_over
+from zmqengine_http.call_grammars.schema_keywords import passed_over
+from zmqengine_http.serving.errors import bad_field
 
 ANY_TEXT = "(?s:.)*"
 _NO_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from zmqengine_http.call_grammars.lark import Function, Rules, one_of
-from zmqengine_http.schema_keywords import passed_over
+from zmqengine_http.call_grammars.schema_keywords import passed_over
 from zmqengine_http.tool_calls.typed import Schema, kinds_of, resolved, values_of
 
 ALL_KINDS = ("string", "number", "boolean", "null", "array", "object")

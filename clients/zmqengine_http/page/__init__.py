@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import zmqengine
 from zmqengine_http.endpoint import get
-from zmqengine_http.exchange import Exchange
 from zmqengine_http.service import Service
+from zmqengine_http.serving.exchange import Exchange
 
 
 class Page(NamedTuple):

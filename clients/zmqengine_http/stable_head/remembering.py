@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqengine_http.answer_events import (
+from zmqengine_http.answers.answer_events import (
     AnswerWriter,
     CallArguments,
     CallStarted,
@@ -14,9 +14,9 @@ from zmqengine_http.answer_events import (
     Text,
     WholeChoice,
 )
-from zmqengine_http.errors import ApiError
+from zmqengine_http.answers.usage import Usage
+from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.stable_head.answer_memory import AnswerMemory
-from zmqengine_http.usage import Usage
 
 
 class RememberingWriter:

@@ -18,7 +18,8 @@ import uvicorn
 
 from tests.http.scripted import ScriptedClient
 from zmqengine.errors import Overloaded
-from zmqengine_http import HttpApp, HttpConfig, logs
+from zmqengine_http import HttpApp, HttpConfig
+from zmqengine_http.serving import logs
 
 TEMPLATE = (
     "{% if tools %}<|tools|>{{ tools | tojson }}<|end|>\n{% endif %}{% for m in messages %}<|{{ m.role }}|>"

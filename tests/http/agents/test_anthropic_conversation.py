@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from zmqengine_http.anthropic.conversation import plain_messages, plain_tools
-from zmqengine_http.anthropic.request import CountRequest, Tool
-from zmqengine_http.errors import ApiError
+from zmqengine_http.apis.anthropic.conversation import plain_messages, plain_tools
+from zmqengine_http.apis.anthropic.request import CountRequest, Tool
+from zmqengine_http.serving.errors import ApiError
 
 
 def plain(messages: list[dict[str, Any]], **fields: Any) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.http.agents.sse import events, types
-from zmqengine_http.answer_events import (
+from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
     Finish,
@@ -16,10 +16,10 @@ from zmqengine_http.answer_events import (
     ToolCall,
     WholeChoice,
 )
-from zmqengine_http.anthropic.errors import anthropic_error
-from zmqengine_http.anthropic.writer import MessagesWriter
-from zmqengine_http.errors import ApiError, ContextTooLong
-from zmqengine_http.usage import Usage
+from zmqengine_http.answers.usage import Usage
+from zmqengine_http.apis.anthropic.errors import anthropic_error
+from zmqengine_http.apis.anthropic.writer import MessagesWriter
+from zmqengine_http.serving.errors import ApiError, ContextTooLong
 
 USAGE = Usage(prompt=100, cached=60, completion=7)
 COUNTS = {"input_tokens": 40, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 60}

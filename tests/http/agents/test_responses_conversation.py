@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from zmqengine_http.errors import ApiError
-from zmqengine_http.responses import reasoning
-from zmqengine_http.responses.conversation import InputItems
-from zmqengine_http.responses.item_memory import ItemMemory
-from zmqengine_http.responses.request import ResponsesRequest, Tool
-from zmqengine_http.responses.tools import ToolBook, tool_choice
+from zmqengine_http.apis.responses import reasoning
+from zmqengine_http.apis.responses.conversation import InputItems
+from zmqengine_http.apis.responses.item_memory import ItemMemory
+from zmqengine_http.apis.responses.request import ResponsesRequest, Tool
+from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
+from zmqengine_http.serving.errors import ApiError
 
 
 def read(items: object, **fields: Any) -> InputItems:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.http.agents.sse import events, types
-from zmqengine_http.answer_events import (
+from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
     Finish,
@@ -18,12 +18,12 @@ from zmqengine_http.answer_events import (
     ToolCall,
     WholeChoice,
 )
-from zmqengine_http.errors import ApiError, ContextTooLong
-from zmqengine_http.responses.reasoning import unpack
-from zmqengine_http.responses.request import Tool
-from zmqengine_http.responses.tools import ToolBook
-from zmqengine_http.responses.writer import ReasoningShape, ResponsesWriter
-from zmqengine_http.usage import Usage
+from zmqengine_http.answers.usage import Usage
+from zmqengine_http.apis.responses.reasoning import unpack
+from zmqengine_http.apis.responses.request import Tool
+from zmqengine_http.apis.responses.tools import ToolBook
+from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter
+from zmqengine_http.serving.errors import ApiError, ContextTooLong
 
 USAGE = Usage(prompt=100, cached=60, completion=7, reasoning=3)
 COUNTS = {

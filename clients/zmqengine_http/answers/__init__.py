@@ -1,0 +1,1 @@
+"""From tokens to answer events, and from events to a response body."""

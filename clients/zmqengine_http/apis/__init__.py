@@ -1,0 +1,1 @@
+"""The HTTP APIs, one folder each: OpenAI's, Anthropic's and the operational endpoints."""

@@ -1,0 +1,119 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens.
+
+Clients of this API send keys that are newer than any server: in blocks and tools they are skipped, and so are tools
+that the server itself would run. Source: https://docs.anthropic.com/en/api/messages and what Claude Code sends.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens
+from zmqengine_http.serving.body import Body, ignored
+
+
+class Block(Struct, frozen=True):
+    """A block of any type: only the fields of its type are set."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: object = None
+    tool_use_id: str | None = None
+    content: object = None
+    is_error: bool | None = None
+    thinking: str | None = None
+    source: object = None
+
+
+Content = str | list[Block]
+StopSequence = Annotated[str, Meta(max_length=1000)]
+
+
+class Message(Struct, frozen=True):
+    """One turn. `system` is no role of Anthropic's, and one that Claude Code sends."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class Tool(Struct, frozen=True):
+    """A tool of the client's, or with a `type` that is not `custom` one of the server's."""
+
+    name: str = ""
+    description: str | None = None
+    input_schema: dict[str, object] | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Struct, frozen=True):
+    """How tools are to be used; `name` belongs to the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, frozen=True):
+    """Whether the model is to reason."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+
+
+class OutputConfig(Struct, frozen=True):
+    """How much effort, and in which format."""
+
+    effort: str | None = None
+    format: dict[str, object] | None = None
+
+
+class Metadata(Struct, frozen=True):
+    """Claude Code puts JSON with its session's id into `user_id`."""
+
+    user_id: str | None = None
+
+
+class CountRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /v1/messages/count_tokens: what is in the prompt."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: Content | None = None
+    tools: list[Tool] = field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, object] | None = None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/messages."""
+
+    max_tokens: MaxTokens
+    temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)] | None = None
+    stop_sequences: Annotated[list[StopSequence], Meta(max_length=16)] = field(default_factory=list)
+    stream: bool = False
+    metadata: Metadata | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
+
+
+_OF_ANTHROPIC = (
+    ignored("cache_control", "the worker caches what it can"),
+    ignored("container", "tools of the server are left out"),
+    ignored("context_management", "the client's messages are taken as they are"),
+    ignored("mcp_servers", "tools of the server are left out"),
+    ignored("service_tier", "there is one tier"),
+    ignored("inference_geo", "it runs here"),
+    ignored("speed", "there is one speed"),
+    ignored("betas", "any is taken"),
+)
+MESSAGES_BODY = Body(MessagesRequest, _OF_ANTHROPIC, unknown_ignored=True)
+COUNT_BODY = Body(CountRequest, _OF_ANTHROPIC, unknown_ignored=True)

@@ -1,0 +1,123 @@
+"""A chat's answer in OpenAI's words: objects chat.completion and chat.completion.chunk.
+
+The one event made for every token is put together from parts encoded once; everything else goes through dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zmqengine_http.answers.answer_events import (
+    CallArguments,
+    CallStarted,
+    Finish,
+    Logprobs,
+    Start,
+    Text,
+    WholeChoice,
+)
+from zmqengine_http.answers.usage import Usage
+from zmqengine_http.apis.chat_completions.logprobs import chat_logprobs
+from zmqengine_http.apis.openai_api.frame import Frame
+from zmqengine_http.generating.generation import Generation
+from zmqengine_http.serving.errors import ApiError
+from zmqengine_http.serving.sse import COMMENT
+
+_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
+
+
+class ChatWriter:
+    """An `AnswerWriter` for one chat; `model` is the name that the client gave."""
+
+    def __init__(self, generation: Generation, model: str, *, include_usage: bool = False) -> None:
+        self._frame = Frame(
+            generation.id, "chat.completion.chunk", "chat.completion", model, include_usage=include_usage
+        )
+        self._model = generation.model
+        self._top = generation.options.logprobs or 0
+        self._starts: dict[tuple[int, str], bytes] = {}
+        self._end = b'},"logprobs":null,"finish_reason":null}]' + self._frame.after
+
+    def opening(self, index: int, start: Start) -> bytes:
+        return self._choice(index, {"role": "assistant", "content": ""})
+
+    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes:
+        if logprobs is not None:
+            return self._choice(index, {_FIELDS[text.kind]: text.text}, logprobs)
+        start = self._starts.get((index, text.kind))
+        if start is None:
+            head = f'"choices":[{{"index":{index},"delta":{{"{_FIELDS[text.kind]}":'
+            start = self._starts[index, text.kind] = self._frame.before + head.encode()
+        return start + msgspec.json.encode(text.text) + self._end
+
+    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes:
+        head = {
+            "index": call.place, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""},
+        }  # fmt: skip
+        return self._choice(index, {"tool_calls": [head]}, logprobs)
+
+    def call_arguments(self, index: int, piece: CallArguments) -> bytes:
+        return self._choice(
+            index, {"tool_calls": [{"index": piece.place, "function": {"arguments": piece.text}}]}
+        )
+
+    def call_ended(self, index: int, place: int) -> bytes:
+        return b""
+
+    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
+        return self._choice(index, {}, logprobs, finish)
+
+    def done(self, usage: Usage) -> bytes:
+        return self._frame.done(usage)
+
+    def error(self, error: ApiError) -> bytes:
+        return self._frame.error(error)
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        documents = [
+            {
+                "index": choice.index, "message": _message(choice),
+                "logprobs": self._logprobs(choice.logprobs), "finish_reason": choice.finish.reason,
+                "stop_reason": choice.finish.stop_reason,
+            }
+            for choice in choices
+        ]  # fmt: skip
+        return self._frame.whole(documents, usage)
+
+    def _choice(
+        self,
+        index: int,
+        delta: dict[str, object],
+        logprobs: Logprobs | None = None,
+        finish: Finish | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index, "delta": delta,
+            "logprobs": self._logprobs(logprobs), "finish_reason": finish and finish.reason,
+        }  # fmt: skip
+        if finish is not None:
+            choice["stop_reason"] = finish.stop_reason
+        return self._frame.event([choice])
+
+    def _logprobs(self, logprobs: Logprobs | None) -> object:
+        return None if logprobs is None else chat_logprobs(self._model, self._top, logprobs)
+
+
+def _message(choice: WholeChoice) -> dict[str, object]:
+    message: dict[str, object] = {
+        "role": "assistant", "content": choice.content, "refusal": None, "annotations": [],
+    }  # fmt: skip
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["content"] = choice.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    return message

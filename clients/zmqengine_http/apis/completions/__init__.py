@@ -1,0 +1,61 @@
+"""POST /v1/completions: the continuation of a text, in OpenAI's words."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+
+import msgspec
+
+from zmqengine_http.apis.completions.fill_in_middle import middle_ends, middle_prompt
+from zmqengine_http.apis.completions.request import COMPLETION_BODY, CompletionRequest
+from zmqengine_http.apis.completions.writer import TextWriter
+from zmqengine_http.endpoint import post
+from zmqengine_http.generating.generation import Generation, answer_generation
+from zmqengine_http.generating.generation_options import check_ids
+from zmqengine_http.prompt.prompts import Prompt
+from zmqengine_http.service import Service
+from zmqengine_http.serving.exchange import Exchange
+from zmqengine_http.workers.worker import Model
+
+DEFAULT_MAX_TOKENS = 16
+"""What OpenAI's /v1/completions generates if not told."""
+
+
+async def answer_completion(service: Service, exchange: Exchange, request: CompletionRequest) -> None:
+    """Translate, generate, and answer in OpenAI's words."""
+    model = service.pool.model(request.model)
+    options = request.options(max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs)
+    if request.suffix:
+        ends = [*options.stop_token_ids, *middle_ends(model)]
+        options = msgspec.structs.replace(options, stop_token_ids=list(dict.fromkeys(ends)))
+    generation = Generation(
+        id=f"cmpl-{secrets.token_hex(16)}",
+        model=model,
+        prompts=await _prompts(service, exchange, request, model),
+        prompt_param="prompt",
+        options=options,
+    )
+    name = request.model or model.card.name
+    writer = TextWriter(generation, name, include_usage=request.include_usage)
+    await answer_generation(service, exchange, generation, writer, stream=request.stream)
+
+
+async def _prompts(
+    service: Service, exchange: Exchange, request: CompletionRequest, model: Model
+) -> list[Prompt]:
+    given = request.prompts
+    for prompt in given:
+        if not isinstance(prompt, str):
+            check_ids("prompt", prompt, model)
+    tokenizing, suffix = service.tokenizing, request.suffix
+    if suffix:
+        works = [functools.partial(middle_prompt, model, prompt, suffix) for prompt in given]
+        return [Prompt(await tokenizing.run(exchange.id, exchange.body_bytes, work, len)) for work in works]
+    # Either all of them are texts or none is.
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = await tokenizing.texts(exchange.id, exchange.body_bytes, model, texts) if texts else given
+    return [Prompt(tokens) for tokens in encoded if not isinstance(tokens, str)]
+
+
+ENDPOINTS = (post("/v1/completions", COMPLETION_BODY, answer_completion, "Continue a text", streams=True),)

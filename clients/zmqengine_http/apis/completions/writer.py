@@ -1,0 +1,96 @@
+"""A text's continuation in OpenAI's words: object text_completion, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zmqengine_http.answers.answer_events import (
+    CallArguments,
+    CallStarted,
+    Finish,
+    Logprobs,
+    Start,
+    Text,
+    WholeChoice,
+)
+from zmqengine_http.answers.usage import Usage
+from zmqengine_http.apis.completions.logprobs import TextLogprobs
+from zmqengine_http.apis.openai_api.frame import Frame
+from zmqengine_http.generating.generation import Generation
+from zmqengine_http.serving.errors import ApiError
+from zmqengine_http.serving.sse import COMMENT
+
+
+class TextWriter:
+    """An `AnswerWriter` for one request; `model` is the name that the client gave."""
+
+    def __init__(self, generation: Generation, model: str, *, include_usage: bool = False) -> None:
+        self._frame = Frame(
+            generation.id, "text_completion", "text_completion", model, include_usage=include_usage
+        )
+        self._model = generation.model
+        self._top = generation.options.logprobs or 0
+        self._shapes: dict[int, TextLogprobs] = {}
+        self._starts: dict[int, bytes] = {}
+        self._end = b',"logprobs":null,"finish_reason":null}]' + self._frame.after
+
+    def opening(self, index: int, start: Start) -> bytes:
+        return b""
+
+    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes:
+        if logprobs is not None:
+            return self._choice(index, text.text, logprobs, None)
+        start = self._starts.get(index)
+        if start is None:
+            head = f'"choices":[{{"index":{index},"text":'
+            start = self._starts[index] = self._frame.before + head.encode()
+        return start + msgspec.json.encode(text.text) + self._end
+
+    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes:
+        raise AssertionError("completions have no tools")
+
+    def call_arguments(self, index: int, piece: CallArguments) -> bytes:
+        raise AssertionError("completions have no tools")
+
+    def call_ended(self, index: int, place: int) -> bytes:
+        raise AssertionError("completions have no tools")
+
+    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
+        return self._choice(index, "", logprobs, finish)
+
+    def done(self, usage: Usage) -> bytes:
+        return self._frame.done(usage)
+
+    def error(self, error: ApiError) -> bytes:
+        return self._frame.error(error)
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        documents = [
+            self._document(choice.index, choice.content, choice.logprobs, choice.finish) for choice in choices
+        ]
+        return self._frame.whole(documents, usage)
+
+    def _choice(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None) -> bytes:
+        return self._frame.event([self._document(index, text, logprobs, finish)])
+
+    def _document(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, object]:
+        document: dict[str, object] = {
+            "index": index, "text": text, "logprobs": self._shaped(index, logprobs),
+            "finish_reason": finish and finish.reason,
+        }  # fmt: skip
+        if finish is not None:
+            document["stop_reason"] = finish.stop_reason
+        return document
+
+    def _shaped(self, index: int, logprobs: Logprobs | None) -> object:
+        if logprobs is None:
+            return None
+        shape = self._shapes.setdefault(index, TextLogprobs(self._model, self._top))
+        return shape.shaped(logprobs)

@@ -1,0 +1,100 @@
+"""GET /metrics: this front-end and its workers for Prometheus, and GET /status: the same for the page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from zmqengine.protocol.messages import Description, Status
+from zmqengine_client.errors import ZmqEngineError
+from zmqengine_http.endpoint import get
+from zmqengine_http.service import Service
+from zmqengine_http.serving.exchange import Exchange
+from zmqengine_http.workers.worker import Worker
+from zmqengine_metrics.families import families
+from zmqengine_metrics.snapshot import Snapshot
+
+ANSWER_S = 2.0
+"""A worker that takes longer to tell its status counts as silent this time."""
+
+
+class _Families(Collector):
+    def __init__(self, snapshots: list[Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self._snapshots)
+
+
+async def metrics(service: Service, exchange: Exchange) -> None:
+    """GET /metrics, in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(await _snapshots(service)))
+    body = generate_latest(registry) + service.meter.told()
+    await exchange.send(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], body)
+
+
+async def status(service: Service, exchange: Exchange) -> None:
+    """GET /status: what every worker tells of itself.
+
+    Who else is connected, and what their requests are called, is told only where no keys tell users apart.
+    """
+    shared = bool(service.config.api_keys)
+    workers = [_worker(snapshot, hide_others=shared) for snapshot in await _snapshots(service)]
+    await exchange.send_json({"time": time.time(), "workers": workers})
+
+
+async def _snapshots(service: Service) -> list[Snapshot]:
+    return list(await asyncio.gather(*(_snapshot(worker) for worker in service.pool.workers)))
+
+
+async def _snapshot(worker: Worker) -> Snapshot:
+    client = worker.connected
+    before = worker.model.card.name if worker.model else ""
+    if client is None:
+        return Snapshot(worker.address, model_before=before)
+
+    async def ask() -> tuple[Description, Status]:
+        return await client.describe(), await client.status()
+
+    try:
+        return Snapshot(worker.address, *await asyncio.wait_for(ask(), ANSWER_S), before)
+    except (ZmqEngineError, asyncio.TimeoutError):
+        return Snapshot(worker.address, model_before=before)
+
+
+def _worker(snapshot: Snapshot, *, hide_others: bool) -> dict[str, object]:
+    if snapshot.status is None or snapshot.description is None:
+        return {"address": snapshot.worker, "state": "silent"}
+    now = snapshot.status
+    return {
+        "address": snapshot.worker,
+        "state": now.state,
+        "progress": msgspec.to_builtins(snapshot.description.progress),
+        "version": snapshot.description.version,
+        "epoch": now.epoch.hex(),
+        "model": snapshot.model,
+        "uptime_s": now.uptime_s,
+        "numbers": now.numbers,
+        "memory": now.memory,
+        "sessions": [] if hide_others else [_whole(session) for session in now.sessions],
+        "requests": [] if hide_others else [_whole(request) for request in now.requests],
+    }
+
+
+def _whole(info: msgspec.Struct) -> dict[str, object]:
+    """With the defaults that the wire leaves out."""
+    return {name: getattr(info, name) for name in info.__struct_fields__}
+
+
+ENDPOINTS = (
+    get("/metrics", metrics, "Metrics for Prometheus"),
+    get("/status", status, "What the workers are doing"),
+)

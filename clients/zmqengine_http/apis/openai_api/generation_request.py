@@ -1,0 +1,125 @@
+"""The fields that both of OpenAI's ways to generate have: one source for validation, OpenAPI and the table in docs.
+
+Bounds here are OpenAI's where it states one and the worker's elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from msgspec import Meta, Struct, field
+
+from zmqengine.protocol.messages import CacheScope, Constraint, DeadlineMs, MaxTokens, Priority, StopTokenIds
+from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, SamplingOptions
+from zmqengine_http.apis.openai_api.guided import Choices, StructuredOutputs, Text
+from zmqengine_http.apis.openai_api.sampling_fields import SamplingFields, sampling_given
+from zmqengine_http.generating.generation_options import GenerationOptions
+from zmqengine_http.serving.body import ignored, refused
+from zmqengine_http.serving.errors import bad_field
+
+STOP_MAX = 16
+N_MAX = 128
+
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, Meta(ge=0.0, le=1.0)]
+StopString = Annotated[str, Meta(max_length=1000)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=STOP_MAX)]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """`include_usage` adds a last chunk with the usage and no choices."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both ways to generate have in common: the parameters of `Sampling`, four of them in OpenAI's form."""
+
+    model: str | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=TOKEN_ID_MAX)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=LOGIT_BIAS_MAX)] = field(default_factory=dict)
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop = field(default_factory=list)
+    stop_token_ids: StopTokenIds = field(default_factory=list)
+    ignore_eos: bool = False
+    n: Annotated[int, Meta(ge=1, le=N_MAX)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: Priority = 0
+    deadline_ms: DeadlineMs | None = None
+    prompt_cache_key: str | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
+    guided_json: dict[str, object] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def guided(self) -> Constraint | None:
+        """What vLLM's fields ask for. Raises a 400 for more than one."""
+        fields = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if self.structured_outputs is None and fields.count(None) == len(fields):
+            return None
+        ours = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        ).constraint("guided_json")
+        theirs = self.structured_outputs.constraint("structured_outputs") if self.structured_outputs else None
+        if ours is not None and theirs is not None:
+            raise bad_field("structured_outputs", "is given beside one of the guided fields")
+        return ours or theirs
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def options(self, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
+        """The inner form. The fields must have been checked."""
+        sampling = cast(SamplingOptions, sampling_given(self))
+        sampling["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
+        return GenerationOptions(
+            sampling=sampling,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            seed=self.seed,
+            stop=[stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop) if stop],
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            n=self.n,
+            priority=self.priority,
+            deadline_ms=self.deadline_ms,
+            cache_key=self.prompt_cache_key,
+            cache_scope=self.cache_scope,
+            pin=self.pin,
+            constraint=self.guided,
+        )
+
+
+def check_generation(request: GenerationRequest) -> None:
+    """Raise a 400 for what the types cannot say."""
+    if request.stream_options is not None and not request.stream:
+        raise bad_field("stream_options", "needs stream to be true")
+    for key in request.logit_bias:
+        if not key.isascii() or not key.isdigit() or int(key[:12]) > TOKEN_ID_MAX:
+            raise bad_field("logit_bias", f"{key[:40]!r} is not a token id")
+
+
+GENERATION_FIELDS = (
+    refused("min_tokens", "", 0),
+    ignored("user", "for the caller's own records"),
+    ignored("safety_identifier", "for the caller's own records"),
+    ignored("metadata", "for the caller's own records"),
+    ignored("store", "nothing is stored"),
+    ignored("service_tier", "there is one tier"),
+    ignored("prompt_cache_retention", "the worker decides"),
+    ignored("prompt_cache_options", "the worker decides"),
+)

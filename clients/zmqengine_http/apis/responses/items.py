@@ -1,0 +1,101 @@
+"""The items of a response's output while they are made: each has an id, an end, and a document."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from zmqengine_http.apis.responses.reasoning import pack
+from zmqengine_http.apis.responses.tools import ToolName
+
+
+class MessageItem:
+    """Text of the answer."""
+
+    kind = "message"
+
+    def __init__(self) -> None:
+        self.id = f"msg_{secrets.token_hex(16)}"
+        self.texts: list[str] = []
+
+    def part(self) -> dict[str, object]:
+        """Its one part of content."""
+        return {"type": "output_text", "text": "".join(self.texts), "annotations": [], "logprobs": []}
+
+    def document(self, status: str) -> dict[str, object]:
+        """The item; in progress it has no parts yet."""
+        content = [] if status == "in_progress" else [self.part()]
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+
+class ReasoningItem:
+    """Reasoning, as a summary or as it is; `packed` adds it as `encrypted_content`, for clients to send back."""
+
+    kind = "reasoning"
+
+    def __init__(self, *, summary: bool, packed: bool) -> None:
+        self.id = f"rs_{secrets.token_hex(16)}"
+        self.texts: list[str] = []
+        self.summary = summary
+        self._packed = packed
+
+    def part(self) -> dict[str, object]:
+        """Its one part, of the summary or of the content."""
+        return {"type": "summary_text" if self.summary else "reasoning_text", "text": "".join(self.texts)}
+
+    def document(self, status: str) -> dict[str, object]:
+        """The item; in progress it has no parts yet."""
+        parts = [] if status == "in_progress" else [self.part()]
+        document: dict[str, object] = {"id": self.id, "type": "reasoning", "status": status}
+        document["summary"] = parts if self.summary else []
+        if not self.summary:
+            document["content"] = parts
+        if self._packed:
+            document["encrypted_content"] = pack("".join(self.texts)) if parts else ""
+        return document
+
+
+class CallItem:
+    """A call of a function, or of a freeform tool."""
+
+    kind = "call"
+
+    def __init__(self, call_id: str, tool: ToolName) -> None:
+        self.custom = tool.kind == "custom"
+        self.id = f"{'ctc' if self.custom else 'fc'}_{secrets.token_hex(16)}"
+        self.texts: list[str] = []
+        self._call_id = call_id
+        self._tool = tool
+
+    @property
+    def text(self) -> str:
+        """The JSON arguments; of a freeform tool its input."""
+        text = "".join(self.texts)
+        if not self.custom:
+            return text
+        try:
+            given = msgspec.json.decode(text, type=dict[str, object]).get("input")
+        except msgspec.MsgspecError:
+            return text
+        return given if isinstance(given, str) else text
+
+    def document(self, status: str) -> dict[str, object]:
+        """The item; in progress it has no arguments yet."""
+        document: dict[str, object] = {
+            "id": self.id, "type": "custom_tool_call" if self.custom else "function_call", "status": status,
+            "call_id": self._call_id, "name": self._tool.name,
+        }  # fmt: skip
+        if self._tool.namespace:
+            document["namespace"] = self._tool.namespace
+        document["input" if self.custom else "arguments"] = "" if status == "in_progress" else self.text
+        return document
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem

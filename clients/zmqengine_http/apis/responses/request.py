@@ -1,0 +1,111 @@
+"""The body of POST /v1/responses.
+
+Items and tools are read loosely: Codex adds types with every release, and an item of another server's tools has
+nothing to say to this model. Source: https://platform.openai.com/docs/api-reference/responses/create and codex-rs.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from zmqengine.protocol.messages import CacheScope, MaxTokens
+from zmqengine_http.apis.openai_api.generation_request import Temperature, TopP
+from zmqengine_http.serving.body import Body, ignored, refused
+
+
+class Part(Struct, frozen=True):
+    """A part of a message's or an output's content, of any type."""
+
+    type: str = ""
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(Struct, frozen=True):
+    """An item of the input, of any type: only the fields of its type are set. Without a type it is a message."""
+
+    type: str = "message"
+    role: str | None = None
+    content: object = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: object = None
+    summary: object = None
+    encrypted_content: str | None = None
+
+
+class Tool(Struct, frozen=True):
+    """A function, a freeform tool (`custom`), a namespace of functions, or what only OpenAI's servers have."""
+
+    type: str = "function"
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+    format: object = None
+    tools: list[object] | None = None
+
+
+class Reasoning(Struct, frozen=True):
+    """How much to reason, and whether a summary of it is wanted."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextOptions(Struct, frozen=True):
+    """The format of the text; `verbosity` has no effect."""
+
+    format: dict[str, object] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /v1/responses."""
+
+    model: str | None = None
+    input: str | list[Item] = field(default_factory=list)
+    instructions: str | None = None
+    tools: list[Tool] = field(default_factory=list)
+    tool_choice: str | dict[str, object] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    include: list[str] = field(default_factory=list)
+    stream: bool = False
+    store: bool | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    prompt_cache_key: str | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
+
+
+RESPONSES_BODY = Body(
+    ResponsesRequest,
+    (
+        refused("previous_response_id", "nothing is stored: send the whole conversation as input"),
+        refused("conversation", "nothing is stored: send the whole conversation as input"),
+        refused("prompt", "nothing is stored: send instructions and input"),
+        refused("background", "", False),
+        refused("top_logprobs", "", 0),
+        ignored("truncation", "a conversation that is too long is refused"),
+        ignored("max_tool_calls", "it is for tools of the server"),
+        ignored("metadata", "for the caller's own records"),
+        ignored("client_metadata", "for the caller's own records"),
+        ignored("user", "for the caller's own records"),
+        ignored("safety_identifier", "for the caller's own records"),
+        ignored("service_tier", "there is one tier"),
+        ignored("prompt_cache_retention", "the worker decides"),
+        ignored("prompt_cache_options", "the worker decides"),
+        ignored("stream_options", "nothing is obfuscated"),
+        ignored("context_management", "the client's items are taken as they are"),
+        ignored("moderation", "there is none"),
+    ),
+)

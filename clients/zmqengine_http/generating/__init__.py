@@ -1,0 +1,1 @@
+"""The one inner request that every API is translated to."""

@@ -1,0 +1,1 @@
+"""From messages and texts to token ids, on threads."""

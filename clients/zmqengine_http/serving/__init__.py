@@ -1,0 +1,1 @@
+"""HTTP itself: exchanges, bodies, access control, server-sent events, logs and traces."""

@@ -1,0 +1,202 @@
+"""From the bytes of a request's body to a checked struct. Every refusal is a 400 that names the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+import msgspec.inspect
+from msgspec import Struct
+
+from zmqengine_http.serving.errors import ApiError, from_validation
+
+RequestT = TypeVar("RequestT", bound=Struct)
+
+
+class Field(NamedTuple):
+    """A field that is known and has no part in the struct.
+
+    refused: a 400 that names it, unless it has a `neutral` value, which asks for nothing. ignored: accepted and
+    without effect, because it changes nothing of the answer.
+    """
+
+    name: str
+    fate: Literal["refused", "ignored"]
+    note: str = ""
+    neutral: tuple[object, ...] = ()
+
+
+def refused(name: str, note: str = "", *neutral: object) -> Field:
+    """A field that is a 400 but for its neutral values."""
+    return Field(name, "refused", note, neutral)
+
+
+def ignored(name: str, note: str) -> Field:
+    """A field that is taken and has no effect."""
+    return Field(name, "ignored", note)
+
+
+class ReadBody(Struct, Generic[RequestT], frozen=True):
+    """A request, the names of the fields that were not looked at, and how many unknown keys were inside of others."""
+
+    request: RequestT
+    ignored: list[str]
+    unknown_inside: int
+
+
+class Body(Generic[RequestT]):
+    """How a body is read: `kind` is the struct of the supported fields, `fields` are known ones besides.
+
+    A null is the same as leaving the field out; any other field is a 400 that names it, or with `unknown_ignored` is
+    not looked at. `prepare` may change the document before it is converted, `check` raises `ApiError` for what the
+    struct cannot say.
+    """
+
+    def __init__(
+        self,
+        kind: type[RequestT],
+        fields: Sequence[Field] = (),
+        *,
+        prepare: Callable[[dict[str, object]], None] = lambda body: None,
+        check: Callable[[RequestT], None] = lambda request: None,
+        unknown_ignored: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.fields = {field.name: field for field in fields}
+        self._prepare = prepare
+        self._check = check
+        self._unknown_ignored = unknown_ignored
+        # Looked up for every field of every request.
+        self._supported = frozenset(self.supported)
+        types = {field.name: msgspec.inspect.type_info(field.type) for field in msgspec.structs.fields(kind)}
+        self._whole_numbers = frozenset(name for name, type_ in types.items() if _is_whole(type_))
+        self._open = tuple(name for name, type_ in types.items() if _takes_unknown(type_))
+
+    @property
+    def supported(self) -> tuple[str, ...]:
+        """The names of the fields that are honoured, or a 400 that says why not."""
+        return self.kind.__struct_fields__
+
+    def read(self, data: bytes, *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
+        """The request in a body. Raises a 400 that names the field at fault."""
+        body, ignored = self._accepted(json_object(data), ignore_unknown or self._unknown_ignored)
+        self._prepare(body)
+        try:
+            request = msgspec.convert(body, self.kind)
+        except msgspec.ValidationError as error:
+            raise from_validation(error) from None
+        self._check(request)
+        unknown_inside = sum(
+            count_unknown(body[name], getattr(request, name)) for name in self._open if name in body
+        )
+        return ReadBody(request, ignored, unknown_inside)
+
+    def _accepted(self, body: dict[str, object], ignore_unknown: bool) -> tuple[dict[str, object], list[str]]:
+        accepted: dict[str, object] = {}
+        ignored = []
+        supported, whole_numbers = self._supported, self._whole_numbers
+        for name, value in body.items():
+            if name in supported:
+                if value is not None:
+                    accepted[name] = _whole(value) if name in whole_numbers else value
+                continue
+            field = self.fields.get(name)
+            if field is None:
+                if not ignore_unknown:
+                    raise _unknown(name)
+                ignored.append(name)
+                continue
+            asks_for_nothing = value is None or any(
+                type(value) is type(neutral) and value == neutral for neutral in field.neutral
+            )
+            if field.fate == "refused" and not asks_for_nothing:
+                hint = f": {field.note}" if field.note else ""
+                raise ApiError(
+                    400, f"{name} is not supported by this server{hint}",
+                    param=name, code="unsupported_parameter",
+                )  # fmt: skip
+        return accepted, ignored
+
+
+def count_unknown(document: object, value: object) -> int:
+    """How many keys of a document have no part in what it was converted to."""
+    if isinstance(value, Struct) and isinstance(document, dict):
+        fields, tag = value.__struct_fields__, value.__struct_config__.tag_field
+        count = 0
+        for name, item in document.items():
+            if name not in fields:
+                count += name != tag
+            elif isinstance(item, (dict, list)):
+                count += count_unknown(item, getattr(value, name))
+        return count
+    if isinstance(value, (list, tuple)) and isinstance(document, list):
+        return sum(map(count_unknown, document, value))
+    return 0
+
+
+def _whole(value: object) -> object:
+    """2.0 as 2: JavaScript and Lua have one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_whole(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return any(isinstance(each, msgspec.inspect.IntType) for each in kinds) and not any(
+        isinstance(each, msgspec.inspect.FloatType) for each in kinds
+    )
+
+
+def _takes_unknown(kind: msgspec.inspect.Type) -> bool:
+    """Whether there may be keys inside that `count_unknown` counts."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _takes_unknown(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_takes_unknown, kind.types))
+    if isinstance(kind, msgspec.inspect.ListType):
+        return _takes_unknown(kind.item_type)
+    if isinstance(kind, msgspec.inspect.StructType):
+        return not kind.forbid_unknown_fields or any(_takes_unknown(field.type) for field in kind.fields)
+    return False
+
+
+def without_nulls(value: object) -> object:
+    """A mapping without its nulls; anything else as it is."""
+    return (
+        {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+    )
+
+
+def _unknown(name: str) -> ApiError:
+    shown = name if name.isprintable() and len(name) <= 100 else repr(name[:100])
+    return ApiError(
+        400, f"Unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter"
+    )
+
+
+def json_object(data: bytes) -> dict[str, object]:
+    """The JSON object in a body. Half a surrogate pair, which JavaScript clients make by cutting a string, is U+FFFD.
+
+    Raises a 400 for anything else.
+    """
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        try:
+            body = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            if b"\\ud" not in data and b"\\uD" not in data:
+                raise
+            body = msgspec.json.decode(_without_half_pairs(data))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}"[:500], code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return body
+
+
+def _without_half_pairs(data: bytes) -> bytes:
+    text = json.dumps(json.loads(data), ensure_ascii=False)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()

@@ -1,0 +1,160 @@
+"""One HTTP request and its response, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+
+from zmqengine_http.serving.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = (b"content-type", b"application/json")
+_FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_KEYWORD = re.compile(r"[^\w.:$ -]", re.ASCII)
+_CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Disconnected(Exception):
+    """The client went away before the response was complete."""
+
+
+class Exchange:
+    """A request to be answered once: with `send`, or with `start` and then `write` until the last.
+
+    `id` is the client's X-Request-Id or one of ours; it is in the response and in the logs. `facts` go to the log line.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        # Of a header that came twice the first counts.
+        self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.id = _request_id(self.header(b"x-request-id"))
+        self.facts: dict[str, object] = {}
+        self.status = 0
+        self.body_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._receive = receive
+        self._send = send
+        self._gone = False
+        self._complete = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the status has been sent."""
+        return self.status != 0
+
+    def header(self, name: bytes) -> str | None:
+        """The value of a request header."""
+        value = self.raw_header(name)
+        return None if value is None else value.decode("latin-1")
+
+    def raw_header(self, name: bytes) -> bytes | None:
+        """The bytes of a request header."""
+        return self._fields.get(name)
+
+    def note_ignored(self, names: Sequence[str], inside: int) -> None:
+        """Say which fields of the body were not looked at, in a header and the log; of those inside others how many."""
+        if names:
+            shown = [name for name in names[:32] if _FIELD_NAME.fullmatch(name)]
+            self._headers.append((b"x-ignored-fields", ", ".join(shown).encode()))
+            self.facts["ignored_fields"] = len(names)
+        if inside:
+            self.facts["unknown_inside"] = inside
+
+    def note_unenforced(self, keywords: Sequence[str]) -> None:
+        """Say which keywords of schemas the answer is not held to, in a header and the log."""
+        if keywords:
+            shown = [_KEYWORD.sub("", keyword)[:64] for keyword in keywords[:32]]
+            self._headers.append((b"x-unenforced-keywords", ", ".join(shown).encode()))
+            self.facts["unenforced_keywords"] = len(keywords)
+
+    async def read_body(self, bytes_max: int) -> bytes:
+        """The whole request body. Raises a 413 as soon as it is known to be too long, or `Disconnected`."""
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared[:20]) > bytes_max:
+            raise _too_long(bytes_max)
+        parts, length = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part = message.get("body", b"")
+            length += len(part)
+            if length > bytes_max:
+                raise _too_long(bytes_max)
+            parts.append(part)
+            if not message.get("more_body"):
+                self.body_bytes = length
+                return b"".join(parts)
+
+    async def unless_gone(self, work: Awaitable[None]) -> None:
+        """Do the work; if the client disconnects meanwhile, cancel it and raise `Disconnected`.
+
+        The body must have been read. The work has cleaned up after itself when this returns.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        # The work runs in the task that is there; only the look-out needs one of its own.
+        watching = asyncio.get_running_loop().create_task(self._cancel_when_gone(task))
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            if sys.version_info >= (3, 11):
+                task.uncancel()
+            raise Disconnected from None
+        finally:
+            watching.cancel()
+
+    async def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """The whole response."""
+        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.write(body, last=True)
+
+    async def send_json(self, document: object) -> None:
+        """A document as the whole response, with status 200."""
+        await self.send(200, [JSON], msgspec.json.encode(document))
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Status and headers of a response whose body follows."""
+        self.status = status
+        id_ = self.id.encode()
+        await self._send(
+            {
+                "type": "http.response.start", "status": status,
+                # Anthropic's clients read the id under the second name.
+                "headers": [*headers, (b"x-request-id", id_), (b"request-id", id_), *self._headers],
+            }
+        )  # fmt: skip
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """A part of the body; it goes out at once. Waits while the client is behind."""
+        self._complete = last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _cancel_when_gone(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        # Servers also say so once the response is complete.
+        if not self._complete:
+            self._gone = True
+            task.cancel()
+
+
+def _request_id(given: str | None) -> str:
+    return given if given and _CLIENT_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _too_long(bytes_max: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {bytes_max} bytes", code="request_too_large")

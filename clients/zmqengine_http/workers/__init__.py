@@ -1,0 +1,1 @@
+"""The workers behind this front-end: their clients, their state, and which one takes a request."""

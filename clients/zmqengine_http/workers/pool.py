@@ -1,0 +1,111 @@
+"""All workers, and which of them a request goes to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
+from zmqengine_http.workers.worker import Model, Worker
+
+PREFIX_TOKENS = 64
+PREFIXES_MAX = 4096
+BLOCKS_MAX = 64
+SLACK = 4
+"""How many more requests a worker with the prompt's prefix may have than the idlest one."""
+
+
+LOADED_MODEL = "default_model"
+"""What clients of mlx_lm.server call the one model that is loaded."""
+
+
+class Pool:
+    """The workers by the names of their models."""
+
+    def __init__(self, workers: Sequence[Worker], aliases: Mapping[str, str]) -> None:
+        self.workers = list(workers)
+        self._aliases = dict(aliases)
+        self._homes: OrderedDict[object, Worker] = OrderedDict()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker takes requests."""
+        return any(worker.ready for worker in self.workers)
+
+    def models(self) -> dict[str, Model]:
+        """The models of workers that are or were ready, by name; aliases too."""
+        known = {worker.model.card.name: worker.model for worker in self.workers if worker.model}
+        aliases = {
+            alias: known[name] for alias, name in self._aliases.items() if name in known and "*" not in alias
+        }
+        return known | aliases
+
+    def model(self, name: str | None) -> Model:
+        """The model of this name, or the only one there is. Raises a 404, or a 503 while nothing is known yet."""
+        known = self.models()
+        if name is None:
+            names = sorted({model.card.name for model in known.values()})
+            if not names:
+                raise no_worker()
+            if len(names) > 1:
+                raise bad_field("model", f"one of {', '.join(names)} must be given")
+            return known[names[0]]
+        if name in known:
+            return known[name]
+        alias = self._pattern(name)
+        if alias is not None and alias in known:
+            return known[alias]
+        if name == LOADED_MODEL and len({model.card.name for model in known.values()}) == 1:
+            return next(iter(known.values()))
+        if any(worker.model is None for worker in self.workers):
+            # It may be the model of a worker that has not come up yet.
+            raise no_worker(name[:200])
+        raise ApiError(404, f"The model {name[:200]!r} does not exist", param="model", code="model_not_found")
+
+    def _pattern(self, name: str) -> str | None:
+        """The model of the longest alias with `*` that fits the name."""
+        fitting = [alias for alias in self._aliases if "*" in alias and fnmatchcase(name, alias)]
+        return self._aliases[max(fitting, key=len)] if fitting else None
+
+    def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> Worker:
+        """The worker for a prompt: where its prefix (or cache key) was before, unless that one is busier by far.
+
+        Raises a 503 if no worker of the model is ready.
+        """
+        candidates = [
+            worker
+            for worker in self.workers
+            if worker.ready and worker.model and worker.model.same_prompts(model)
+        ]
+        if not candidates:
+            raise no_worker(model.card.name)
+        chosen = min(candidates, key=lambda worker: worker.running)
+        if len(candidates) == 1:
+            return chosen
+        marks = self._marks(model, prompt, key)
+        for mark in reversed(marks):
+            home = self._homes.get(mark)
+            if home in candidates and home.running <= chosen.running + SLACK:
+                chosen = home
+                break
+        self._remember(marks, chosen)
+        return chosen
+
+    def _marks(self, model: Model, prompt: Sequence[int], key: str | None) -> list[object]:
+        """One mark for each block of the prompt, which stands for all up to it; and the key, which counts most."""
+        name = model.card.name
+        mark, marks = hash(name), list[object]()
+        for start in range(
+            0, min(len(prompt), BLOCKS_MAX * PREFIX_TOKENS) - PREFIX_TOKENS + 1, PREFIX_TOKENS
+        ):
+            mark = hash((mark, *prompt[start : start + PREFIX_TOKENS]))
+            marks.append(mark)
+        return [*marks, (name, key)] if key else marks
+
+    def _remember(self, marks: Sequence[object], worker: Worker) -> None:
+        for mark in marks:
+            self._homes[mark] = worker
+            self._homes.move_to_end(mark)
+        while len(self._homes) > PREFIXES_MAX:
+            self._homes.popitem(last=False)

@@ -1,0 +1,137 @@
+"""One worker as this front-end sees it: its client, its state, and how busy we keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from zmqengine.protocol.messages import Description, Limits, ModelCard
+from zmqengine_client import AsyncClient, ClientEvent
+from zmqengine_client.errors import BadRequest, ZmqEngineError
+from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_http.serving import logs
+from zmqengine_http.tool_calls import Markers, find_markers
+from zmqengine_http.workers.sampling_defaults import sampling_defaults
+
+
+class Model:
+    """What is known of a worker once its model is loaded."""
+
+    def __init__(self, card: ModelCard, limits: Limits, tokenizer: Tokenizer) -> None:
+        self.card = card
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.markers: Markers = find_markers(tokenizer.facts, tokenizer.template_for(tools=True))
+        self.sampling_defaults = sampling_defaults(tokenizer.facts)
+        self._texts: dict[int, str] = {}
+
+    def warm_up(self) -> None:
+        """Do once what is slow the first time, such as compiling the chat template."""
+        self.tokenizer.encode("Hello")
+        _ = self.tokenizer.longest_token_bytes
+        with contextlib.suppress(BadRequest):
+            self.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
+
+    def token_text(self, token: int) -> str:
+        """The text of one token alone, special tokens written out."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+    def same_prompts(self, other: Model) -> bool:
+        """Whether a prompt tokenised for the other is one for this."""
+        return (self.card.name, self.card.tokenizer_hash) == (other.card.name, other.card.tokenizer_hash)
+
+
+Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
+"""Makes the client of an address; the second argument wants to hear what happens to the connection."""
+
+
+class Worker:
+    """Follows one worker for as long as `run` runs.
+
+    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts. `running` is how
+    many requests this front-end has there: whoever sends one counts it, for as long as it runs.
+    """
+
+    def __init__(self, address: str, connect: Connect, probe_ms: int) -> None:
+        self.address = address
+        self.ready = False
+        self.model: Model | None = None
+        self.running = 0
+        self._connect = connect
+        self._probe_s = probe_ms / 1000
+        self._client: AsyncClient | None = None
+        self._state = "unknown"
+        self._news = asyncio.Event()
+
+    @property
+    def connected(self) -> AsyncClient | None:
+        """The connection, if there is one yet."""
+        return self._client
+
+    @property
+    def client(self) -> AsyncClient:
+        """The connection; there is one once a model is known."""
+        assert self._client is not None
+        return self._client
+
+    async def run(self) -> None:
+        """Connect, and ask for the state again and again. The client itself mends connections and resumes streams."""
+        try:
+            while True:
+                self._news.clear()
+                await self._probe()
+                # Not wait_for: before Python 3.12 it can lose a cancellation, and with it the end of this task.
+                timer = asyncio.get_running_loop().call_later(self._probe_s, self._news.set)
+                try:
+                    await self._news.wait()
+                finally:
+                    timer.cancel()
+        finally:
+            if self._client is not None:
+                await self._client.close()
+
+    async def _probe(self) -> None:
+        try:
+            if self._client is None:
+                self._client = self._connect(self.address, self._on_event)
+            description = await self._client.describe()
+            if description.state == "ready":
+                await self._learn(description)
+            self._now(description.state)
+        except ZmqEngineError as error:
+            self._now("unreachable", reason=error.message)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one worker, the others are followed on
+            logs.logger.error(
+                "cannot follow a worker", exc_info=error, extra={"fields": {"address": self.address}}
+            )
+            self._now("failed")
+
+    def _on_event(self, event: ClientEvent) -> None:
+        if event.kind in ("lost", "fatal", "fenced"):
+            self._now("unreachable", reason=event.message)
+        elif event.kind == "resumed":
+            logs.info("stream resumed", completion=event.request_id, address=self.address)
+        # Ask again now instead of at the next probe.
+        self._news.set()
+
+    async def _learn(self, description: Description) -> None:
+        card, limits = description.model, description.limits
+        if card is None or limits is None:
+            return
+        if self.model is None or self.model.card != card:
+            model = Model(card, limits, await self.client.tokenizer())
+            await asyncio.to_thread(model.warm_up)
+            self.model = model
+
+    def _now(self, state: str, **facts: object) -> None:
+        self.ready = state == "ready" and self.model is not None
+        if state != self._state:
+            level = logging.INFO if state in ("ready", "loading", "warming") else logging.WARNING
+            model = self.model.card.name if self.model else None
+            logs.log(level, "worker", address=self.address, state=state, model=model, **facts)
+        self._state = state
