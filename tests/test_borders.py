@@ -47,7 +47,6 @@ MLX_FILES = {
     "zmqengine/engine/autotune/attending.py",
     "zmqengine/engine/autotune/fused.py",
     "zmqengine/engine/cuda/between_products.py",
-    "zmqengine/engine/cuda/windows.py",
     "zmqengine/engine/cuda/drawing.py",
     "zmqengine/engine/cuda/moved_rows.py",
     "zmqengine/engine/cuda/plain_products.py",

@@ -19,14 +19,11 @@ from zmqengine.engine.autotune import attention, plain, quantised
 from zmqengine.engine.cuda import between_products, drawing, moved_rows, plain_products
 from zmqengine.engine.cuda.between_products import HeadNorms, Heads, Rotation
 from zmqengine.engine.cuda.moved_rows import Move
-from zmqengine.engine.cuda.windows import standing_after
 from zmqengine.engine.host.backend import on_cuda, on_hopper
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import sampler as sampling
 from zmqengine.engine.seeds import seed_key, uniform
-from zmqengine.engine.speculation import verify_block as window
-from zmqengine.engine.speculation.verify_block import Coming
 
 pytestmark = pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
 
@@ -352,48 +349,6 @@ def test_the_numbers_that_are_drawn_with_are_those_of_every_device(drawn, width)
         int(uniform(row.key, row.place + drawn + ahead) * words) for row in plan for ahead in range(width)
     ]
     assert got == wanted
-
-
-def test_what_the_device_counts_is_drawn_beyond_what_the_host_knows():
-    """Each row goes on from where a host that had waited would have put it."""
-    words, rows, width = 1 << 16, 33, 3
-    plan = [drawing.Drawn(seed_key(seed), seed, 1.0, words, 1.0, -math.inf) for seed in range(rows)]
-    since, kept = mx.arange(rows) % 4, mx.arange(rows) % 3 + 1
-    logits = mx.zeros((rows * width, words), mx.bfloat16)
-    found = drawing.choose(logits, drawing.columns(plan), 5, width, since, kept)
-    waited = [row._replace(place=row.place + row.place % 4 + row.place % 3 + 1) for row in plan]
-    assert found.tokens.tolist() == chosen(logits, waited, 5, width)[0]
-    assert found.drawn.tolist() == (since + kept).tolist()
-
-
-@pytest.mark.parametrize(("before", "width"), [(1, 1), (1, 5), (5, 5), (3, 8), (8, 2)])
-@pytest.mark.parametrize("left", [False, True])
-def test_a_window_follows_one_on_its_way(monkeypatch, before, width, left):
-    """What it reads, where rows stand and what is hidden from it are what plain arithmetic says."""
-    rng = np.random.default_rng(before)
-    rows = 150
-    tokens = rng.integers(0, 3, (rows, before)).astype(np.uint32)
-    drafted = rng.integers(-1, 3, (rows, before - 1)).astype(np.int32)
-    places = sorted(rng.choice(rows, 40, replace=False).tolist()) if left else None
-    count = len(places) if places else rows
-    table = mx.array(rng.integers(-1, 9, (count, before + width - 1)).astype(np.int32))
-    coming = Coming(mx.array(tokens), mx.array(drafted) if before > 1 else None, places)
-    with monkeypatch.context() as plainly:
-        plainly.setattr(window, "on_cuda", lambda: False)
-        wanted = coming.followed_by(table)
-    got = coming.followed_by(table)
-    for one, other in zip(got, wanted, strict=True):
-        assert one.tolist() == other.tolist()
-    kept = got[2]
-    offset, marks = (
-        mx.array(rng.integers(9, 99, count)),
-        mx.array(rng.integers(0, 2, (count, 200)).astype(np.uint8)),
-    )
-    first, after, hidden = standing_after(offset, kept, marks, 150, before, width)
-    assert first.tolist() == (offset - before + kept).tolist()
-    assert after.tolist() == (offset - before + kept + width).tolist()
-    marks[:, 150 - before : 150] = mx.arange(before) >= kept[:, None]
-    assert hidden.tolist() == marks.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 64, 256])

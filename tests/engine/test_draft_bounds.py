@@ -22,7 +22,6 @@ class Asked:
     """Counts how often it is asked. From a length on it is sure of what comes, and wrong."""
 
     name = "asked"
-    foresees = True
 
     def __init__(self, sure_from: int = 1 << 30) -> None:
         self.times: list[int] = []

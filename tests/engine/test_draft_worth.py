@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tests.support.drafts import Erring, EvenCosts, by_worth, rows_of
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
-from zmqengine.engine import kv
 from zmqengine.engine.load.probe import probe
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation import start_costs
 from zmqengine.engine.speculation.allowance import Allowance
 from zmqengine.engine.speculation.draft_model import DraftModel
-from zmqengine.engine.speculation.policy import BestWidth
-from zmqengine.engine.speculation.source import Outlook
 from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
 
 
@@ -101,18 +98,6 @@ def test_rows_that_join_all_the_time_do_not_keep_others_from_drafting(model):
     assert row_steps < 0.7 * 16 * 40
 
 
-def test_a_window_that_is_started_ahead_is_not_taken_to_be_dearer_than_one_that_is_waited_for():
-    """A time that says so would stand for good, as nobody would take another."""
-
-    class Disturbed(EvenCosts):
-        def ratio(self, rows: int, width: int) -> float:
-            return 9.0 if width < 0 else super().ratio(rows, width)
-
-    policy = BestWidth(Disturbed(), 1 << 20, runs_ahead=True)
-    outlooks = [Outlook(0.7, 0.7, 7, lasts=True)] * 8
-    assert policy.choose(8, outlooks, 1, waits=False) == policy.choose(8, outlooks, 0)
-
-
 def test_a_gpu_has_seen_windows_of_long_rows_before_anybody_asks(model, monkeypatch):
     """Their attention has kernels of its own, and to compile one takes seconds."""
     monkeypatch.setattr(start_costs, "on_gpu", lambda: True)
@@ -126,28 +111,6 @@ def test_a_gpu_has_seen_windows_of_long_rows_before_anybody_asks(model, monkeypa
     monkeypatch.setattr(Counted, "__call__", call)
     start_costs.measure_widths(counted, StepCosts(), 2, 64, (2, 3))
     assert [shape for shape in shapes if shape[1] == 2 and shape[2] >= 256] == [(1, 2, 256), (1, 2, 1024)]
-
-
-def test_a_gpu_has_seen_a_row_end_between_windows_before_anybody_asks(model, monkeypatch):
-    """What chooses the others out of what is on its way, gaps and all, is compiled as well."""
-    monkeypatch.setattr(start_costs, "on_gpu", lambda: True)
-    kept: list[Any] = []
-    own = kv.keep_rows
-    counted = Counted(model)
-
-    def keep_rows(caches: Any, places: list[int], held: Sequence[int]) -> Any:
-        kept.append((len(held), places, caches[0].gaps is not None))
-        return own(caches, places, held)
-
-    def call(self: Any, inputs: Any, **options: Any) -> Any:
-        if kept:
-            kept.append(inputs.shape)
-        return self._model(inputs, **options)
-
-    monkeypatch.setattr(kv, "keep_rows", keep_rows)
-    monkeypatch.setattr(Counted, "__call__", call)
-    start_costs.measure_widths(counted, StepCosts(), 4, 64, (2, 3), runs_ahead=True)
-    assert kept[:2] == [(4, [1, 2, 3], True), (3, 2)]
 
 
 class Untimed(StepCosts):

@@ -206,7 +206,7 @@ def test_a_model_that_says_something_else_is_not_fused(monkeypatch, activation, 
 
 
 @pytest.mark.usefixtures("arithmetic")
-@pytest.mark.parametrize("drafts", [None, "waiting", "ahead"])
+@pytest.mark.parametrize("drafts", [None, "waiting"])
 def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
     """Prompts that begin alike come and go, are parked and taken back, with windows of every width beside."""
     model, writes = model_in_place
@@ -230,9 +230,7 @@ def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
     finish(plain, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
     writes.clear()
-    engine = make_engine(
-        model, speculation=speculation(Erring(known), runs_ahead=drafts == "ahead") if drafts else None
-    )
+    engine = make_engine(model, speculation=speculation(Erring(known)) if drafts else None)
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []

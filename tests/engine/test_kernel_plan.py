@@ -16,7 +16,6 @@ from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.cuda import drawing
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.kv import Pending
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import sampler as sampling
 from zmqengine.engine.seeds import uniform
@@ -33,20 +32,14 @@ def in_place_of_the_kernel(
     plan: mx.array,
     drawn: int,
     width: int = 1,
-    since: mx.array | None = None,
-    kept: mx.array | None = None,
 ) -> drawing.Chosen:
     """As `drawing.choose`, by MLX's own calls."""
-    more = np.zeros(logits.shape[0] // width, np.int64)
-    for counts in (since, kept):
-        if counts is not None:
-            more += np.array(counts)
     numbers = np.array(plan).reshape(-1, 7)
     numbers = np.repeat(numbers, width, axis=0)
     floats = numbers.view(np.float32)
     assert len(numbers) == logits.shape[0]
     keys = [int(low) & 0xFFFFFFFF | (int(high) & 0xFFFFFFFF) << 32 for low, high in numbers[:, :2]]
-    ahead = [drawn + int(more[place // width]) + place % width for place in range(len(numbers))]
+    ahead = [drawn + place % width for place in range(len(numbers))]
     likeliest = mx.argmax(logits, axis=-1)
     places = [place for place in range(len(numbers)) if floats[place, 3] > 0]
     if places:
@@ -72,7 +65,7 @@ def in_place_of_the_kernel(
     found = np.take_along_axis(np.array(logits.astype(mx.float32)), tokens[:, None], axis=1)[:, 0]
     marked = tokens.astype(np.uint32) | np.where(np.isfinite(found), 0, 1 << 31).astype(np.uint32)
     told = [mx.array(np.resize(marked[at : at + 2], 2)) for at in range(0, len(marked), 2)]
-    return drawing.Chosen(likeliest, tuple(told), mx.array(more.astype(np.int32)))
+    return drawing.Chosen(likeliest, tuple(told))
 
 
 @pytest.fixture
@@ -98,7 +91,7 @@ def requests(count: int, tokens: int) -> list[RowRequest]:
     ]
 
 
-@pytest.mark.parametrize("drafts", ["", "waiting", "ahead"])
+@pytest.mark.parametrize("drafts", ["", "waiting"])
 def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, kernel, drafts):
     """Greedy and sampled ones, that come in turn, leave, are parked, and get on by several tokens a step."""
     rows = requests(10, 24)
@@ -109,9 +102,7 @@ def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, kernel, d
         engine.insert(rows)
         finish(engine, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
-    engine = make_engine(
-        model, speculation=speculation(Erring(known), runs_ahead=drafts == "ahead") if drafts else None
-    )
+    engine = make_engine(model, speculation=speculation(Erring(known)) if drafts else None)
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []
@@ -129,37 +120,6 @@ def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, kernel, d
         for ours, theirs in zip(run.tokens[row.row], wanted.tokens[row.row], strict=True)
     )
     assert bool(run.drafts) == bool(drafts)
-
-
-@pytest.mark.usefixtures("kernel")
-def test_windows_on_their_way_are_counted_on_the_device(monkeypatch):
-    """Each row draws what it would if the host had waited for every window before: one after the other, also where the
-    plan was made while one was on its way."""
-    rows = [
-        Row(RowRequest(row, [1], 99, sampling=SETTINGS[row], seed=row), VOCAB_SIZE, 2048) for row in range(3)
-    ]
-    draw = random.Random(4)
-    made: list[int] = []
-    columns = drawing.columns
-    monkeypatch.setattr(drawing, "columns", lambda given: made.append(len(given)) or columns(given))
-    plan = sampling.plan_draw(rows, VOCAB_SIZE)
-    on_its_way: list[int] = []
-    for place in range(8):
-        if place == 4:
-            plan = sampling.plan_draw(rows, VOCAB_SIZE)
-        width = draw.choice((2, 4))
-        logits = mx.random.normal((3 * width, VOCAB_SIZE), key=mx.random.key(place))
-        waited = [row.sampled + count for row, count in zip(rows, on_its_way or [0] * 3, strict=True)]
-        ahead = Pending(4, mx.array(on_its_way)) if on_its_way else 0
-        got: Any = sampling.choose(logits, plan, width, ahead).tokens.tolist()
-        for row, count in zip(rows, waited, strict=True):
-            row.sampled = count
-        with monkeypatch.context() as alone:
-            alone.setattr(drawing, "columns", columns)
-            wanted: Any = sampling.choose(logits, sampling.plan_draw(rows, VOCAB_SIZE), width).tokens.tolist()
-        assert got == wanted
-        on_its_way = [draw.randrange(1, width + 1) for _ in rows]
-    assert made == [3, 3]
 
 
 def test_a_plan_is_made_once_for_rows_that_get_on_alike(kernel):

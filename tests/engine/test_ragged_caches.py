@@ -41,26 +41,11 @@ class Batch:
         self.keep(texts, accepted)
         kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))
 
-    def read_ahead(self, width: int, accepted: list[int], next_width: int, next_accepted: list[int]) -> None:
-        """A window and, before the host knows what of it is accepted, the next one."""
-        texts = self.write(width, self.rows)
-        coming = [row + text[:count] for row, text, count in zip(self.rows, texts, accepted, strict=True)]
-        next_texts = self.write(next_width, coming, kv.Pending(width, mx.array(accepted)))
-        assert self.caches[0].offset.tolist() == [len(row) + next_width for row in coming]
-        self.keep(texts, accepted)
-        held = [len(row) + next_width for row in self.rows]
-        kv.go_back(self.caches, [width - count for count in accepted], held, after=next_width)
-        self.keep(next_texts, next_accepted)
-        kv.go_back(self.caches, [next_width - count for count in next_accepted], list(map(len, self.rows)))
-
-    def write(
-        self, width: int, before: list[list[float]], pending: kv.Pending | None = None
-    ) -> list[list[float]]:
+    def write(self, width: int, before: list[list[float]]) -> list[list[float]]:
         """A window that is to see `before` it."""
         texts = [self.fresh(width) for _ in self.rows]
         keys = mx.array(texts)[:, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
-        held = [len(row) + (0 if pending is None else pending.width) for row in self.rows]
-        kv.make_room(self.caches, width, held, pending=pending)
+        kv.make_room(self.caches, width, list(map(len, self.rows)))
         mask, spans = self.caches[0].make_mask(width), self.caches[0].spans(width)
         marks = None if spans is None or spans.hidden is None else np.array(spans.hidden)[:, None, None]
         for cache in self.caches:
@@ -133,14 +118,8 @@ def test_random_operations_agree_with_a_plain_replay(seed):
         elif kind < 0.12:
             batch.leave(draw.sample(range(len(batch.rows)), draw.randrange(1, len(batch.rows) + 1)))
         else:
-            width, further = draw.choice((1, 2, 5, 9)), draw.choice((2, 5))
-            if kind < 0.5:
-                batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
-            else:
-                batch.read_ahead(
-                    width, [draw.randrange(1, width + 1) for _ in batch.rows],
-                    further, [draw.randrange(further + 1) for _ in batch.rows],
-                )  # fmt: skip
+            width = draw.choice((1, 2, 5, 9))
+            batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
             gaps += batch.caches[0].gaps is not None
         if batch.rows and draw.random() < 0.2:
             batch.check()

@@ -66,9 +66,9 @@ def outputs(rows: list[RowRequest], run: Run) -> dict[tuple[tuple[int, ...], int
     return {(tuple(request.prompt), seed_key(request.seed)): run.ids(request.row) for request in rows}
 
 
-def drafting(model, rows: list[RowRequest], wanted: Run, *, runs_ahead: bool = False, **options):
+def drafting(model, rows: list[RowRequest], wanted: Run, **options):
     """An engine whose drafts are right seven times out of ten, for four rows out of five."""
-    drafter = speculation(Erring(outputs(rows, wanted)), runs_ahead=runs_ahead)
+    drafter = speculation(Erring(outputs(rows, wanted)))
     return make_engine(model, speculation=drafter, rows_max=ROWS_MAX, **options)
 
 
@@ -82,13 +82,12 @@ def same(run: Run, wanted: Run, row: int) -> None:
             assert [token for token, _ in ours.logprobs.top] == [token for token, _ in theirs.logprobs.top]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(model, runs_ahead):
+def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(model):
     """Some are removed, some are parked and come back, most join while windows are on their way."""
     rows = requests()
     wanted = alone(model, rows)
     options = {"prefill_chunk": 32, "prefill_chunk_idle": 32}
-    engine = drafting(model, rows, wanted, runs_ahead=runs_ahead, **options)
+    engine = drafting(model, rows, wanted, **options)
     draw = random.Random(2)
     run, removed = Run(), set()
     for request in rows:
@@ -115,13 +114,12 @@ def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(mo
             same(run, wanted, request.row)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_windows_save_steps(model, runs_ahead):
+def test_windows_save_steps(model):
     """What is accepted is not made again: rows that know what comes take a third of the steps."""
     rows = [replace(request, max_tokens=40) for request in requests(8)]
     wanted = alone(model, rows)
     erring = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
-    known = speculation(erring, policy=FixedWidth(5, runs_ahead=runs_ahead))
+    known = speculation(erring, policy=FixedWidth(5))
     counts = []
     for engine in (make_engine(model), make_engine(model, speculation=known)):
         engine.insert(rows)
@@ -130,42 +128,13 @@ def test_windows_save_steps(model, runs_ahead):
     assert counts[1] <= counts[0] / 3
 
 
-class Sure(Erring):
-    """Goes on with what it knows, whatever of it was wrong."""
-
-    def follow(self, row: Row) -> Outlook | None:
-        return Outlook(0.9, 0.9, 64, lasts=True)
-
-
-def test_where_waiting_is_dear_windows_follow_each_other_without_it(model):
-    """Each is started while the one before it is on its way, from the first to the last, and is worth as much."""
-    rows = [replace(request, max_tokens=40) for request in requests(8)]
-    wanted = alone(model, rows)
-    steps, accepted = [], []
-    for runs_ahead in (False, True):
-        costs = Counting(token=0.05, wait=0.4)
-        known = Sure(outputs(rows, wanted), right=0.9)
-        engine = make_engine(model, speculation=by_worth(known, costs=costs, runs_ahead=runs_ahead))
-        engine.insert(rows)
-        run = finish(engine)
-        for request in rows:
-            same(run, wanted, request.row)
-        steps.append(costs.steps)
-        accepted.append(sum(draft.accepted for draft in run.drafts))
-    assert all(width == WAITED or width > 0 for width in steps[0])
-    assert sum(count for width, count in steps[1].items() if width < 0) >= 5
-    assert sum(count for width, count in steps[1].items() if width == WAITED or width > 1) <= 1
-    assert accepted[1] > 0.8 * accepted[0]
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model, runs_ahead):
+def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model):
     """Nothing follows them, whatever else of the draft was right; the caches left behind are of what was said."""
     rows = requests(6)
     wanted = alone(model, rows)
     stops = {request.row: wanted.ids(request.row)[7] for request in rows}
     known = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
-    policy = FixedWidth(6, runs_ahead=runs_ahead)
+    policy = FixedWidth(6)
     engine = make_engine(model, speculation=speculation(known, policy=policy))
     engine.insert([replace(request, stop_token_ids=frozenset({stops[request.row]})) for request in rows])
     run = finish(engine)

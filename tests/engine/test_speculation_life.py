@@ -51,7 +51,7 @@ class Noted(Erring):
 class Life:
     """Rows that come, go, are parked and come back; `step` checks all that is told of them against plain outputs."""
 
-    def __init__(self, model, kind: str, *, runs_ahead: bool) -> None:
+    def __init__(self, model, kind: str) -> None:
         self._draw = random.Random(3)
         self._kinds = [self._kind(number) for number in range(KINDS)]
         self._outputs = []
@@ -69,7 +69,7 @@ class Life:
             "ngram": lambda: Ngrams(VOCAB_SIZE),
             "draft": lambda: Self(model),
         }
-        drafter = speculation(source[kind](), runs_ahead=runs_ahead)
+        drafter = speculation(source[kind]())
         self.engine = make_engine(model, speculation=drafter, rows_max=ROWS_MAX)
         self._is_noted = kind == "set"
         self._next = 0
@@ -153,12 +153,9 @@ class Life:
     ("shape", "kind"),
     [
         ("llama", "set"),
-        ("llama", "set ahead"),
         ("mixture", "set"),
-        pytest.param("mixture", "set ahead", marks=pytest.mark.slow),
         pytest.param("llama", "ngram", marks=pytest.mark.slow),
         pytest.param("mixture", "ngram", marks=pytest.mark.slow),
-        pytest.param("llama", "ngram ahead", marks=pytest.mark.slow),
         pytest.param("llama", "draft", marks=pytest.mark.slow),
         pytest.param("mixture", "draft", marks=pytest.mark.slow),
     ],
@@ -166,9 +163,8 @@ class Life:
 @pytest.mark.timeout(7200)
 def test_a_random_life_makes_the_plain_tokens_and_tells_the_right_counts(models, shape, kind):
     """Rows join, leave and are parked between windows; what was accepted is what a plain run would have accepted."""
-    kind, _, ahead = kind.partition(" ")
     model = build_model(MIXTURE) if shape == "mixture" else models[shape]
-    life = Life(model, kind, runs_ahead=bool(ahead))
+    life = Life(model, kind)
     for _ in range(OPERATIONS):
         life.operation()
     while life.engine.stats().rows_decoding or life.engine.stats().rows_prefilling:

@@ -29,7 +29,6 @@ class Erring:
     """Knows the outputs to come by the prompt and the seed's key, and errs at random; some rows draft, some do not."""
 
     name = "erring"
-    foresees = True
 
     def __init__(
         self,
@@ -65,10 +64,9 @@ class RandomWidth:
     width_max = 6
     positions_max = 1 << 20
 
-    def __init__(self, widths: Sequence[int] = (1, 2, 3, 6), *, runs_ahead: bool = False) -> None:
+    def __init__(self, widths: Sequence[int] = (1, 2, 3, 6)) -> None:
         self._random = random.Random(0)
         self.widths = widths
-        self.runs_ahead = runs_ahead
 
     def prepare(self, model, rows_max: int) -> None:
         """Nothing is measured."""
@@ -76,17 +74,15 @@ class RandomWidth:
     def is_hopeless(self, rows: int) -> bool:
         return False
 
-    def choose(
-        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
-    ) -> Choice:
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, idle: int = 0) -> Choice:
         return Choice(self._random.choice(self.widths), 1.0)
 
 
 class FixedWidth(RandomWidth):
     """Always the same."""
 
-    def __init__(self, width: int, *, runs_ahead: bool = False) -> None:
-        super().__init__([width], runs_ahead=runs_ahead)
+    def __init__(self, width: int) -> None:
+        super().__init__([width])
         self.width_max = width
 
 
@@ -102,27 +98,23 @@ class EvenCosts(StepCosts):
         return True
 
     def ratio(self, rows: int, width: int) -> float:
-        if width < 0:
-            return 1 + self._token * (-width - 1)
         return 1 + (self._wait if width == WAITED else self._wait + self._token * (width - 1))
 
     def single_s(self, rows: int) -> float | None:
         return None
 
 
-def by_worth(*sources, costs: StepCosts | None = None, runs_ahead: bool = False) -> Speculation:
+def by_worth(*sources, costs: StepCosts | None = None) -> Speculation:
     """The policy of a worker on a machine with such costs."""
     costs = costs or EvenCosts()
     models = [source for source in sources if isinstance(source, DraftModel)]
-    policy = BestWidth(costs, 1 << 20, runs_ahead=runs_ahead)
+    policy = BestWidth(costs, 1 << 20)
     return Speculation(sources, policy, StepClock(costs), *models)
 
 
-def speculation(*sources, policy=None, runs_ahead: bool = False) -> Speculation:
+def speculation(*sources, policy=None) -> Speculation:
     models = [source for source in sources if isinstance(source, DraftModel)]
-    return Speculation(
-        sources, policy or RandomWidth(runs_ahead=runs_ahead), StepClock(EvenCosts(0.0)), *models
-    )
+    return Speculation(sources, policy or RandomWidth(), StepClock(EvenCosts(0.0)), *models)
 
 
 class Self(DraftModel):

@@ -16,7 +16,6 @@ class ErringSource:
     """
 
     name = "set"
-    foresees = True
 
     def __init__(
         self, outputs: Mapping[tuple[int, ...], Sequence[int]], right: float, tokens_max: int

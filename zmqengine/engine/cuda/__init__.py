@@ -10,6 +10,5 @@ plain_product.cu         for few rows; its helpers are in the .cuh
 wide_product*.cu         for any number, on a Hopper; its helpers are in the .cuh
 quantised_product.cu     products with quantised weights
 between_products.py      what a layer does between them: residual_norm.cu, rotary_heads.cu
-windows.py               what a window is told by the device: following_window.cu, standing_after.cu
 tensor_cores.cuh         what these multiply with that are for any tensor cores
 """

@@ -4,8 +4,7 @@
 // keeps a quarter of its interval a pass. What is added up is added in the same order every time.
 //
 // `columns` are the numbers of a row of the plan, COLUMNS of them; `place` is how many tokens have been drawn since they
-// were made, and how many rows of logits, one after the other, there are of each. `since` and `kept` are what each has
-// drawn beyond that.
+// were made, and how many rows of logits, one after the other, there are of each.
   constexpr int THREADS = 1024;
   constexpr int PER = 16 / sizeof(T);
   const float infinite = __int_as_float(0x7f800000);
@@ -13,8 +12,6 @@
   const T* values = logits + (long long)row * words;
   const int width = place[1];
   const int* own_columns = columns + row / width * COLUMNS;
-  const int more = since[row / width] + kept[row / width];
-  if (thread == 0 && row % width == 0) further[row / width] = more;
   const float inverse = __int_as_float(own_columns[3]);
   __shared__ float shared_parts[32][3];
   __shared__ float shared_whole[3];
@@ -165,7 +162,7 @@
     // random_bits.py: one step of splitmix64.
     unsigned long long mixed = static_cast<unsigned int>(own_columns[0]) |
         static_cast<unsigned long long>(static_cast<unsigned int>(own_columns[1])) << 32;
-    mixed += static_cast<long long>(own_columns[2]) + place[0] + more + row % width;
+    mixed += static_cast<long long>(own_columns[2]) + place[0] + row % width;
     mixed *= 0x9E3779B97F4A7C15ull;
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.cuda.kernel_text import kernel_text
-from zmqengine.engine.cuda.resident import WORDS, resident, zeros
+from zmqengine.engine.cuda.resident import WORDS, resident
 
 _THREADS = 1024
 _TOLD_EACH = 2
@@ -33,12 +33,10 @@ class Drawn(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Tokens [rows] on the device, and what tells the host of them: see `read`. `drawn` [rows of the plan] are as many
-    more as were drawn before, for each row."""
+    """Tokens [rows] on the device, and the small arrays from which the host reads them: see `read`."""
 
     tokens: mx.array
     told: tuple[mx.array, ...]
-    drawn: mx.array
 
 
 def columns(rows: Sequence[Drawn]) -> mx.array:
@@ -57,35 +55,22 @@ def columns(rows: Sequence[Drawn]) -> mx.array:
 _COLUMNS = 7
 
 
-def choose(
-    logits: mx.array,
-    plan: mx.array,
-    drawn: int,
-    width: int = 1,
-    since: mx.array | None = None,
-    kept: mx.array | None = None,
-) -> Chosen:
-    """A token for each of `logits` [rows * width, vocab], `width` one after the other for each row of a plan made by
-    `columns`, since when each has drawn so many; and beyond that as many as `since` and `kept` [rows] say, which the
-    host need not know yet."""
+def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Chosen:
+    """A token for each of `logits` [rows * width, vocab], `width` consecutive ones for each row of a plan.
+
+    `plan` comes from `columns`; `drawn` is how many tokens every row has drawn since it was made.
+    """
     count = logits.shape[0]
-    rows = count // width
     pairs = max(_TOLD_MIN, 1 << (-(-count // _TOLD_EACH) - 1).bit_length())
-    tokens, further, *told = _kernel(pairs)(
-        inputs=[
-            logits,
-            plan,
-            mx.array([drawn, width]),
-            zeros() if since is None else since,
-            zeros() if kept is None else kept,
-        ],
+    tokens, *told = _kernel(pairs)(
+        inputs=[logits, plan, mx.array([drawn, width])],
         template=[("T", logits.dtype), ("COLUMNS", _COLUMNS)],
         grid=(count * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(max(WORDS, count),)] * 2 + [(_TOLD_EACH,)] * pairs,
-        output_dtypes=[mx.uint32, mx.int32] + [mx.uint32] * pairs,
+        output_shapes=[(max(WORDS, count),)] + [(_TOLD_EACH,)] * pairs,
+        output_dtypes=[mx.uint32] * (1 + pairs),
     )
-    return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]), further[:rows])
+    return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]))
 
 
 def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
@@ -112,7 +97,7 @@ def _kernel(pairs: int) -> Any:
     )
     return mx.fast.cuda_kernel(
         name=f"draw_tokens_{pairs}",
-        input_names=["logits", "columns", "place", "since", "kept"],
-        output_names=["tokens", "further", *names],
+        input_names=["logits", "columns", "place"],
+        output_names=["tokens", *names],
         source=tell + kernel_text("draw.cu"),
     )

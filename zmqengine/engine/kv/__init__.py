@@ -17,7 +17,7 @@ from zmqengine.engine.kv.batch import begin_step, can_merge, extend, extract, ke
 from zmqengine.engine.kv.blocks import BlockLayout, Place, State
 from zmqengine.engine.kv.in_place import arranged, empty_bytes, moves_rows
 from zmqengine.engine.kv.parts import Part, parts_of
-from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, can_go_back, close_gaps, go_back, make_room
+from zmqengine.engine.kv.ragged import RaggedKVCache, can_go_back, close_gaps, go_back, make_room
 from zmqengine.engine.kv.reading import beginning, read_alone, read_together
 from zmqengine.engine.kv.rows import (
     all_finite,
@@ -34,7 +34,6 @@ __all__ = [
     "BlockLayout",
     "CacheShape",
     "Part",
-    "Pending",
     "Place",
     "RaggedKVCache",
     "Spans",

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv import in_place, plain, ragged
-from zmqengine.engine.kv.ragged import Pending, RaggedKVCache, close_gaps, columns_of, make_room, standing
+from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of, make_room, standing
 from zmqengine.engine.kv.rows import arrays, start
 from zmqengine.engine.models.mlx_lm import BatchRotatingKVCache, KVCache
 from zmqengine.engine.row import Caches
@@ -78,7 +78,6 @@ def begin_step(
     *,
     copied: bool,
     idle: bool = False,
-    pending: Pending | None = None,
 ) -> None:
     """Before a step of `inputs` [rows, columns], for a batch whose rows hold `held`: `make_room`.
 
@@ -87,7 +86,7 @@ def begin_step(
 
     CUDA graphs are kept: in one with the step, each pair of what was copied and how many rows there are would be new.
     """
-    copied |= make_room(caches, inputs.shape[1], held, idle=idle, pending=pending)
+    copied |= make_room(caches, inputs.shape[1], held, idle=idle)
     columns = inputs.shape[1]
     if on_cuda() and (copied or columns > 1):
         start(inputs, standing(caches, columns) if columns > 1 else [], arrays(caches) if copied else [])

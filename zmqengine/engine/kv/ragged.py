@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.cuda.resident import resident
-from zmqengine.engine.cuda.windows import standing_after
-from zmqengine.engine.host.backend import on_cuda, on_gpu
+from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.kv.gathered import columns_in_order, rows_of
 from zmqengine.engine.kv.spans import Spans
 from zmqengine.engine.models.mlx_lm import BatchKVCache, create_causal_mask
@@ -24,13 +22,6 @@ _GAP_SHARE_MAX = 0.25
 _BEGIN_LAYERS = 4
 
 
-class Pending(NamedTuple):
-    """A window on its way, of so many tokens of each row, and how many of them each row will keep: [rows]."""
-
-    width: int
-    kept: mx.array
-
-
 class Gaps:
     """Columns that some rows of a batch do not use: `hidden` is [rows, columns], as all layers have them.
 
@@ -40,10 +31,8 @@ class Gaps:
 
     def __init__(self, hidden: np.ndarray) -> None:
         self.hidden = hidden
-        # The same on the device, if it was asked for. Of a window on its way it is told before the host; the columns of
-        # that stop here.
+        # Device copy of `hidden`, made when a kernel asks for it.
         self._marks: mx.array | None = None
-        self._pending_stop: int | None = None
         self._visible: mx.array | None = None
 
     def hide(self, stop: int, counts: Sequence[int]) -> None:
@@ -52,14 +41,7 @@ class Gaps:
         self.hidden[:, stop:] = False
         for row, count in enumerate(counts):
             self.hidden[row, stop - count : stop] = True
-        if self._pending_stop != stop:
-            self._marks = self._visible = None
-        self._pending_stop = None
-
-    def hide_pending(self, stop: int, marks: mx.array) -> None:
-        """The last columns before `stop` are of a window on its way. What a row does not keep of them is not used, as
-        `marks` say; the host is not waited for, it says so with `hide`."""
-        self._marks, self._pending_stop, self._visible = marks, stop, None
+        self._marks = self._visible = None
 
     def visible(self, columns: int) -> mx.array:
         """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
@@ -83,15 +65,6 @@ class Gaps:
             self.hidden = np.pad(
                 self.hidden, ((0, 0), (0, -(-missing // _GAP_COLUMNS_MAX) * _GAP_COLUMNS_MAX))
             )
-
-
-def _not_kept(pending: Pending) -> mx.array:
-    return (_columns_from_zero(pending.width) >= pending.kept[:, None]).astype(mx.uint8)
-
-
-@lru_cache(maxsize=8)
-def _columns_from_zero(count: int) -> mx.array:
-    return mx.arange(count)
 
 
 class RaggedKVCache(BatchKVCache):
@@ -233,15 +206,9 @@ def can_go_back(caches: Caches) -> bool:
     return all(type(cache) is RaggedKVCache for cache in caches)
 
 
-def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int], *, after: int = 0) -> None:
-    """Take the last `counts[i]` tokens from row i, which then holds `held[i]`. Nothing is copied.
-
-    They may stand before the columns of a window of `after` tokens, which was started when they were `Pending`.
-    """
+def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
+    """Take the last `counts[i]` tokens from row i, which then holds `held[i]`. Nothing is copied."""
     first = caches[0]
-    if after:
-        first.gaps.hide(first._idx - after, counts)
-        return
     common = min(counts)
     stop, gaps = first._idx - common, first.gaps
     if gaps is None and max(counts) > common:
@@ -255,14 +222,11 @@ def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int], *, after
         cache.gaps = gaps
 
 
-def make_room(
-    caches: Caches, columns: int, held: Sequence[int], *, idle: bool = False, pending: Pending | None = None
-) -> bool:
+def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool = False) -> bool:
     """Before `columns` are added to a batch whose rows hold `held`: close gaps where that is due.
 
     A cache that is full is copied anyway, so that is the time to close them. While the device is `idle`, it begins with
-    the first layers before the host has come to the last. The last tokens that rows hold may be of a `pending` window.
-    Returns whether the batch was copied for that.
+    the first layers before the host has come to the last. Returns whether the batch was copied for that.
     """
     first, closes = caches[0], False
     if type(first) is RaggedKVCache and first.keys is not None:
@@ -275,11 +239,10 @@ def make_room(
             closes = is_full or spare > max(_GAP_COLUMNS_MAX, first._idx * _GAP_SHARE_MAX)
         if closes:
             _justify(caches, held)
-    after = None if pending is None else _stand_after(caches, held, pending, columns)
     ragged = [cache for cache in caches if type(cache) is RaggedKVCache and cache.keys is not None]
     if ragged:
         first = ragged[0]
-        after = resident(first.offset + columns) if after is None else after
+        after = resident(first.offset + columns)
         is_level = first.gaps is None and min(held) == first._idx
         for place, cache in enumerate(ragged):
             cache.offset, cache.offset_after, cache.is_level = first.offset, after, is_level
@@ -295,26 +258,6 @@ def standing(caches: Caches, columns: int) -> list[mx.array]:
     after = [] if first.offset_after is None else [first.offset_after]
     hidden = [] if first.gaps is None else [first.gaps.marks(first._idx + columns)]
     return [first.offset, *after, *hidden]
-
-
-def _stand_after(caches: Caches, held: Sequence[int], pending: Pending, columns: int) -> mx.array:
-    """New columns are to follow what rows keep of a window on its way, whose columns are the last. Returns where rows
-    stand after them."""
-    first = caches[0]
-    gaps = first.gaps or Gaps(np.zeros((len(held), first.keys.shape[2]), np.bool_))
-    stop, width = first._idx, pending.width
-    marks = gaps.marks(stop + columns)
-    if on_cuda():
-        offset, after, marks = standing_after(first.offset, pending.kept, marks, stop, width, columns)
-    else:
-        offset = first.offset - width + pending.kept
-        after = offset + columns
-        marks[:, stop - width : stop] = _not_kept(pending)
-    gaps.hide_pending(stop, marks)
-    for cache in caches:
-        cache.offset = offset
-        cache.gaps = gaps
-    return after
 
 
 def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:

@@ -11,7 +11,6 @@ import mlx.core as mx
 
 from zmqengine.engine.cuda import drawing
 from zmqengine.engine.cuda.drawing import Drawn
-from zmqengine.engine.kv import Pending
 from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import uniform
 from zmqengine.sampling_params import Sampling
@@ -55,16 +54,9 @@ class DrawPlan:
     min_p_floor: mx.array | None
     method: DrawMethod
 
-    def uniforms(self, width: int = 1, ahead: int | Pending = 0) -> mx.array:
-        """`width` numbers in [0, 1) for each row, from its seed and the index of the output token to come, or of the
-        one so many `ahead`: [rows * width, 1]."""
-        if isinstance(ahead, Pending):
-            found = self._uniforms(range(width + ahead.width)).reshape(len(self.rows), -1)
-            kept = ahead.kept if self.index is None else ahead.kept[self.index]
-            return mx.take_along_axis(found, kept[:, None] + mx.arange(width), axis=1).reshape(-1, 1)
-        return self._uniforms(range(ahead, ahead + width))
-
-    def _uniforms(self, places: range) -> mx.array:
+    def uniforms(self, width: int = 1, ahead: int = 0) -> mx.array:
+        """Uniform numbers in [0, 1), [rows * width, 1], by seed and output index; the first is `ahead` tokens on."""
+        places = range(ahead, ahead + width)
         return mx.array([uniform(row.key, row.sampled + place) for row in self.rows for place in places])[
             :, None
         ]
@@ -88,32 +80,17 @@ class KernelPlan:
         self._vocab_size = vocab_size
         self._first: list[int] = []
         self._columns: mx.array | None = None
-        # What all rows had drawn before the last choice, and what each has beyond that.
-        self._drawn_before: tuple[int, mx.array | None] = 0, None
 
-    def choose(self, logits: mx.array, width: int, ahead: int | Pending) -> Chosen:
+    def choose(self, logits: mx.array, width: int, ahead: int) -> Chosen:
         """As `choose`."""
-        if isinstance(ahead, Pending):
-            columns = self._begin() if self._columns is None else self._columns
-            drawn, since = self._drawn_before
-            kept: mx.array | None = ahead.kept
-        else:
-            counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
-            if self._columns is None or len(counts) != 1:
-                # Rows that draft get on by unlike numbers of tokens.
-                columns, counts = self._begin(), {0}
-            else:
-                columns = self._columns
-            drawn, since, kept = counts.pop() + ahead, None, None
-        found = drawing.choose(logits, columns, drawn, width, since, kept)
-        self._drawn_before = drawn, found.drawn
+        counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
+        if self._columns is None or len(counts) != 1:
+            # Rows gained unequal numbers of tokens since the columns were made: the kernel adds one number for all.
+            self._first = [row.sampled for row in self._rows]
+            self._columns = drawing.columns([self._drawn(row) for row in self._rows])
+            counts = {0}
+        found = drawing.choose(logits, self._columns, counts.pop() + ahead, width)
         return Chosen(found.tokens, None, found.told)
-
-    def _begin(self) -> mx.array:
-        self._first = [row.sampled for row in self._rows]
-        self._columns = columns = drawing.columns([self._drawn(row) for row in self._rows])
-        self._drawn_before = 0, None
-        return columns
 
     def _drawn(self, row: Row) -> Drawn:
         setting = row.sampling
@@ -173,17 +150,16 @@ def plan_draw(rows: Sequence[Row], vocab_size: int) -> Plan:
     )
 
 
-def choose(logits: mx.array, plan: Plan, width: int = 1, ahead: int | Pending = 0) -> Chosen:
+def choose(logits: mx.array, plan: Plan, width: int = 1, ahead: int = 0) -> Chosen:
     """The next token for each of `logits` [rows * width, vocab], `width` one after the other for each row: the
-    likeliest, or drawn as the plan says. Rows that will have got on by some tokens are so many `ahead`, or as many as
-    they keep of a window on its way."""
+    likeliest, or drawn as the plan says. `ahead`: tokens each row will have gained before this step."""
     if isinstance(plan, KernelPlan):
         return plan.choose(logits, width, ahead)
     tokens = _choose(logits, plan, width, ahead)
     return Chosen(tokens, mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0], ())
 
 
-def _choose(logits: mx.array, plan: DrawPlan | None, width: int, ahead: int | Pending) -> mx.array:
+def _choose(logits: mx.array, plan: DrawPlan | None, width: int, ahead: int) -> mx.array:
     if plan is None:
         return mx.argmax(logits, axis=-1)
     uniforms = plan.uniforms(width, ahead)

@@ -87,7 +87,6 @@ class DraftModel:
     """
 
     name = "draft"
-    foresees = False
 
     def __init__(
         self, model: Any, parameter_bytes: int, shape: kv.CacheShape, *, words: int, padding_bytes_max: int

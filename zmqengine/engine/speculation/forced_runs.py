@@ -18,7 +18,6 @@ class ForcedRuns:
     """The source. It has something to say only of rows with a grammar."""
 
     name = "grammar"
-    foresees = False
 
     def __init__(self) -> None:
         self._chance = _CHANCE_AT_FIRST

@@ -20,7 +20,6 @@ class Ngrams:
     """The source; what a row has said is kept with the row."""
 
     name = "ngram"
-    foresees = True
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.host.memory import logits_allowance, padding_allowance
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.load.probe import probe
@@ -40,7 +39,7 @@ def open_speculation(
         return None
     costs = StepCosts()
     positions_max = logits_allowance() // (4 * vocab_size)
-    policy = BestWidth(costs, positions_max, runs_ahead=on_gpu())
+    policy = BestWidth(costs, positions_max)
     return Speculation(sources, policy, StepClock(costs), draft_model)
 
 

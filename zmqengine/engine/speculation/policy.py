@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zmqengine.engine.speculation.source import Outlook
 from zmqengine.engine.speculation.start_costs import measure_widths
-from zmqengine.engine.speculation.step_costs import StepCosts, started_ahead
+from zmqengine.engine.speculation.step_costs import StepCosts
 
 WIDTHS = (1, 2, 3, 5, 8)
 """Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
@@ -34,11 +34,6 @@ class WidthPolicy(Protocol):
         ...
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether a window may be started before the tokens of the step before are known."""
-        ...
-
-    @property
     def widths(self) -> Sequence[int]:
         """Of the windows there are, in rising order: one is as wide as the least of these that holds its drafts."""
         ...
@@ -56,14 +51,11 @@ class WidthPolicy(Protocol):
         """Whether no draft of so many rows is worth its step, or that is not known; it is quickly told."""
         ...
 
-    def choose(
-        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
-    ) -> Choice:
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, idle: int = 0) -> Choice:
         """The width for a step of `rows` rows, of which some have these outlooks.
 
-        The drafts will be made when `ahead` more tokens are known, which have to be waited for; if nobody `waits`, they
-        are made now, and stand after so many tokens at most. So many rows are `idle`: a wider step is nothing but a
-        loss to them.
+        `ahead`: tokens of the in-flight step that have to be waited for before drafts are made. `idle`: rows that gain
+        nothing from a wider step.
         """
         ...
 
@@ -78,29 +70,22 @@ class BestWidth:
     width_max = WIDTHS[-1]
     widths = WIDTHS[1:]
 
-    def __init__(self, costs: StepCosts, positions_max: int, *, runs_ahead: bool = False) -> None:
+    def __init__(self, costs: StepCosts, positions_max: int) -> None:
         self._costs = costs
         self.positions_max = positions_max
-        self.runs_ahead = runs_ahead
 
     def prepare(self, model: Any, rows_max: int) -> None:
         """Measure what widths cost."""
-        measure_widths(
-            model, self._costs, rows_max, self.positions_max, self.widths, runs_ahead=self.runs_ahead
-        )
+        measure_widths(model, self._costs, rows_max, self.positions_max, self.widths)
 
     def is_hopeless(self, rows: int) -> bool:
         """Whether even drafts that are always right lose."""
         costs = self._costs
         return not costs.is_current(rows) or all(
-            width < _GAIN_MIN * costs.ratio(rows, kind)
-            for width in self._widths(rows)
-            for kind in ((width, started_ahead(width)) if self.runs_ahead else (width,))
+            width < _GAIN_MIN * costs.ratio(rows, width) for width in self._widths(rows)
         )
 
-    def choose(
-        self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, waits: bool = True, idle: int = 0
-    ) -> Choice:
+    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, idle: int = 0) -> Choice:
         """The width for this step."""
         costs = self._costs
         single_s = costs.single_s(rows)
@@ -109,16 +94,11 @@ class BestWidth:
             max((outlook.token_s for outlook in outlooks), default=0.0) / single_s if single_s else 0.0
         )
         # Whoever stops to run a step ahead has to wait for a step of width 1 once more, when the drafts end.
-        wait = costs.wait(rows) if ahead and waits else 0.0
+        wait = costs.wait(rows) if ahead else 0.0
         best = Choice(1, 0.0)
         likely = sum(outlook.first for outlook in outlooks)
         for width in self._widths(rows):
-            step = costs.ratio(rows, width)
-            if not waits:
-                # One that is started ahead takes no longer. A time that says so was disturbed, and would stand: nobody
-                # would take another.
-                step = min(step, costs.ratio(rows, started_ahead(width)))
-            cost = step + wait + token_cost * (width - 1)
+            cost = costs.ratio(rows, width) + wait + token_cost * (width - 1)
             cost = rows * cost + (_OTHERS_LOSS - 1) * idle * (cost - 1)
             # Quickly told: every further token is right where the first is.
             gain = (rows + likely * (width - 1)) / cost

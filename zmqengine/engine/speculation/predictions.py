@@ -17,7 +17,6 @@ class Predictions:
     """The source. It has something to say only of rows whose request has a prediction."""
 
     name = "prediction"
-    foresees = True
 
     def __init__(self) -> None:
         self._chances = Chances(0.5, 0.8)

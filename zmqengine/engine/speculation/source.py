@@ -29,14 +29,9 @@ class Outlook(NamedTuple):
 
 
 class DraftSource(Protocol):
-    """Proposes tokens for rows whose output is known up to the last token. Nothing it says can change an output.
-
-    One that `foresees` can go on beyond tokens that differ from what it expected, so that a long draft says what comes
-    after some that nobody knows yet.
-    """
+    """Proposes draft tokens for rows whose output is known up to the last token. A draft never changes an output."""
 
     name: str
-    foresees: bool
 
     def follow(self, row: Row) -> Outlook | None:
         """Look at the tokens that are new since the last call; what could be drafted now, or None.

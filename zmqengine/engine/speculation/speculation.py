@@ -30,21 +30,13 @@ class _Found(NamedTuple):
     outlook: Outlook
 
 
-class Foreseen(NamedTuple):
-    """Drafts for a window of this width, long enough to reach beyond the step on its way."""
-
-    drafts: list[Draft | None]
-    width: int
-
-
 class Speculation:
     """Drafts of all `sources` for the rows of a batch: each row gets those of the first source that has some for it.
 
     `model` is the one of them that holds memory, if any.
 
-    A draft needs the last token of its row, and while a step is on its way that is not known. So batches run a step
-    ahead as long as `is_worthwhile` is False, and only then wait for it. Where waiting is dear, as on a GPU, they need
-    not: sources `foresee` what comes wherever that step ends. What all that may lose is bounded by an `Allowance`.
+    A draft needs the last token of its row, which is unknown while a step is in flight. A batch therefore keeps a step
+    in flight while `is_worthwhile` is False, and waits for that step only to draft. An `Allowance` bounds the loss.
     """
 
     def __init__(
@@ -107,35 +99,6 @@ class Speculation:
         _, choice = self._choose(rows, self._outlooks(rows), 1)
         self._asked_s += time.perf_counter() - started_s
         return choice.width > 1
-
-    def foresee(self, rows: Sequence[Row], most: int) -> Foreseen | None:
-        """Drafts that need not wait for the step on its way, which makes `most` tokens of a row or less; None if
-        nothing can be said, or who waits gains more."""
-        if not self._policy.runs_ahead:
-            return None
-        started_s = time.perf_counter()
-        foreseen = self._foresee(rows, most)
-        self._asked_s += time.perf_counter() - started_s
-        return foreseen
-
-    def _foresee(self, rows: Sequence[Row], most: int) -> Foreseen | None:
-        outlooks = self._outlooks(rows)
-        found = [one for one in outlooks if one.source.foresees]
-        if not found:
-            return None
-        choice = self._width(rows, found, most, waits=False)
-        # Who has waited for a window once is waiting anyway.
-        _, waiting = self._choose(rows, outlooks, 1 if most == 1 else 0)
-        self._heed(choice)
-        if choice.width == 1 or choice.gain < waiting.gain:
-            return None
-        longest = min(choice.width - 1, max(one.outlook.tokens_max for one in found))
-        drafts: list[Draft | None] = [None] * len(rows)
-        for one in found:
-            row = rows[one.place]
-            (tokens,) = one.source.propose([row], [most + min(longest, one.outlook.tokens_max)])
-            drafts[one.place] = Draft(tokens, one.source.name)
-        return Foreseen(drafts, min(width for width in self._policy.widths if width > longest))
 
     def propose(self, rows: Sequence[Row]) -> list[Draft | None]:
         """A draft for each row, whose tokens are all known, or None; an empty list if no row drafts."""
@@ -209,11 +172,9 @@ class Speculation:
         self._heed(best[1])
         return best
 
-    def _width(
-        self, rows: Sequence[Row], drafting: Sequence[_Found], ahead: int, *, waits: bool = True
-    ) -> Choice:
+    def _width(self, rows: Sequence[Row], drafting: Sequence[_Found], ahead: int) -> Choice:
         outlooks = [one.outlook for one in drafting]
-        return self._policy.choose(len(rows), outlooks, ahead, waits=waits, idle=_idle(rows, drafting))
+        return self._policy.choose(len(rows), outlooks, ahead, idle=_idle(rows, drafting))
 
     def _heed(self, choice: Choice) -> None:
         """Ask again at the next step, if not much was missing for a gain."""

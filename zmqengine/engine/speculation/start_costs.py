@@ -17,8 +17,8 @@ from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Caches, Row
 from zmqengine.engine.speculation.choosing import Choosing
-from zmqengine.engine.speculation.step_costs import WAITED, StepCosts, started_ahead
-from zmqengine.engine.speculation.verify_block import Choices, Coming, Draft, Window
+from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
+from zmqengine.engine.speculation.verify_block import Choices, Draft, Window
 
 _SECONDS_MAX = 1.5
 _TRIES = 5
@@ -36,13 +36,10 @@ def measure_widths(
     rows_max: int,
     positions_max: int,
     widths: Sequence[int],
-    *,
-    runs_ahead: bool = False,
 ) -> None:
     """Time each of `widths` for one row, for the most rows, and in between, for a second or two in all.
 
-    A step without drafts is started before the step before has ended; one with drafts is started afterwards, and where
-    a policy `runs_ahead` before as well.
+    A step without drafts is started before the step before has ended; one with drafts is started afterwards.
     The model's caches must be able to go back. What is not measured is taken to be like what is. A GPU has then seen
     such steps with gaps and of long rows as well, and chosen as many tokens: to compile a kernel takes seconds there.
     Windows of every number of rows have been traced then, as far as there was time.
@@ -57,7 +54,7 @@ def measure_widths(
         steps = _Steps(
             model, kv.merge([first] * count), rows, Choosing(vocab_size, MaskFiller(vocab_size, []))
         )
-        steps.time(costs, wide, wide if runs_ahead else [], _SECONDS_MAX / len(counts))
+        steps.time(costs, wide, _SECONDS_MAX / len(counts))
     until_s = time.perf_counter() + _TRACES_S
     for width in widths if on_gpu() else ():
         layers.trace(model, min(rows_max, positions_max // width), until_s, width)
@@ -79,26 +76,20 @@ class _Steps:
         self._rows = rows
         self._choosing = choosing
         self._held = [row.prompt_tokens for row in rows]
-        self._copied = False
         choosing.set_rows(rows)
 
-    def time(
-        self, costs: StepCosts, widths: Sequence[int], widths_ahead: Sequence[int], seconds: float
-    ) -> None:
+    def time(self, costs: StepCosts, widths: Sequence[int], seconds: float) -> None:
         """Those without drafts of rows as long as each other, the others of rows with gaps, as they are in use."""
         even = [len(_PROMPT)] * len(self._rows)
         best_s = self._best({1: self.ahead, WAITED: self.waited}, even, seconds / 2)
         kinds: dict[int, Callable[[], float]] = {width: partial(self.window, width) for width in widths}
-        kinds |= {started_ahead(width): partial(self.windows_ahead, width) for width in widths_ahead}
         uneven = [len(_PROMPT) + (row > 0) for row in range(len(self._rows))]
-        best_s |= self._best(kinds, uneven, seconds / 2 * (_AHEAD_STEPS if widths_ahead else 1))
+        best_s |= self._best(kinds, uneven, seconds / 2)
         timed = {width: its_s for width, its_s in best_s.items() if its_s < math.inf}
         if 1 in timed:
             costs.measured(len(self._rows), timed)
         if on_gpu():
             self.waited()
-            if len(self._rows) > 1 and widths_ahead:
-                self._lose_a_row(widths_ahead[0])
 
     def _best(
         self, kinds: Mapping[int, Callable[[], float]], held: list[int], seconds: float
@@ -130,42 +121,6 @@ class _Steps:
         waiting.read()
         return landed.step_s
 
-    def windows_ahead(self, width: int) -> float:
-        """The same with drafts of which some are right."""
-        known = [Draft(_PROMPT, "")] * len(self._rows)
-        landed = _Landed()
-        first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
-        before = Window.ahead(Coming(first[:, None]), known, width)
-        waiting = self._start(before.inputs, before)
-        made = [1] * len(self._rows)
-        for _ in range(_AHEAD_STEPS + 1):
-            window = Window.ahead(Coming(waiting.tokens, before.drafted), known, width)
-            coming = self._start(window.inputs, window)
-            made = self._take(landed.read(waiting), before, made)
-            self._keep(made, width, after=width)
-            before, waiting = window, coming
-        self._keep(self._take(landed.read(waiting), before, made), width)
-        kv.close_gaps(self._caches, self._held)
-        return landed.step_s
-
-    def _lose_a_row(self, width: int) -> None:
-        """A row ends with a window while the next one is on its way, and one more is started for the others."""
-        self._go_back([length - row % 2 for row, length in enumerate(self._held)])
-        known = [Draft(_PROMPT, "")] * len(self._rows)
-        first = mx.array([_PROMPT[0]] * len(self._rows), dtype=mx.uint32)
-        window = Window.ahead(Coming(first[:, None]), known, width)
-        waiting = self._start(window.inputs, window)
-        left = list(range(1, len(self._rows)))
-        if kv.moves_rows(self._caches):
-            left = kv.arranged(left)
-        coming = Coming(waiting.tokens, window.drafted, left)
-        kv.keep_rows(self._caches, left, self._held)
-        self._copied = True
-        self._rows, self._held = [self._rows[at] for at in left], [self._held[at] for at in left]
-        self._choosing.set_rows(self._rows)
-        window = Window.ahead(coming, known[1:], width)
-        self._start(window.inputs, window).read()
-
     def waited(self) -> float:
         """A step of width 1 from tokens that are known."""
         started_s = time.perf_counter()
@@ -180,10 +135,7 @@ class _Steps:
         return time.perf_counter() - started_s
 
     def _start(self, inputs: mx.array, window: Window | None = None, *, idle: bool = False) -> Choices:
-        pending = None if window is None else window.pending
-        is_idle = on_gpu() and idle
-        kv.begin_step(self._caches, inputs, self._held, copied=self._copied, idle=is_idle, pending=pending)
-        self._copied = False
+        kv.begin_step(self._caches, inputs, self._held, copied=False, idle=on_gpu() and idle)
         self._held = [held + inputs.shape[1] for held in self._held]
         logits = self._model(inputs, cache=self._caches)
         choices = (
@@ -191,16 +143,6 @@ class _Steps:
         )
         kv.start(choices.arrays())
         return choices
-
-    def _take(self, tokens: Sequence[Sequence[int]], window: Window, made_before: Sequence[int]) -> list[int]:
-        """How many tokens each row keeps of a window, whose step before has made so many."""
-        for place, count in enumerate(made_before):
-            window.settle(place, count)
-        return [1 + window.accepted(place, its) for place, its in enumerate(tokens)]
-
-    def _keep(self, counts: Sequence[int], width: int, after: int = 0) -> None:
-        self._held = [held - width + count for held, count in zip(self._held, counts, strict=True)]
-        kv.go_back(self._caches, [width - count for count in counts], self._held, after=after)
 
     def _go_back(self, held: list[int]) -> None:
         counts = [before - after for before, after in zip(self._held, held, strict=True)]

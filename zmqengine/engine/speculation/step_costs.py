@@ -11,11 +11,6 @@ WAITED = 0
 started ahead of them has the width 1."""
 
 
-def started_ahead(width: int) -> int:
-    """Instead of a width: one of a step that was started before the tokens of the step before were known."""
-    return -width if width > 1 else width
-
-
 # The third of the last so many steps counts, by time: a step that the system held up says nothing.
 _SAMPLES, _PLACE = 7, 2
 # A step of width 1 is known when it was timed so often. If none was timed in so many steps, drafts pause until one is,
@@ -85,7 +80,7 @@ class StepCosts:
     def passed(self, width: int | None) -> None:
         """A step is there, whether its time says something or not; None for one that began before others were known."""
         self._untimed += 1
-        if width is not None and abs(width) > 1:
+        if width is not None and width > 1:
             self._windows += 1
         elif width is not None and self._windows:
             self._run += _RUN_GAIN * (min(self._windows, _RUN_MAX) - self._run)
@@ -125,7 +120,7 @@ class StepCosts:
         """
         ratio = self._ratios.get((rows, width))
         if ratio is None:
-            ratio = min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, abs(width)))
+            ratio = min(max(1.0, self._measured_ratio(rows, width)), 1.0 + max(1, width))
             self._ratios[rows, width] = ratio
         return ratio
 
@@ -137,7 +132,7 @@ class StepCosts:
         near = self._near(rows, width)
         if near is not None:
             return near
-        return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (abs(width) - 1))
+        return 1 + (_GUESSED_WAIT if width == WAITED else _GUESSED * (width - 1))
 
     def _near(self, rows: int, width: int) -> float | None:
         """The ratio of this width for the number of rows that is nearest, of those it is known of."""

@@ -15,9 +15,6 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.cuda import drawing
-from zmqengine.engine.cuda.windows import following_window
-from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.kv import Pending
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.penalties import Penalties
 from zmqengine.engine.sampling.sampler import LogprobArrays, Plan, choose, measure, widened_places
@@ -28,36 +25,6 @@ class Draft(NamedTuple):
 
     tokens: Sequence[int]
     source: str
-
-
-class Coming(NamedTuple):
-    """What a step on its way makes of each row, still on the device: of the tokens that it has `chosen` [its rows, its
-    width] those up to the first that is not the one that was `drafted` there [its rows, its width - 1]. `places` are
-    where the rows stand in it, if they are not all."""
-
-    chosen: mx.array
-    drafted: mx.array | None = None
-    places: Sequence[int] | None = None
-
-    @property
-    def most(self) -> int:
-        """How many tokens it makes of a row at most."""
-        return self.chosen.shape[1]
-
-    def followed_by(self, table: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """As `following_window`."""
-        if on_cuda():
-            return following_window(self.chosen, self.drafted, self.places, table)
-        kept = _kept(self.chosen, self.drafted)
-        counts = kept.sum(axis=-1)
-        last = mx.take_along_axis(self.chosen, counts[:, None] - 1, axis=1)
-        if self.places is not None:
-            index = mx.array(list(self.places))
-            counts, last = counts[index], last[index]
-        width = table.shape[1] - self.most + 1
-        drafted = mx.take_along_axis(table, counts[:, None] + mx.arange(width - 1), axis=1)
-        inputs = mx.concatenate([last.astype(mx.int32), mx.maximum(drafted, 0)], axis=1)
-        return inputs.astype(mx.uint32), drafted, counts
 
 
 class Measured(NamedTuple):
@@ -99,19 +66,12 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """The last token of each row and its draft, padded to `width` tokens: what one call reads.
-
-    It may be started while the step before is on its way. Then its `drafts` are those parts of the `foreseen` that
-    stand after what that step makes: the device takes them by itself, and the host is told by `settle`. `pending` is
-    that step, if it is a window.
-    """
+    """A verify block: the last token of each row and its draft tokens, padded to `width` tokens a row."""
 
     drafts: list[Draft | None]
     width: int
     inputs: mx.array
     drafted: mx.array
-    foreseen: Sequence[Draft | None] = ()
-    pending: Pending | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> Window:
@@ -123,21 +83,6 @@ class Window:
         last = np.array([row.tokens[-1] for row in rows])
         inputs = np.concatenate([last[:, None], np.maximum(drafted, 0)], axis=1)
         return cls(drafts, width, mx.array(inputs.astype(np.uint32)), mx.array(drafted))
-
-    @classmethod
-    def ahead(cls, coming: Coming, foreseen: Sequence[Draft | None], width: int) -> Window:
-        """The window after a step on its way. What is `foreseen` of a row begins where its known tokens end, and goes
-        on as long as that step and this window may reach."""
-        table = mx.array(_table(foreseen, coming.most + width - 1))
-        inputs, drafted, counts = coming.followed_by(table)
-        pending = Pending(coming.most, counts) if coming.most > 1 else None
-        return cls([None] * len(foreseen), width, inputs, drafted, foreseen, pending)
-
-    def settle(self, place: int, made: int) -> None:
-        """The step before has made so many tokens of the row at `place`."""
-        draft = self.foreseen[place]
-        tokens = () if draft is None else draft.tokens[made : made + self.width - 1]
-        self.drafts[place] = Draft(tokens, draft.source) if draft is not None and len(tokens) else None
 
     def accepted(self, place: int, tokens: Sequence[int]) -> int:
         """How many tokens of the draft at `place` are those that were chosen."""
@@ -165,7 +110,7 @@ class Window:
             logits = penalties.apply_window(logits, self.inputs[:, 1:])
         raw = logits.reshape(-1, vocab)
         flat = mask(raw)
-        tokens, chosen, told = choose(flat, plan, width, self.pending or 0)
+        tokens, chosen, told = choose(flat, plan, width)
         logprobs = None
         if measured.places:
             index = widened_places(mx.array(list(measured.places)), width)

@@ -22,7 +22,7 @@ from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.prefix_cache.store import PromptStore
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.speculation.choosing import Choosing
-from zmqengine.engine.speculation.step_costs import WAITED, started_ahead
+from zmqengine.engine.speculation.step_costs import WAITED
 from zmqengine.engine.speculation.verify_block import Window
 from zmqengine.engine.step.inflight import Flight
 
@@ -126,8 +126,8 @@ class DecodeBatch:
         self.leave([row for row in self.rows if row.sampled + (row.window > 0) >= row.max_tokens])
         speculation = self._speculation
         asks = speculation is not None and speculation.is_due(self.rows, anew=self._changed) and may_draft()
-        window = self._window_ahead() if asks else None
-        waits = window is None and self._must_wait(asks=asks)
+        window = None
+        waits = self._must_wait(asks=asks)
         if waits:
             flight, self._flight = self._flight, None
             if flight is not None:
@@ -140,23 +140,10 @@ class DecodeBatch:
             self._flight = None
         elif window is not None:
             self._flight = self._start(window.inputs, window)
-            self._flight.timed_as = window.width if waits else started_ahead(window.width)
+            self._flight.timed_as = window.width
         else:
             self._flight = self._start(_last_tokens(self.rows, self._landing)[:, None], None)
             self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
-
-    def _window_ahead(self) -> Window | None:
-        """A window that need not wait for the step on its way: it goes on from wherever that ends."""
-        flight, speculation = self._flight, self._speculation
-        if (
-            flight is None
-            or speculation is None
-            or self._choosing.constrained
-            or not flight.has_all(self.rows)
-        ):
-            return None
-        foreseen = speculation.foresee(self.rows, flight.width)
-        return None if foreseen is None else Window.ahead(flight.coming(self.rows), *foreseen)
 
     def _must_wait(self, *, asks: bool) -> bool:
         """Whether what comes next depends on the tokens on their way."""
@@ -183,8 +170,7 @@ class DecodeBatch:
         if changed:
             self._choosing.set_rows(self.rows)
         is_idle = self._landing is None and not self._start_computes
-        pending = None if window is None else window.pending
-        kv.begin_step(self.caches, inputs, self._columns(), copied=changed, idle=is_idle, pending=pending)
+        kv.begin_step(self.caches, inputs, self._columns(), copied=changed, idle=is_idle)
         logits = self._model(inputs, cache=self.caches)
         is_first = not all(row.launched for row in self.rows)
         for row in self.rows:
@@ -221,24 +207,21 @@ class DecodeBatch:
             take = self._store.withdraw if id(row) in landed.doubtful else self._store.accept
             take(offer)
         if flight.window is not None:
-            _go_back(self.rows, self.caches, 0 if self._flight is None else self._flight.width)
-        if self._flight is not None:
-            self._flight.settle(landed.made)
+            assert self._flight is None, "a verify block is rolled back before the next step starts"
+            _go_back(self.rows, self.caches)
         self._drop(landed.failed)
         self.leave(landed.ended)
         if self._speculation is not None:
-            timed_as = flight.timed_beside(self._flight)
-            self._speculation.landed(flight.rows, timed_as, landed.judged)
+            self._speculation.landed(flight.rows, flight.timed_as, landed.judged)
 
 
-def _go_back(rows: Sequence[Row], caches: Caches, after: int) -> None:
-    """Take back what of a window was not accepted; one of `after` tokens a row was started after it. A row that has
-    joined since has nothing to take back."""
+def _go_back(rows: Sequence[Row], caches: Caches) -> None:
+    """Roll back the rejected tokens of a verify block. A row that joined since has none."""
     if rows:
-        counts = [row.window - after for row in rows]
+        counts = [row.window for row in rows]
         for row in rows:
-            row.window = after
-        kv.go_back(caches, counts, [row.held + row.window for row in rows], after=after)
+            row.window = 0
+        kv.go_back(caches, counts, [row.held for row in rows])
 
 
 def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:

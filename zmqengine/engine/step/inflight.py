@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,23 +13,20 @@ from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
-from zmqengine.engine.speculation.step_costs import started_ahead
-from zmqengine.engine.speculation.verify_block import Choices, Coming, Draft, Window
+from zmqengine.engine.speculation.verify_block import Choices, Draft, Window
 
 
 @dataclass
 class Landed:
     """Rows that have made what is not a number, by their `id()`; those that failed, and those that ended.
 
-    `judged` are drafts, and how many of their tokens were accepted. Of a window, `made` is how many tokens of each row
-    were chosen, by its `id()` again.
+    `judged` are drafts, and how many of their tokens were accepted.
     """
 
     doubtful: set[int]
     failed: set[int] = field(default_factory=set)
     ended: list[Row] = field(default_factory=list)
     judged: list[tuple[Row, Draft, int]] = field(default_factory=list)
-    made: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,30 +79,6 @@ class Flight:
             return self._chosen.tokens
         return self._chosen.tokens[resident(places)] if places else None
 
-    def timed_beside(self, following: Flight | None) -> int | None:
-        """As what it is timed. Of one that was started ahead, the time is that of starting the `following` one, too."""
-        is_ahead = self.timed_as is not None and self.timed_as == started_ahead(self.width)
-        return None if is_ahead and following is None else self.timed_as
-
-    def has_all(self, here: Sequence[Row]) -> bool:
-        """Whether it makes tokens of all who are `here`."""
-        return len(self._places(here)) == len(here)
-
-    def coming(self, here: Sequence[Row]) -> Coming:
-        """What it makes of those who are `here`, who are all among its rows."""
-        tokens = self._chosen.tokens
-        places = None if len(here) == len(self.rows) else self._places(here)
-        if self.window is None:
-            return Coming(tokens[:, None], None, places)
-        return Coming(tokens, self.window.drafted, places)
-
-    def settle(self, made: Mapping[int, int]) -> None:
-        """The step before it is there, and has made so many tokens of its rows, by their `id()`; one where nothing is
-        said. Now the host knows the drafts of this one."""
-        if self.window is not None and self.window.foreseen:
-            for place, row in enumerate(self.rows):
-                self.window.settle(place, made.get(id(row), 1))
-
     def _places(self, here: Sequence[Row]) -> list[int]:
         """Where those who are `here` and among its rows stand in it, in the order in which they are here: it is that of
         the rows as long as all of them are."""
@@ -142,7 +115,6 @@ class Flight:
             if row.gone:
                 continue
             accepted = self.window.accepted(place, tokens[place])
-            landed.made[id(row)] = accepted + 1
             taken, message = 0, ""
             finish: EngineFinish | None = None
             for token, logit in zip(tokens[place][: accepted + 1], logits[place], strict=False):
