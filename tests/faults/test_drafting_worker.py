@@ -14,9 +14,9 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from benchmarks.speculation import echo_model
 from tests.support.models import build_tokenizer
 from tests.support.workers import WorkerProcess
-from zmqengine.bench import echo_model
 from zmqengine.errors import BadRequest
 
 KILLS = int(os.environ.get("ZMQENGINE_DRAFTING_KILLS", "25"))

@@ -11,9 +11,9 @@ import pytest
 
 from tests.http.serving import Front, serving
 from tests.support.workers import WorkerProcess
-from zmqengine.pico.chat import Turn
-from zmqengine.pico.draw import Draw
-from zmqengine.pico.tools.chat import Offer, call_turn, offers
+from tools.pico.chat import Turn
+from tools.pico.draw import Draw
+from tools.pico.tools.chat import Offer, call_turn, offers
 from zmqengine_http import HttpConfig
 
 ASKS = 10

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from zmqengine.pico import corpus
-from zmqengine.pico.chat import Turn
-from zmqengine.pico.corpus import ChatDocument, StoryDocument
-from zmqengine.pico.draw import Split, split_of
+from tools.pico import corpus
+from tools.pico.chat import Turn
+from tools.pico.corpus import ChatDocument, StoryDocument
+from tools.pico.draw import Split, split_of
 
 
 def _turns(documents: list[corpus.Document]) -> list[Turn]:
@@ -19,7 +19,7 @@ def test_the_same_seed_gives_the_same_corpus_in_another_process() -> None:
     """A fresh interpreter, whose string hashes differ, writes the same documents."""
     script = (
         "import hashlib\n"
-        "from zmqengine.pico import corpus\n"
+        "from tools.pico import corpus\n"
         "texts = [document.text for document in corpus.sample('train', 7, 200)]\n"
         "print(hashlib.sha256('\\0'.join(texts).encode()).hexdigest())\n"
     )

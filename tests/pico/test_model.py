@@ -11,11 +11,12 @@ from mlx_lm.generate import batch_generate
 from mlx_lm.sample_utils import make_sampler
 from tokenizers import Tokenizer
 
-from zmqengine.pico import corpus, model_path
-from zmqengine.pico.evaluate import evaluate
-from zmqengine.pico.markers import SPECIAL_TOKENS
-from zmqengine.pico.tokens import encode
-from zmqengine.pico.train import Plan
+from tools.pico import corpus
+from tools.pico.evaluate import evaluate
+from tools.pico.markers import SPECIAL_TOKENS
+from tools.pico.tokens import encode
+from tools.pico.train import Plan
+from zmqengine.pico import model_path
 
 TOKENS_MAX = 300
 # Shares that a new copy of the model must reach on held-out items before it replaces this one.

@@ -7,13 +7,13 @@ from typing import Any
 import jinja2
 import pytest
 
-from zmqengine.pico.chat import Turn
-from zmqengine.pico.corpus import ChatDocument
-from zmqengine.pico.draw import Split, split_of
-from zmqengine.pico.template import CHAT_TEMPLATE, system_text
-from zmqengine.pico.tool import Parameter, Tool, ToolCall
-from zmqengine.pico.tools import corpus as tool_corpus
-from zmqengine.pico.tools.chat import NO_TOOL
+from tools.pico.chat import Turn
+from tools.pico.corpus import ChatDocument
+from tools.pico.draw import Split, split_of
+from tools.pico.template import CHAT_TEMPLATE, system_text
+from tools.pico.tool import Parameter, Tool, ToolCall
+from tools.pico.tools import corpus as tool_corpus
+from tools.pico.tools.chat import NO_TOOL
 
 COUNT = 800
 

@@ -13,18 +13,18 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 from tokenizers import Tokenizer
 
-from zmqengine.pico import tokens as first_tokens
-from zmqengine.pico.directory import model_config, write_model
-from zmqengine.pico.tools import corpus as tool_corpus
-from zmqengine.pico.tools import train as training
-from zmqengine.pico.tools.card import write_card
-from zmqengine.pico.tools.checkpoints import Checkpoints
-from zmqengine.pico.tools.evaluate import Chats, Figures, evaluate_tools
-from zmqengine.pico.tools.new_tokens import new_embeddings
-from zmqengine.pico.tools.plan import Plan
-from zmqengine.pico.tools.positions import gaps
-from zmqengine.pico.tools.tokens import train_tokenizer
-from zmqengine.pico.tools.train import Outcome, train, write
+from tools.pico import tokens as first_tokens
+from tools.pico.directory import model_config, write_model
+from tools.pico.tools import corpus as tool_corpus
+from tools.pico.tools import train as training
+from tools.pico.tools.card import write_card
+from tools.pico.tools.checkpoints import Checkpoints
+from tools.pico.tools.evaluate import Chats, Figures, evaluate_tools
+from tools.pico.tools.new_tokens import new_embeddings
+from tools.pico.tools.plan import Plan
+from tools.pico.tools.positions import gaps
+from tools.pico.tools.tokens import train_tokenizer
+from tools.pico.tools.train import Outcome, train, write
 
 PLAN = Plan(
     seed=5,

@@ -11,13 +11,14 @@ import mlx_lm
 import pytest
 from tokenizers import Tokenizer
 
-from zmqengine.pico import corpus, model_path
-from zmqengine.pico.markers import SPECIAL_TOKENS
-from zmqengine.pico.template import TOOL_MARKERS
-from zmqengine.pico.tokens import encode
-from zmqengine.pico.tools import corpus as tool_corpus
-from zmqengine.pico.tools.evaluate import SHORT, evaluate_objects, evaluate_talk, evaluate_tools
-from zmqengine.pico.tools.plan import Plan
+from tools.pico import corpus
+from tools.pico.markers import SPECIAL_TOKENS
+from tools.pico.template import TOOL_MARKERS
+from tools.pico.tokens import encode
+from tools.pico.tools import corpus as tool_corpus
+from tools.pico.tools.evaluate import SHORT, evaluate_objects, evaluate_talk, evaluate_tools
+from tools.pico.tools.plan import Plan
+from zmqengine.pico import model_path
 
 PATH = model_path("pico-tools")
 # Shares that a new copy of the model must reach on held-out items before it replaces this one.

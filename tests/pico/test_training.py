@@ -9,9 +9,9 @@ from typing import Any
 import mlx_lm
 import pytest
 
-from zmqengine.pico.card import write_card
-from zmqengine.pico.evaluate import evaluate
-from zmqengine.pico.train import Outcome, Plan, train, write
+from tools.pico.card import write_card
+from tools.pico.evaluate import evaluate
+from tools.pico.train import Outcome, Plan, train, write
 
 
 @pytest.fixture(scope="module")

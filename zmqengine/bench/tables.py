@@ -8,15 +8,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from zmqengine.bench.constrained_scenarios import CONSTRAINED
-from zmqengine.bench.gpu_scenarios import GPU
 from zmqengine.bench.measures import kind_of
-from zmqengine.bench.overhead_scenarios import OVERHEAD
 from zmqengine.bench.report import Figure, Report, Rounds, errors_of, failures_of
-from zmqengine.bench.saving_scenarios import SAVING
 from zmqengine.bench.scenarios import SCENARIOS
-from zmqengine.bench.schedule.scenarios import SCHEDULE
-from zmqengine.bench.speculation_scenarios import SPECULATION
+from zmqengine.bench.shown_measures import SHOWN
 
 MANY_CASES = 3
 
@@ -45,8 +40,7 @@ def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
 def shown_measures(scenario: str) -> Sequence[str]:
     """The measures of a short table, the most telling first."""
     known = SCENARIOS.get(scenario)
-    every = OVERHEAD | SCHEDULE | CONSTRAINED | SPECULATION | SAVING | GPU
-    return known.shown if known else every.get(scenario, ())
+    return known.shown if known else SHOWN.get(scenario, ())
 
 
 def _by_case(

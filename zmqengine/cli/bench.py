@@ -32,22 +32,21 @@ SCENARIO_NAMES = (
     "trace",
 )
 CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
-SPECULATION_WORK = ("echo", "edit", "edit draft", "new text", "sampled text", "set drafts", "draft model")
 SHAPE_NAMES = ("0.2m", "deep", "1m", "25m", "150m", "128k", "0.5b", "8b")
 
 FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 OUT_FILE = click.Path(path_type=Path, dir_okay=False)
-# What most measurements take.
-_seed = click.option(
+# Options that most measurements take.
+seed_option = click.option(
     "--seed",
     type=int,
     callback=lambda context, option, value: int(time.time()) if value is None else value,
     help="Makes the prompts. [default: the time]",
 )
-_out = click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
-_plot = click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
-_ranges = click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
+out_option = click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
+plot_option = click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
+ranges_option = click.option("--ranges", is_flag=True, help="Show minimum and maximum too.")
 
 
 @click.group()
@@ -61,7 +60,6 @@ def bench() -> None:
     zmqengine bench overhead --model pico
     zmqengine bench constrained
     zmqengine bench saving
-    zmqengine bench schedule --set load=1.2
     """
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
@@ -93,12 +91,12 @@ def bench() -> None:
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=JSON", help="A size of a scenario: users=[1,8]."
 )
-@_seed
+@seed_option
 @click.option("--base", default="", help="The label that ratios are to. [default: the first target]")
 @click.option("--tokenizer", default="", help="tokenizer.json, where no worker can provide it.")
-@_out
-@_plot
-@_ranges
+@out_option
+@plot_option
+@ranges_option
 def serve(
     workers: tuple[str, ...],
     urls: tuple[str, ...],
@@ -142,7 +140,7 @@ def serve(
         seed=others["seed"],
         base=others["base"],
     )
-    _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
+    finish(stoppable.run(run(plan, show_progress)), out, picture, ranges)
 
 
 @bench.command()
@@ -151,10 +149,10 @@ def serve(
 @click.option("--mlx-lm", is_flag=True, help="Also through mlx_lm.server.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
-@_seed
-@_out
-@_plot
-@_ranges
+@seed_option
+@out_option
+@plot_option
+@ranges_option
 def overhead(
     settings: tuple[str, ...],
     out: Path | None,
@@ -171,7 +169,7 @@ def overhead(
 
     options = with_settings(OverheadOptions(), settings)
     plan = OverheadPlan(options=options, **others)
-    _finish(stoppable.run(run(plan, _progress)), out, picture, ranges)
+    finish(stoppable.run(run(plan, show_progress)), out, picture, ranges)
 
 
 @bench.command()
@@ -192,9 +190,9 @@ def overhead(
 )
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=16.")
-@_seed
-@_out
-@_ranges
+@seed_option
+@out_option
+@ranges_option
 def constrained(
     models: Path | None,
     shapes: tuple[str, ...],
@@ -221,66 +219,7 @@ def constrained(
         options=with_settings(ConstrainedOptions(work=work) if work else ConstrainedOptions(), settings),
         **others,
     )
-    _finish(stoppable.run(run(plan, _progress)), out, None, ranges)
-
-
-@bench.command()
-@click.option("--trace", type=REPORT_FILE, help="Requests as JSON lines or CSV, in place of made ones.")
-@click.option("--keep-trace", type=OUT_FILE, help="Write the requests that were made here, as JSON lines.")
-@click.option("--rounds", default=1, show_default=True, help="Each with requests of its own.")
-@click.option("--size", type=click.Choice(["small", "normal"]), default="normal", show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size or a cost: rows=128.")
-@click.option("--seed", default=1, show_default=True, help="Makes the requests.")
-@_out
-@_plot
-@_ranges
-def schedule(
-    keep_trace: Path | None,
-    size: str,
-    settings: tuple[str, ...],
-    out: Path | None,
-    picture: Path | None,
-    ranges: bool,
-    **others: Any,
-) -> None:
-    """Who waits how long, by the order of service: a replay without an engine.
-
-    1,000 front-ends and 100,000 requests by default, in about a minute: the worker's own order of service against
-    first come, first served and against strict priorities, on a machine whose steps cost what --set says.
-    """
-    from zmqengine.bench.arguments import with_settings
-    from zmqengine.bench.schedule.arrivals import generate, write_requests
-    from zmqengine.bench.schedule.machine import Machine
-    from zmqengine.bench.schedule.options import SMALL, ScheduleOptions
-    from zmqengine.bench.schedule.run import SchedulePlan
-    from zmqengine.bench.schedule.run import schedule as run
-
-    options = with_settings(SMALL if size == "small" else ScheduleOptions(), settings)
-    if keep_trace:
-        write_requests(generate(options, Machine(options), others["seed"]), keep_trace)
-    _finish(run(SchedulePlan(options=options, **others), _progress), out, picture, ranges)
-
-
-@bench.command()
-@click.option("--work", multiple=True, type=click.Choice(SPECULATION_WORK), default=("echo", "new text"))
-@click.option(
-    "--model", default="pico", show_default=True, help="Pico or a directory; not for echo and edit."
-)
-@click.option("--draft", help="The directory of the smaller model of --work 'draft model'.")
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
-@click.option("--seed", default=1, show_default=True, help="Makes the prompts.")
-@_out
-@_ranges
-def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
-    """What drafts gain where text repeats itself, and cost where it does not."""
-    from zmqengine.bench.arguments import with_settings
-    from zmqengine.bench.speculation import SpeculationPlan
-    from zmqengine.bench.speculation import speculation as run
-    from zmqengine.bench.speculation_work import SpeculationOptions
-
-    options = with_settings(SpeculationOptions(), settings)
-    _finish(run(SpeculationPlan(options=options, **others), _progress), out, None, ranges)
+    finish(stoppable.run(run(plan, show_progress)), out, None, ranges)
 
 
 @bench.command()
@@ -290,9 +229,9 @@ def speculation(settings: tuple[str, ...], out: Path | None, ranges: bool, **oth
 )
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=32.")
-@_seed
-@_out
-@_ranges
+@seed_option
+@out_option
+@ranges_option
 def saving(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
     """What rows that decode lose while prompts are written to disk: 1 GB in all."""
     from zmqengine.bench.arguments import with_settings
@@ -301,7 +240,7 @@ def saving(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: 
 
     options = with_settings(SavingOptions(), settings)
     plan = SavingPlan(options=options, **others)
-    _finish(run(plan, _progress), out, None, ranges)
+    finish(run(plan, show_progress), out, None, ranges)
 
 
 @bench.command()
@@ -326,13 +265,13 @@ def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) 
 
 @bench.command()
 @click.argument("report", type=REPORT_FILE)
-@_plot
-@_ranges
+@plot_option
+@ranges_option
 def show(report: Path, picture: Path | None, ranges: bool) -> None:
     """Print a report that was kept, or draw it."""
     from zmqengine.bench.report import load
 
-    _finish(load(report), None, picture, ranges)
+    finish(load(report), None, picture, ranges)
 
 
 @bench.command()
@@ -347,7 +286,7 @@ def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
 
     made = SHAPES[shape]
     make_model(shape, made, out, bits=int(bits) if bits else None, seed=seed)
-    _progress(f"{made.parameters:,} random weights in {out}")
+    show_progress(f"{made.parameters:,} random weights in {out}")
     click.echo(out)
 
 
@@ -365,7 +304,7 @@ def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple
     """Everything the README claims, in about twenty minutes."""
     from zmqengine.bench.suite import run_suite
 
-    run_suite(out, models, quick=quick, rounds=rounds, only=parts, on_progress=_progress)
+    run_suite(out, models, quick=quick, rounds=rounds, only=parts, on_progress=show_progress)
 
 
 @bench.command()
@@ -384,7 +323,7 @@ def suite(out: Path, models: Path | None, quick: bool, rounds: int, parts: tuple
 )
 @click.option("--requests", "requests_per_stream", default=3, show_default=True, help="For each stream.")
 @click.option("--rounds", default=1, show_default=True)
-@_seed
+@seed_option
 @click.option("--quick", is_flag=True, help="Few streams and requests, to see that everything works.")
 def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **others: Any) -> None:
     """What a GPU is asked for: throughput against the bare generator, first requests, long prompts, steps.
@@ -404,10 +343,10 @@ def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **o
             directory = model_directory_of(name, models or Path(scratch))
             plan = GpuPlan(model=str(directory), **{**others, **less})
             keep = partial(save, path=out / f"gpu-{name}.json")
-            _finish(stoppable.run(measure_on_gpu(plan, _progress, keep)), None, None, False)
+            finish(stoppable.run(measure_on_gpu(plan, show_progress, keep)), None, None, False)
 
 
-def _finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
+def finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
     from zmqengine.bench.report import save
     from zmqengine.bench.tables import show as show_tables
 
@@ -427,7 +366,7 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
-def _progress(text: str) -> None:
+def show_progress(text: str) -> None:
     """One line that the next one replaces; on a pipe, lines."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K{text}")

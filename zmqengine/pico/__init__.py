@@ -1,6 +1,6 @@
 """The bundled models, each of about a million parameters: pico, and pico-tools, which calls tools.
 
-`pico.train` trained the one on what `pico.corpus` writes; `pico.tools.train` made the other of it.
+Their weights are here; how they were made is in `tools/pico` of the repository.
 """
 
 from pathlib import Path
@@ -12,4 +12,4 @@ BUNDLED = ("pico", "pico-tools")
 def model_path(name: str = "pico") -> Path:
     """The directory of a bundled model, in mlx-lm's own format: a plain folder of this package."""
     assert name in BUNDLED, name
-    return Path(__file__).parent / ("model" if name == "pico" else "tools/model")
+    return Path(__file__).parent / ("model" if name == "pico" else "tools_model")

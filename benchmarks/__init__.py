@@ -1,0 +1,1 @@
+"""Kept reports, and measurements that only the project itself needs: `python -m benchmarks.NAME`."""

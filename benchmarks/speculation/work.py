@@ -1,0 +1,168 @@
+"""The work that is measured: a model, the requests for it, and the sources of draft tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import islice
+
+from zmqengine.engine.open import device_name  # first: it chooses what MLX binds to
+
+# isort: split
+import msgspec
+
+from benchmarks.speculation import echo_model
+from benchmarks.speculation.edit.documents import edits
+from benchmarks.speculation.edit.models import ask, load_bundled
+from benchmarks.speculation.erring_source import ErringSource
+from benchmarks.speculation.foreseeable import make_foreseeable
+from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.tuning import tune
+from zmqengine.engine.host.host_heap import keep_freed_arrays
+from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
+from zmqengine.engine.load.loader import LoadedModel, evaluate, load
+from zmqengine.engine.speculation.opening import open_draft_model, open_speculation
+from zmqengine.engine.speculation.source import DraftSource
+from zmqengine.engine.speculation.speculation import Speculation
+from zmqengine.errors import ConfigError
+from zmqengine.pico import model_path
+
+_PROMPT_TOKENS = 16
+# Nearly every token is as likely as any other. What a model says by itself comes again soon enough to be copied.
+_NO_REPEATS = Sampling(temperature=100.0)
+
+Outputs = dict[int, list[int]]
+"""By the number of the row."""
+
+
+class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes. `acceptance` is the chance of each token of `set drafts` to be right, a draft has `set_length`."""
+
+    streams: tuple[int, ...] = (1, 8, 32)
+    echo_words: int = 150
+    edit_fields: int = 16
+    new_tokens: int = 150
+    set_tokens: int = 100
+    acceptance: float = 0.7
+    set_length: int = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """`requests` are made for so many streams and a seed. `speculation` opens what drafts for them; `known`, if not
+    None, makes its source anew of the outputs there will be."""
+
+    name: str
+    model: object
+    info: ModelInfo
+    requests: Callable[[int, int], list[RowRequest]]
+    speculation: Callable[[], Speculation | None]
+    known: Callable[[Sequence[RowRequest], Outputs], DraftSource] | None = None
+
+
+def open_work(name: str, model: str, draft: str | None, options: SpeculationOptions) -> Work:
+    """One of the works of the command line. Raises `ConfigError` for a model that does not suit it."""
+    if device_name().startswith("cpu"):
+        # As a worker does.
+        keep_freed_arrays()
+    if name == "echo":
+        return _echo(options)
+    if name in ("edit", "edit draft"):
+        return _edit(name, options)
+    loaded = _load(model)
+    if name == "set drafts":
+        return _set_drafts(loaded, options)
+    if name == "draft model":
+        if draft is None:
+            raise ConfigError("--work 'draft model' needs --draft: a smaller model with the same tokenizer")
+        return _draft_model(loaded, _load(draft), options)
+    loaded = _fitted(loaded)
+    sampling = _NO_REPEATS if name == "new text" else Sampling(temperature=1.0)
+    prompts = _random_prompts(loaded.info.vocab_size, options.new_tokens, sampling)
+    return Work(name, loaded.model, loaded.info, prompts, _auto(loaded.info))
+
+
+def _echo(options: SpeculationOptions) -> Work:
+    words = options.echo_words
+    model = echo_model.build(words)
+    info = ModelInfo("echo", echo_model.VOCAB_SIZE, 2048, frozenset(), evaluate(model))
+
+    def requests(streams: int, seed: int) -> list[RowRequest]:
+        draw = random.Random(seed)
+        texts = [echo_model.document(draw, words) for _ in range(streams)]
+        return [RowRequest(row, echo_model.prompt(text), words) for row, text in enumerate(texts)]
+
+    return Work("echo", model, info, requests, _auto(info))
+
+
+def _edit(name: str, options: SpeculationOptions) -> Work:
+    """Documents that the trained model has not seen, to be said with a field changed."""
+    loaded = load_bundled("model")
+    draft = load_bundled("draft") if name == "edit draft" else None
+
+    def speculation() -> Speculation | None:
+        if draft is None:
+            return open_speculation("auto", loaded.info.vocab_size)
+        return open_speculation("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+
+    def requests(streams: int, seed: int) -> list[RowRequest]:
+        documents = list(islice(edits("held_out", seed, options.edit_fields), streams))
+        return [asked.request for asked in ask(loaded, documents)]
+
+    return Work(name, loaded.model, loaded.info, requests, speculation)
+
+
+def _set_drafts(loaded: LoadedModel, options: SpeculationOptions) -> Work:
+    """The model is made to say what no rounding changes, and a source knows it."""
+    make_foreseeable(loaded.model)
+    loaded = _fitted(loaded)
+
+    def known(requests: Sequence[RowRequest], outputs: Outputs) -> DraftSource:
+        by_prompt = {tuple(request.prompt): outputs[request.row] for request in requests}
+        return ErringSource(by_prompt, options.acceptance, options.set_length)
+
+    requests = _random_prompts(loaded.info.vocab_size, options.set_tokens, Sampling())
+    return Work("set drafts", loaded.model, loaded.info, requests, _auto(loaded.info), known)
+
+
+def _draft_model(loaded: LoadedModel, draft: LoadedModel, options: SpeculationOptions) -> Work:
+    loaded, draft = _fitted(loaded), _fitted(draft)
+    words = min(loaded.info.vocab_size, draft.info.vocab_size)
+
+    def speculation() -> Speculation | None:
+        return open_speculation("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+
+    requests = _random_prompts(words, options.new_tokens, Sampling())
+    return Work("draft model", loaded.model, loaded.info, requests, speculation)
+
+
+def _auto(info: ModelInfo) -> Callable[[], Speculation | None]:
+    return lambda: open_speculation("auto", info.vocab_size)
+
+
+def _random_prompts(
+    vocab_size: int, tokens: int, sampling: Sampling
+) -> Callable[[int, int], list[RowRequest]]:
+    def requests(streams: int, seed: int) -> list[RowRequest]:
+        draw = random.Random(seed)
+        prompts = [[draw.randrange(vocab_size) for _ in range(_PROMPT_TOKENS)] for _ in range(streams)]
+        return [
+            RowRequest(row, prompt, tokens, sampling=sampling, seed=row) for row, prompt in enumerate(prompts)
+        ]
+
+    return requests
+
+
+def _load(model: str) -> LoadedModel:
+    return load(str(model_path(model)) if model == "pico" else model)
+
+
+def _fitted(loaded: LoadedModel) -> LoadedModel:
+    """As a worker fits it to a GPU when it starts."""
+    device = device_name()
+    if device.startswith("gpu"):
+        tune(loaded.model, loaded.info.vocab_size, Remembered(device, version("mlx")))
+        return replace(loaded, info=replace(loaded.info, parameter_bytes=evaluate(loaded.model)))
+    return loaded
