@@ -153,7 +153,7 @@ class BlockLayout:
             array: mx.array = getattr(cache, name)
             if place is None or type(cache) is KVCache:
                 return array[..., start:end, :]
-            if cache.gaps is not None:
+            if _has_gaps(cache):
                 columns = columns_of(cache, place.row, place.held)[start:end]
                 return array[place.row : place.row + 1, :, mx.array(columns)]
             # Rows of a batch are right-justified.
@@ -164,7 +164,12 @@ class BlockLayout:
 
 
 def _is_cut_alone(cache: Any) -> bool:
-    return type(cache) is KVCache or cache.gaps is not None
+    return type(cache) is KVCache or _has_gaps(cache)
+
+
+def _has_gaps(cache: Any) -> bool:
+    # A layer with several caches merges them itself, into mlx-lm's own batch caches: those never roll rows back.
+    return getattr(cache, "gaps", None) is not None
 
 
 def _flatten(state: Any, arrays: list[mx.array]) -> Any:

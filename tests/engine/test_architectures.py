@@ -1,0 +1,129 @@
+"""Small random models of many architectures: greedy tokens are those of mlx-lm, with rows together and kept prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from tests.support.engines import Run, finish, make_engine, step
+from tests.support.models import HYBRID, LLAMA, MAMBA, MIXTURE, SLIDING, VOCAB_SIZE, build_model
+from zmqengine.engine.interface import RowRequest
+
+_BASE: dict[str, Any] = {key: value for key, value in LLAMA.items() if key != "model_type"}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "sliding window": SLIDING,
+    "mamba": MAMBA,
+    "mixtral": MIXTURE,
+    "lfm2": HYBRID,
+    "qwen2": {**_BASE, "model_type": "qwen2"},
+    "qwen3": {**_BASE, "model_type": "qwen3"},
+    "qwen3_moe": {
+        **_BASE,
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+    "gemma2": {**_BASE, "model_type": "gemma2", "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        **_BASE,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "sliding_window": 32,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+    },
+    "phi3": {**_BASE, "model_type": "phi3"},
+    "cohere2": {**_BASE, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 32},
+    "granite": {
+        **_BASE,
+        "model_type": "granite",
+        "logits_scaling": 1.0,
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "olmo2": {**_BASE, "model_type": "olmo2"},
+    # Keys and values of all heads come out of one small vector a token.
+    "deepseek_v2": {
+        **_BASE,
+        "model_type": "deepseek_v2",
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 2.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+    },
+    # Layers that hold two caches each: a recurrent state beside keys and values.
+    "falcon_h1": {
+        **_BASE,
+        "model_type": "falcon_h1",
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 4,
+        "mamba_chunk_size": 16,
+    },
+}
+_HEAD = [1 + place * 7 % 300 for place in range(150)]
+_ROWS = [_HEAD, [*_HEAD[:140], 5, 9, 2], [3, 1, 4], [*_HEAD, 8, 8]]
+_TOKENS = 12
+
+
+def greedy(model: Any, prompt: list[int]) -> list[int]:
+    """Tokens of mlx-lm's own model and caches, one row alone."""
+    caches = make_prompt_cache(model)
+    inputs, found = mx.array([prompt]), []
+    for _ in range(_TOKENS):
+        token = mx.argmax(model(inputs, cache=caches)[:, -1], axis=-1)
+        found.append(int(token.item()))
+        inputs = token[:, None]
+    return found
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str) -> None:
+    """Rows join while others run, where the model can batch, and start from kept prompts of other rows and turns."""
+    model = build_model(ARCHITECTURES[name])
+    wanted = [greedy(model, prompt) for prompt in _ROWS]
+    engine = make_engine(model)
+    run = Run()
+    for turn in range(2):
+        for place, prompt in enumerate(_ROWS):
+            assert engine.insert([RowRequest(10 * turn + place, prompt, _TOKENS)]) == []
+            for _ in range(2):
+                step(engine, run)
+            if engine.rows_max == 1:
+                finish(engine, run)
+        finish(engine, run)
+        assert run.failures == []
+        assert [run.ids(10 * turn + place) for place in range(len(_ROWS))] == wanted
+    assert max(max(prompt) for prompt in _ROWS) < VOCAB_SIZE
+    if engine.stats().prompt_cache_entries:
+        assert engine.stats().cached_tokens > 0
