@@ -184,6 +184,67 @@ def test_every_folder_is_a_tower(package: str) -> None:
     assert module_graph.floors(module_graph.inside(package))
 
 
+# The rooms of each package, from the ground up: a file imports from its own room and from those before it. Files that
+# stand beside the rooms are named like rooms.
+ROOMS = {
+    "zmqengine.engine": (
+        "options", "seeds", "host", "prompts_on_disk", "grammar", "interface", "row", "models", "cuda", "kv",
+        "sampling", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
+    ),
+    "zmqengine.worker": (
+        "process", "requests", "telemetry", "open_engine", "context", "wire", "scheduler", "intake", "timers",
+        "actor", "main", "__main__",
+    ),
+    "zmqengine_http": (
+        "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
+        "stable_head", "service", "endpoint", "generating", "apis", "openapi", "page", "endpoints",
+        "fields_table", "app", "server",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_stand_in_the_stated_order(package: str) -> None:
+    """No room imports from one that stands above it, and every room has its place in the order."""
+    order = {room: floor for floor, room in enumerate(ROOMS[package])}
+    graph = {room: others for room, others in module_graph.inside(package).items() if room != "__init__"}
+    assert set(graph) == set(order)
+    above = [
+        (room, other)
+        for room, others in graph.items()
+        for other in others
+        if order.get(other, -1) > order[room]
+    ]
+    assert above == []
+
+
+@pytest.mark.parametrize(
+    ("room", "others"),
+    [
+        ("zmqengine.engine.sampling", {"kv", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.engine.kv", {"sampling", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.worker.scheduler", {"intake"}),
+    ],
+)
+def test_a_room_knows_nothing_of_some_others(room: str, others: set[str]) -> None:
+    """Sampling can be read without KV caches, both without speculative decoding, and the scheduler without commands."""
+    package = room.rpartition(".")[0]
+    assert not module_graph.inside(package)[room.rpartition(".")[2]] & others
+
+
+def test_no_folder_holds_more_than_its_reader_can_take_in() -> None:
+    """More than about twenty files side by side have a structure that is not shown."""
+    folders: dict[Path, int] = {}
+    for path in module_graph.modules().values():
+        folders[path.parent] = folders.get(path.parent, 0) + 1
+    crowded = {folder.relative_to(ROOT).as_posix(): count for folder, count in folders.items() if count > 25}
+    assert set(crowded) <= CROWDED
+
+
+# To be taken apart next: the core of the client, the commands and the benchmarks.
+CROWDED = {"clients/zmqengine_client/core", "zmqengine/bench", "zmqengine/cli"}
+
+
 def test_a_circle_is_found() -> None:
     """The tower is not one by default."""
     graph = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"a"}), "d": frozenset({"a"})}

@@ -13,11 +13,10 @@ from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ConfigError
 from zmqengine.option import DAY_MS, DAY_S, MIB, check, option
 from zmqengine.protocol.addresses import DEFAULT_NAME, Endpoints, endpoints, is_loopback, resolve
+from zmqengine.protocol.messages import CacheScope
 
-CacheScope = Literal["session", "key", "shared"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
-Speculate = Literal["off", "auto", "ngram", "draft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,6 @@ from zmqengine.bench.targets import TargetError, TargetSpec
 
 Progress = Callable[[str], None]
 
-MODELS = ("8b", "8b-4bit", "0.5b")
 ENGINE = "engine"
 FIRST_REQUESTS = 10
 RESTS_S = (1.0,) * 5 + (6.0,) * 2

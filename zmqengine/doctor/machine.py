@@ -19,8 +19,7 @@ from zmqengine.doctor.finding import Finding
 PROBE_S = 120.0
 _SMALL_LIMIT_BYTES = 2 << 30
 _MLX_LM = ("0.32.0", "0.32.1", "0.32.2")
-"""Releases that the engine is tested with."""
-"""The release that the engine is written against; pyproject.toml pins it."""
+"""Releases that the engine is tested with; the range in pyproject.toml is the same."""
 
 
 class Machine(NamedTuple):
@@ -118,9 +117,7 @@ def _environment(report: dict[str, object]) -> Iterator[Finding]:
 def _blas(blas: str) -> Iterator[Finding]:
     if blas.startswith("reference"):
         text = "MLX's own BLAS is about five times slower than a tuned one"
-        yield Finding(
-            "warn", "blas", text, "apt install libopenblas0-pthread, or pip install scipy-openblas32"
-        )
+        yield Finding("warn", "blas", text, "apt install libopenblas0-pthread")
     else:
         yield Finding("ok", "blas", f"BLAS {blas}")
 

@@ -10,11 +10,9 @@ thread is best for models of a few million parameters.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 # A path to load, or `none` to keep what MLX has.
 VARIABLE = "ZMQENGINE_BLAS"
@@ -28,18 +26,14 @@ _FOLDERS = (
     "/usr/lib",
     "/usr/local/lib",
 )
-# The wheel in which NumPy's and SciPy's developers publish OpenBLAS. Its names all begin with `scipy_`.
-_PACKAGE = "scipy_openblas32"
-_PREFIX = b"scipy_cblas_"
-_PREFIX_DROPPED = len(b"scipy_")
 
 
 def load_tuned_blas() -> str:
-    """Load a tuned BLAS if this system needs one and has one; returns what MLX will use, for people.
+    """Load a tuned BLAS on Linux and return its path, or words for the log that say which BLAS MLX uses instead.
 
-    It looks at ZMQENGINE_BLAS, then for OpenBLAS, MKL or BLIS where Linux keeps them and in the Python
-    environment, then for the package scipy-openblas32. It does nothing on macOS, which has Accelerate, and nothing
-    when MLX is already imported. Raises OSError if the library that ZMQENGINE_BLAS names cannot be loaded.
+    ZMQENGINE_BLAS names one; otherwise OpenBLAS, MKL and BLIS are looked for where Linux keeps libraries and in the
+    Python environment. Does nothing on macOS, which has Accelerate, and nothing when MLX is already imported.
+    Raises OSError if the library that ZMQENGINE_BLAS names cannot be loaded.
     """
     if sys.platform != "linux":
         return "accelerate"
@@ -54,7 +48,7 @@ def load_tuned_blas() -> str:
     for path in _system_libraries():
         if _load(path):
             return path
-    return _load_package() or "reference (slow: install libopenblas0-pthread or scipy-openblas32)"
+    return "reference (slow: install libopenblas0-pthread)"
 
 
 def _system_libraries() -> Iterator[str]:
@@ -74,24 +68,3 @@ def _load(path: str) -> bool:
     except (OSError, AttributeError):
         return False
     return True
-
-
-def _load_package() -> str | None:
-    """The fallback: load scipy-openblas32 from a copy in memory whose names have lost their prefix."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    from zmqengine.engine.host.elf import drop_symbol_prefix
-
-    for folder in spec.submodule_search_locations:
-        for path in sorted(Path(folder, "lib").glob("libscipy_openblas*.so")):
-            try:
-                renamed = drop_symbol_prefix(path.read_bytes(), _PREFIX, _PREFIX_DROPPED)
-                file = os.memfd_create("openblas")
-                with open(file, "wb", closefd=False) as copy:
-                    copy.write(renamed)
-                if _load(f"/proc/self/fd/{file}"):
-                    return str(path)
-            except (OSError, ValueError):
-                continue
-    return None

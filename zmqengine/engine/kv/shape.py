@@ -27,11 +27,6 @@ class CacheShape:
         """What one more token takes for ever, in the layers that see everything."""
         return sum(token_bytes for token_bytes, cap in self.layers if cap is None)
 
-    @property
-    def trimmable(self) -> bool:
-        """Whether the last tokens can always be cut off: no layer forgets, and none keeps a mere state."""
-        return not self.constant_bytes and all(cap is None for _, cap in self.layers)
-
     def project(self, tokens: int) -> int:
         """Bytes of caches that hold `tokens`, at most, whatever they began with."""
         grown = tokens + _GROWTH_TOKENS
