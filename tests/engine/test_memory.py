@@ -151,3 +151,11 @@ def test_an_engine_that_cannot_be_built_leaves_no_limit_behind(models, monkeypat
     with pytest.raises(ValueError, match="shapes"):
         make_engine(Broken())
     assert metal.limit == 17
+
+
+@pytest.mark.parametrize(("speculate", "drafts"), [("auto", False), ("ngram", True), ("off", False)])
+def test_speculation_is_off_by_default_on_metal(monkeypatch, speculate, drafts):
+    """No benchmark of it was run there; who asks for a source gets it."""
+    monkeypatch.setattr("zmqengine.engine.speculation.opening.on_gpu", lambda: True)
+    monkeypatch.setattr("zmqengine.engine.speculation.opening.on_cuda", lambda: False)
+    assert (open_speculation(speculate, 320) is not None) == drafts

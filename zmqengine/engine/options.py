@@ -42,8 +42,8 @@ class EngineOptions:
     )
     speculate: Speculate = option(
         "auto",
-        help="Several tokens a step where they can be foretold: by n-grams, by the draft model, or by whoever is worth "
-        "it. The tokens are the same.",
+        help="Speculative decoding: draft tokens by n-grams, by the draft model, or by every source that is worth it. "
+        "The output is the same. On Metal auto needs --draft.",
     )
     draft: str | None = option(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.host.memory import logits_allowance, padding_allowance
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.load.probe import probe
@@ -21,11 +22,13 @@ from zmqengine.errors import ModelLoadError
 def open_speculation(
     speculate: Speculate, vocab_size: int, draft_model: DraftModel | None = None
 ) -> Speculation | None:
-    """What drafts for a model of so many words; None for nobody.
+    """The sources of draft tokens for a model of `vocab_size` tokens; None where nothing is drafted.
 
-    With `auto`, a row whose grammar leaves no choice drafts what must come, one that repeats itself what came then, and
-    others what `draft_model` says, if there is one. What a request predicts is drafted in any case but `off`.
+    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one. On Metal, where no
+    benchmark was run, it takes none unless a draft model was asked for. Predictions are drafted in any case but `off`.
     """
+    if speculate == "auto" and draft_model is None and on_gpu() and not on_cuda():
+        return None
     sources: list[DraftSource] = []
     if speculate == "auto":
         sources.append(ForcedRuns())
