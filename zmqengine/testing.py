@@ -29,7 +29,7 @@ from zmqengine_client.sync.client import Client
 
 if TYPE_CHECKING:
     from zmqengine.engine.fake.fake_engine import FakeEngineConfig
-    from zmqengine.worker.telemetry.shared_status import Board
+    from zmqengine.worker.telemetry.shared_status import SharedStatus
 
 START_S = 60.0
 STOP_S = 15.0
@@ -140,15 +140,15 @@ class _Thread:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._board: Board | None = None
+        self._board: SharedStatus | None = None
         self.pid = os.getpid()
 
     def start(self, config: WorkerConfig) -> WorkerConfig:
         from zmqengine.worker.main import Worker
         from zmqengine.worker.process.wakeup import Wakeup
-        from zmqengine.worker.telemetry.shared_status import Board
+        from zmqengine.worker.telemetry.shared_status import SharedStatus
 
-        self._board = Board(epoch=os.urandom(8), wakeup=Wakeup())
+        self._board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
         worker = Worker(config, self._board)
         self._thread = threading.Thread(target=worker.run, name="fake-worker", daemon=True)
         self._thread.start()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engines import Run, alone, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest, Sampling, StepResult
-from zmqengine.engine.step.length_buckets import Lanes
+from zmqengine.engine.step.length_buckets import LengthBuckets
 
 COUNT = 12
 LENGTHS = (5, 400, 6, 390, 40, 1)
@@ -114,7 +114,7 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     def rows(*lengths):
         return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
 
-    lanes = Lanes(Lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
+    lanes = LengthBuckets(Lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
     lanes.join([(rows(500), [])])
     lanes.join([(rows(440, 460), []), (rows(10, 70), [])])
     assert lanes.padding_bytes == 20 + 60
@@ -134,7 +134,7 @@ def test_nobody_drafts_while_there_are_several_batches():
         made.append(Lane())
         return made[-1]
 
-    lanes = Lanes(new_lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
+    lanes = LengthBuckets(new_lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
     lanes.join([(rows(500, 510), [])])
     lanes.next(StepResult())
     assert [lane.may_draft for lane in made] == [True]

@@ -16,7 +16,7 @@ from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.engine.speculation.ngrams import Ngrams
-from zmqengine.engine.step.inflight import Flight
+from zmqengine.engine.step.inflight import InflightStep
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_step_is_one_call_of_the_model_that_waits_for_nobody(
 ) -> None:
     """It is on its way before the tokens of the step before are waited for, and before a mask is filled."""
     events: list[str] = []
-    monkeypatch.setattr(Flight, "land", noting(events, "land", Flight.land))
+    monkeypatch.setattr(InflightStep, "land", noting(events, "land", InflightStep.land))
     monkeypatch.setattr(MaskFiller, "fill_windows", noting(events, "fill", MaskFiller.fill_windows))
     engine, run = pico.engine(Told(pico.loaded.model, events)), Run()
     engine.insert(rows_of(pico, kinds, max_tokens=30))

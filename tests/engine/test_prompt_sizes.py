@@ -16,7 +16,7 @@ from zmqengine.engine.autotune.attention import even_columns
 from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.load import prompt_sizes, shapes_warm_up
 from zmqengine.engine.models.mlx_lm import KVCache
-from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
 from zmqengine.engine.step.prefill import Prefill
 
@@ -136,7 +136,7 @@ def test_few_shapes_are_met_and_all_are_read_before(model):
                 cache.keys = cache.values = mx.zeros((1, 1, 1, 1))
             cache.offset += len(tokens)
 
-    store = PromptStore(model, None, 0, {})
+    store = PrefixCache(model, None, 0, {})
     with patch.object(kv, "read_alone", read):
         for number in range(200):
             reading = Prefill(model, store, probe_once(model), prompt_sizes.Sizes(8192))

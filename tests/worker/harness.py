@@ -33,7 +33,7 @@ from zmqengine.protocol.messages import (
 from zmqengine.worker.actor import Actor, PassReport
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.process.wakeup import Wakeup
-from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 from zmqengine.worker.wire.sockets import Sockets
 
 CLOSE_MS = 1_000
@@ -72,7 +72,7 @@ class Harness:
             frame_bytes_max=self.config.frame_bytes_max,
         )
         self.clock = FakeClock()
-        self.board = Board(epoch=os.urandom(8), wakeup=Wakeup())
+        self.board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
         info = self.engine.info
         context_tokens = min(info.context_tokens, self.config.context_max or info.context_tokens)
         limits = Limits(

@@ -29,7 +29,7 @@ from zmqengine.protocol.messages import (
 from zmqengine.worker.intake.control import ControlHandler
 from zmqengine.worker.intake.control_thread import ControlThread
 from zmqengine.worker.process.wakeup import Wakeup
-from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 from zmqengine.worker.wire.auth import ZapHandler
 from zmqengine.worker.wire.keys import write_key_pair
 from zmqengine.worker.wire.sockets import Sockets
@@ -42,7 +42,7 @@ class Served:
     """A control thread on sockets of its own, and a DEALER to it."""
 
     def __init__(self, directory: Path) -> None:
-        self.board = Board(epoch=os.urandom(8), wakeup=Wakeup())
+        self.board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
         self.sockets = Sockets(
             Endpoints(*(f"ipc://{directory}/{name}" for name in ("ctl", "cmd", "out"))), frame_bytes_max=4096
         )

@@ -19,7 +19,7 @@ import zmq
 from tests.support.workers import START_S, wait_until
 from zmqengine.protocol.addresses import Endpoints
 from zmqengine.worker.wire import connection_limiter as doorman_module
-from zmqengine.worker.wire.connection_limiter import Doorman
+from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
 from zmqengine.worker.wire.descriptors import RESERVED, ConnectionBounds, files_open, lowest_free
 from zmqengine.worker.wire.sockets import Sockets
 from zmqengine_client import Client
@@ -60,7 +60,7 @@ def test_news_of_one_socket_close_the_doors_on_a_flood_at_another(directory: Pat
     sockets = Sockets(Endpoints(*(f"ipc://{directory}/w/{name}" for name in names)), frame_bytes_max=4096)
     connections: list[socket.socket] = []
     try:
-        doorman = Doorman(sockets.monitors, sockets.files, connections_max=3)
+        doorman = ConnectionLimiter(sockets.monitors, sockets.files, connections_max=3)
         full = files_open() + RESERVED + 3
         while lowest_free() < full:
             connection = _connect(f"ipc://{directory}/w/{'cmd' if connections else 'ctl'}")
@@ -87,7 +87,7 @@ def test_doors_close_and_open_where_no_file_can_be_opened(
     monkeypatch.setattr(doorman_module, "CLOSED_S", 0.0)
     door = directory / "ctl"
     door.touch()
-    doorman = Doorman([], [door], connections_max=1000)
+    doorman = ConnectionLimiter([], [door], connections_max=1000)
     doorman.look_for_flood()
     assert door.exists()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

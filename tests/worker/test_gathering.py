@@ -11,7 +11,7 @@ import pytest
 from tests.worker.harness import ARRIVAL_MS_MAX, FrontEnd, Harness
 from zmqengine.worker import actor as actor_module
 from zmqengine.worker.actor import PassReport
-from zmqengine.worker.scheduler.batching_delay import AGAIN_S, LOOK_S, WAIT_S_MAX, Gathering
+from zmqengine.worker.scheduler.batching_delay import AGAIN_S, LOOK_S, WAIT_S_MAX, BatchingDelay
 
 LOOKS_MAX = int(WAIT_S_MAX / LOOK_S)
 
@@ -90,7 +90,7 @@ def test_one_user_alone_is_not_kept(begin: Begin) -> None:
 def test_where_steps_are_short_there_is_no_waiting(begin: Begin) -> None:
     """It would take longer than what it saves; nor where nothing is known yet."""
     assert begin(ended=4, coming=0, step_s=None)[1] == 0
-    gathering = Gathering()
+    gathering = BatchingDelay()
     assert gathering.looks_max(LOOK_S) == 0
     assert gathering.looks_max(None) == 0
     assert gathering.looks_max(10.0) == LOOKS_MAX
@@ -98,7 +98,7 @@ def test_where_steps_are_short_there_is_no_waiting(begin: Begin) -> None:
 
 def test_while_they_come_there_is_another_look() -> None:
     """A bunch that came with the first look may have a second part; one that came alone has none."""
-    gathering = Gathering()
+    gathering = BatchingDelay()
     assert gathering.expects_more(2, 2, now_s=0.0)
     assert not gathering.expects_more(2, 0, now_s=0.0)
     assert not gathering.expects_more(1, 1, now_s=0.0)

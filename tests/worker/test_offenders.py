@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from zmqengine.worker.wire.abuse_limiter import Offenders
+from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
 
 
 class Frame:
@@ -29,7 +29,7 @@ class Frame:
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the process behind a connection is known")
 def test_a_descriptor_that_has_passed_to_another_process_is_spared() -> None:
     """The offender has gone, and its descriptor is that of a connection from here: this one goes on."""
-    offenders = Offenders(1)
+    offenders = AbuseLimiter(1)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         gone: Any = Frame(ours.fileno(), os.getpid() + 1)

@@ -14,7 +14,7 @@ from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.worker.main import frame_bound
 from zmqengine.worker.open_engine import open_engine, warm_up
-from zmqengine.worker.scheduler.memory import Ledger
+from zmqengine.worker.scheduler.memory import MemoryLedger
 
 
 def _no_report(stage: str, fraction: float | None) -> None:
@@ -68,10 +68,10 @@ def test_a_model_that_is_not_there_is_refused_before_the_engine_is_imported(
 def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
     """What is left beside the weights is the budget for caches; nothing left is an error that says what to do."""
     engine = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=100))
-    assert Ledger(engine, limit_bytes=1000, prompt_cache_share=0).kv_bytes_max == 800
+    assert MemoryLedger(engine, limit_bytes=1000, prompt_cache_share=0).kv_bytes_max == 800
     heavy = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=900))
     with pytest.raises(ConfigError, match="--memory-limit"):
-        Ledger(heavy, limit_bytes=1000, prompt_cache_share=0)
+        MemoryLedger(heavy, limit_bytes=1000, prompt_cache_share=0)
 
 
 def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> None:

@@ -1,4 +1,4 @@
-"""What the actor knows of an engine.
+"""The contract between the actor and an engine.
 
 An engine holds the rows of one batch and makes one token for each of them a step. The MLX engine and the fake
 engine both follow this page. Every method is called from one thread, the one that built the engine.
@@ -112,7 +112,7 @@ class RowDraft(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What one `next()` did. A row whose drafts were accepted has several tokens, in order."""
+    """The result of one `next()`. A row whose draft tokens were accepted has several tokens, in order."""
 
     tokens: list[RowToken] = field(default_factory=list)
     prefills: list[RowPrefill] = field(default_factory=list)
@@ -121,7 +121,7 @@ class StepResult:
     drafts: list[RowDraft] = field(default_factory=list)
 
     def add(self, other: StepResult) -> None:
-        """What `other` did comes after what this one did."""
+        """Append the results of `other`, a later step."""
         self.tokens += other.tokens
         self.prefills += other.prefills
         self.failures += other.failures
@@ -156,12 +156,12 @@ class EngineStats:
     generated_tokens: int
     prompt_cache_entries: int
     prompt_cache: Mapping[str, int] = field(default_factory=dict)
-    """What else is known of kept prompts, by name."""
+    """Further figures of the prefix cache, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine's memory is used for now, in bytes.
+    """Memory of an engine by purpose, in bytes.
 
     `kv` is the caches of all rows: those of every batch, `padding` included, and those of rows in prefill.
     `parked` and `prompt_cache` do not overlap. `workspace` is not held now, but for what rows have left empty in a
@@ -192,7 +192,7 @@ class Engine(Protocol):
 
     @property
     def disk(self) -> PromptsOnDisk | None:
-        """What keeps prompts on disk, if anything does. `close` does not close it."""
+        """The prefix cache on disk, if there is one. `close` does not close it."""
         ...
 
     @property
@@ -260,7 +260,7 @@ class Engine(Protocol):
 
     @property
     def empty_bytes(self) -> int:
-        """What is held for rows to come that nobody has; it is not in `project_bytes` of any."""
+        """Bytes allocated for rows to come; no row's `project_bytes` counts them."""
         ...
 
     def release_buffers(self) -> None:
@@ -272,7 +272,7 @@ class Engine(Protocol):
         ...
 
     def memory(self) -> EngineMemory:
-        """What memory is used for now. Cheap, and it does not wait for the device."""
+        """Memory in use by purpose. Cheap; does not wait for the device."""
         ...
 
     def close(self) -> None:

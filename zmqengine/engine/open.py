@@ -127,7 +127,7 @@ def device_name() -> str:
 
 
 def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
-    """What MLX may keep of freed buffers for reuse.
+    """Bytes of freed buffers that MLX may keep for reuse.
 
     Left alone it keeps what it ever had up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
     """

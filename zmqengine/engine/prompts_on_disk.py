@@ -1,4 +1,4 @@
-"""What the worker knows of the tier on disk, which keeps prompts for this and later workers."""
+"""The worker's view of the prefix cache on disk, which keeps prompts for this and later workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class RestorePlan(Protocol):
-    """What to read of one prompt, by the keys of its blocks, and how much that takes."""
+    """A plan to read blocks of one prompt, by key, and its cost."""
 
     @property
     def keys(self) -> list[bytes]: ...
@@ -31,11 +31,11 @@ class PromptsOnDisk(Protocol):
 
     @property
     def told(self) -> dict[str, str]:
-        """What was measured, for people."""
+        """Measured speeds in words."""
         ...
 
     def salt(self, scope: str) -> bytes:
-        """What the keys of prompts in this scope are chained to."""
+        """Root of the hash chain for prompts in this scope."""
         ...
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> RestorePlan:
@@ -52,7 +52,7 @@ class PromptsOnDisk(Protocol):
         ...
 
     def release(self, awaited_by: Hashable) -> None:
-        """Whoever had blocks restored has made use of them, or will not."""
+        """Release the blocks that were restored for a request, used or not."""
         ...
 
     def save(self, bytes_max: int) -> int:

@@ -23,16 +23,17 @@ class MadeToken(NamedTuple):
 
 
 class Row:
-    """`tokens` is all that is known of prompt and output; the model's cache holds the first `held` of them.
-    `ids` are those to be read before the first output. Before the row has caches, `held` is what it may hope for.
+    """One request in the engine: its tokens, how many of them are cached, and the state of its generation.
 
-    `offers` are what it has read, kept for other rows once its first logit turns out to be a number; `keys` name the
-    blocks of its tokens. Reading stops at `branches`, as the state there is kept.
-    `sampled` counts output tokens chosen so far, the one still being computed included. A row that is `gone` has
-    ended, failed or been removed: nothing more is reported of it, even if a step of it is on its way.
-    While windows of drafts are on their way, its caches hold `window` tokens more, of which some will be taken back.
-    `history`, `prediction_place` and `draft_state` are what sources of drafts know of it; so many steps it is `behind`
-    where it would be if nobody drafted, less than none if it is ahead.
+    `tokens`: prompt and known output; the KV cache holds the first `held` of them. Before the row has caches, `held` is
+    the length that the prefix cache may provide. `ids`: tokens to prefill.
+    `offers`: blocks that become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its
+    blocks. Prefill stops at `branches`, where a state that cannot be cut is kept.
+    `sampled`: output tokens chosen so far, the one in flight included. `gone`: the row has ended, failed or been
+    removed; results of a step that is still in flight are dropped. `window`: columns that the caches hold beyond
+    `held`, of a verify block in flight.
+    `history`, `prediction_place`, `draft_state`: state of the sources of draft tokens. `behind`: steps that this row
+    lost to other rows' verify blocks (negative: gained).
     """
 
     __slots__ = (

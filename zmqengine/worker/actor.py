@@ -19,10 +19,10 @@ from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.process.heap import Heap
 from zmqengine.worker.process.watchdog import Watchdog
 from zmqengine.worker.scheduler.batch import Batch, EngineBroken
-from zmqengine.worker.scheduler.batching_delay import LOOK_S, Gathering
+from zmqengine.worker.scheduler.batching_delay import LOOK_S, BatchingDelay
 from zmqengine.worker.telemetry.counters import PassReport
 from zmqengine.worker.telemetry.shared_status import PassTimes
-from zmqengine.worker.timers import Clockwork
+from zmqengine.worker.timers import Timers
 from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.sockets import Sockets
 
@@ -54,11 +54,11 @@ class Actor:
         self.sessions = SessionTable(context, self.outgoing)
         self.batch = Batch(context, engine, self.outgoing)
         self._prompt_disk = self.batch.lifecycle.prompt_disk
-        self._clockwork = Clockwork(context, self.sessions, self.batch, self.outgoing)
+        self._clockwork = Timers(context, self.sessions, self.batch, self.outgoing)
         self._inbox = Inbox(
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch.lifecycle)
         )
-        self._gathering = Gathering()
+        self._gathering = BatchingDelay()
         self._heap = Heap()
         self._sessions_seen = 0
         self._board_s = 0.0

@@ -1,4 +1,4 @@
-"""What every part of a worker's pass is given: facts that do not change, and the counters they all add to."""
+"""Context of a worker's parts: facts that do not change, and the counters that all of them add to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqengine.engine.interface import ModelInfo
 from zmqengine.protocol.messages import Limits
 from zmqengine.worker.process.memory_share import MemoryShare
 from zmqengine.worker.telemetry.counters import Counters
-from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 
 if TYPE_CHECKING:
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
@@ -26,17 +26,17 @@ class WorkerContext:
     """
 
     config: WorkerConfig
-    board: Board
+    board: SharedStatus
     limits: Limits
     model: ModelInfo
     memory_limit_bytes: int
     compiler: ConstraintCompiler | None = None
-    """What compiles constraints for this model; None where the engine cannot follow any."""
+    """Compiler of constraints for this model; None where the engine cannot follow any."""
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     memory_share: MemoryShare | None = None
     tokenizer_json: bytes | None = None
-    """What makes text of tokens, for the log."""
+    """Decoder of tokens to text, for the log."""
 
     @property
     def epoch(self) -> bytes:

@@ -31,9 +31,9 @@ from zmqengine.worker.process.parent import (
 )
 from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.process.watchdog import Watchdog
-from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 from zmqengine.worker.wire.auth import open_guard
-from zmqengine.worker.wire.connection_limiter import Doorman
+from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
 from zmqengine.worker.wire.descriptors import bound_connections
 from zmqengine.worker.wire.sockets import Sockets, new_context
 
@@ -51,7 +51,7 @@ def serve(config: WorkerConfig) -> int:
     """Run a worker on this process's main thread until it is drained; returns the exit code of `parent`."""
     logs.set_up(config.log_level, config.log_format)
     wakeup = Wakeup()
-    board = Board(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())
+    board = SharedStatus(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())
     try:
         with _stop_signals(board):
             return Worker(config, board).run()
@@ -65,7 +65,7 @@ def serve(config: WorkerConfig) -> int:
 class Worker:
     """One life of a worker; `run` binds, loads, serves and cleans up on the calling thread."""
 
-    def __init__(self, config: WorkerConfig, board: Board) -> None:
+    def __init__(self, config: WorkerConfig, board: SharedStatus) -> None:
         self._config = config
         self._board = board
         self._supervisor: SupervisorLink | None = watch_supervisor(_stop_this_process)
@@ -83,7 +83,7 @@ class Worker:
             guard=guard,
             backlog=bounds.backlog,
         )
-        doorman = Doorman(sockets.monitors, sockets.files, bounds.connections_max)
+        doorman = ConnectionLimiter(sockets.monitors, sockets.files, bounds.connections_max)
         control = ControlThread(
             sockets.ctl, self._board, name=self._config.name, endpoints=sockets.endpoints, guard=guard
         )
@@ -203,7 +203,7 @@ def _stop_this_process() -> None:
 
 
 @contextlib.contextmanager
-def _stop_signals(board: Board) -> Iterator[None]:
+def _stop_signals(board: SharedStatus) -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP drain; before the worker is ready they end it at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:

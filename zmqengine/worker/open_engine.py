@@ -201,5 +201,5 @@ def _open_fake(config: WorkerConfig) -> Opened:
 
 
 def physical_memory_bytes() -> int:
-    """What this machine has."""
+    """Facts about this machine for the log."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""What is due: deadlines, leases, grace periods, watermarks, the drain, and a rest when there is no work."""
+"""Timers of the actor: deadlines, leases, grace periods, watermarks, the drain, and idle housekeeping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REST_S = 5.0
 """Without work, until memory that is kept for speed alone is given back."""
 
 
-class Clockwork:
+class Timers:
     """Ends what has run out of time. `keep` is cheap enough for every pass."""
 
     def __init__(

@@ -25,7 +25,7 @@ _ARRAY = "array"
 
 
 class Place(NamedTuple):
-    """Where a row is in the caches of a batch, and how many tokens it holds there, those of a window included.
+    """Index of a row in the caches of a batch, and its cached tokens, those of a verify block included.
 
     `part` are those that leave the batch with it, if any do.
     """
@@ -75,11 +75,11 @@ class BlockLayout:
 
     @property
     def token_bytes(self) -> int:
-        """What one token takes of what can be cut."""
+        """Bytes of one token in the layers that can be cut at any token."""
         return sum(len(group.arrays) * group.heads * group.width * group.dtype.size for group in self._groups)
 
     def describe(self) -> str:
-        """What decides whether blocks fit another engine's model."""
+        """Description of the layout; blocks fit another engine's model where it is equal."""
         groups = [(group.arrays, group.heads, group.width, str(group.dtype)) for group in self._groups]
         return json.dumps([groups, self._states])
 

@@ -10,7 +10,7 @@ _PIECE = mx.uint64
 
 
 def in_pieces(array: mx.array) -> mx.array:
-    """The same memory as fewer and longer numbers, where its last axis can be divided so."""
+    """View of an array with a wider type on its last axis, where its length allows it."""
     bytes_ = array.shape[-1] * array.itemsize
     return array.view(_PIECE) if array.itemsize < _PIECE.size and bytes_ % _PIECE.size == 0 else array
 

@@ -38,7 +38,7 @@ def arranged(places: Sequence[int]) -> list[int]:
 
 
 def empty_bytes(caches: Caches) -> int:
-    """What rows take that were left empty for others to come."""
+    """Bytes of allocated rows that no request uses."""
     if not caches or type(caches[0]) is not RaggedKVCache or not caches[0].empty_bytes:
         return 0
     return sum(cache.empty_bytes for cache in caches)

@@ -1,4 +1,4 @@
-"""A batch's cache whose rows can go back by unlike numbers of tokens, without being copied."""
+"""A batch's KV cache whose rows roll back by different counts of tokens, without a copy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _BEGIN_LAYERS = 4
 
 
 class Gaps:
-    """Columns that some rows of a batch do not use: `hidden` is [rows, columns], as all layers have them.
+    """Masked slots: columns that some rows of a batch do not use, `hidden` [rows, columns], the same in all layers.
 
-    A row is the columns from its padding on that are not hidden, in order. Its keys have been turned by their
-    positions before they were written, so a gap moves nothing: it has only to be left out of every mask.
+    A row is its columns after the padding that are not hidden, in order. Keys are rotated by their positions before
+    they are written, so a masked slot moves nothing: it has only to be left out of every attention mask.
     """
 
     def __init__(self, hidden: np.ndarray) -> None:
@@ -36,7 +36,7 @@ class Gaps:
         self._visible: mx.array | None = None
 
     def hide(self, stop: int, counts: Sequence[int]) -> None:
-        """The last `counts[i]` columns of row i before `stop` are not used; from `stop` on everything is new."""
+        """Mask the last `counts[i]` columns of row i before `stop`; columns from `stop` on are unmasked."""
         self._widen(stop)
         self.hidden[:, stop:] = False
         for row, count in enumerate(counts):
@@ -44,13 +44,13 @@ class Gaps:
         self._marks = self._visible = None
 
     def visible(self, columns: int) -> mx.array:
-        """What a mask may show of the first `columns`: [rows, 1, 1, columns]."""
+        """Visible slots of the first `columns`, as a mask [rows, 1, 1, columns]."""
         if self._visible is None or self._visible.shape[3] < columns:
             self._visible = (self.marks(columns) == 0)[:, None, None]
         return self._visible[..., :columns]
 
     def marks(self, columns: int) -> mx.array:
-        """The same the other way round, for `Spans`: [rows, columns or more]."""
+        """`hidden` as a device array, [rows, columns or more], for the ragged-attention kernel."""
         self._widen(columns)
         if self._marks is None:
             self._marks = mx.array(self.hidden.view(np.uint8))
@@ -110,7 +110,7 @@ class RaggedKVCache(BatchKVCache):
         return self._mask_of(N, return_array, **options)()
 
     def spans(self, count: int) -> Spans | None:
-        """What the mask of `count` new columns says, for attention that takes no mask; None before the first column."""
+        """Row extents for attention over `count` new columns without a mask; None before the first column."""
         if self.keys is None:
             return None
         columns = self._idx + count
@@ -160,7 +160,7 @@ class RaggedKVCache(BatchKVCache):
         self._replaced(are_own=False)
 
     def _replaced(self, *, are_own: bool) -> None:
-        """The arrays are others than they were."""
+        """Forget what was known of the previous arrays."""
         self._are_own, self.in_place, self._whole = are_own, False, None
 
     def all_rows(self) -> tuple[mx.array, mx.array]:
@@ -168,24 +168,24 @@ class RaggedKVCache(BatchKVCache):
         return (self.keys, self.values) if self._whole is None else self._whole
 
     def show_rows(self, count: int, whole: tuple[mx.array, mx.array]) -> None:
-        """The batch is the first rows of these from now on, which are `all_rows`."""
+        """Make the batch the first `count` rows of `whole`, the arrays of `all_rows`."""
         self._whole = keys, values = whole
         self._keys, self.values = keys[:count], values[:count]
 
     @property
     def empty_bytes(self) -> int:
-        """What rows take that none of the batch has."""
+        """Bytes of rows that are allocated and not in the batch."""
         return 0 if self._whole is None else sum(array.nbytes for array in self._whole) - self.nbytes
 
     def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
-        """Whether so many new columns may be written in place, without MLX being told: nobody else has the arrays, as
-        each came out of a write."""
+        """Whether `count` new columns may be written in place, unknown to MLX: the cache owns its arrays, since each
+        came out of a write of its own."""
         keys = self.keys
         has_room = keys is not None and keys.dtype == dtype and self._idx + count <= keys.shape[2]
         return bool(has_room and self._are_own and self.offset_after is not None)
 
     def advance(self, count: int) -> bool:
-        """So many columns are written. Returns whether the device is to begin with them."""
+        """Advance by `count` columns that were written; returns whether the device should start on them now."""
         assert self.offset_after is not None
         self._idx += count
         # One array for all layers: to add to one in each is a call a layer.
@@ -207,7 +207,7 @@ def can_go_back(caches: Caches) -> bool:
 
 
 def go_back(caches: Caches, counts: Sequence[int], held: Sequence[int]) -> None:
-    """Take the last `counts[i]` tokens from row i, which then holds `held[i]`. Nothing is copied."""
+    """Roll back the last `counts[i]` tokens of row i, which then holds `held[i]`. Nothing is copied."""
     first = caches[0]
     common = min(counts)
     stop, gaps = first._idx - common, first.gaps
@@ -251,7 +251,7 @@ def make_room(caches: Caches, columns: int, held: Sequence[int], *, idle: bool =
 
 
 def standing(caches: Caches, columns: int) -> list[mx.array]:
-    """Where the rows of a batch stand, as a step that adds `columns` reads it, and what is hidden of them."""
+    """Offsets and masked slots that a step adding `columns` reads, as arrays to evaluate before it."""
     first = caches[0]
     if type(first) is not RaggedKVCache or first.keys is None:
         return []
@@ -270,7 +270,7 @@ def keep_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> Non
 
 
 def follow_rows(caches: Caches, places: Sequence[int], held: Sequence[int]) -> None:
-    """Say of the rows that were at `places` where they stand, in the columns in which they stood."""
+    """Set offsets, padding and masked slots to those of the rows that were at `places`, in unchanged columns."""
     first = caches[0]
     offset = resident([held[place] for place in places])
     left_padding = resident(first.left_padding[resident(places)])

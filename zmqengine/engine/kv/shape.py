@@ -1,4 +1,4 @@
-"""What the caches of a model take in bytes."""
+"""Bytes of a model's KV caches, measured from real ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CacheShape:
 
     @property
     def token_bytes(self) -> float:
-        """What one more token takes for ever, in the layers that see everything."""
+        """Bytes of one more token in layers with full attention."""
         return sum(token_bytes for token_bytes, cap in self.layers if cap is None)
 
     def project(self, tokens: int) -> int:

@@ -15,7 +15,7 @@ store.py        all that, within a number of bytes: what the rest of the engine 
 tier.py         what the store knows of a slower one behind it
 disk/           the one on disk
 
-The store is `PromptStore`. A prompt is found by the keys of its blocks and its scope: rows of different scopes share
+The store is `PrefixCache`. A prompt is found by the keys of its blocks and its scope: rows of different scopes share
 nothing. What is read is *offered*, and *accepted* when a finite logit was made of it. Nothing here takes a cache apart:
 `engine/kv/blocks.py` does. Only the actor calls it; what is on disk is read and written by threads that get host bytes.
 """

@@ -1,4 +1,4 @@
-"""What the store keeps, block by block."""
+"""Blocks of the prefix cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What the arrays take."""
+        """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
 
@@ -48,15 +48,15 @@ class StoredBlock:
 
     @cached_property
     def bytes(self) -> int:
-        """What it takes, its tokens included."""
+        """Bytes of the block, its tokens included."""
         kept: int = sum(array.nbytes for array in self.arrays) + int(self.tokens.nbytes)
         return kept + (self.checkpoint.bytes if self.checkpoint is not None else 0)
 
     def all_arrays(self) -> list[Any]:
-        """Those of the checkpoint too."""
+        """Bytes with those of the checkpoint."""
         return [*self.arrays, *(self.checkpoint.arrays if self.checkpoint is not None else ())]
 
 
 def total_bytes(blocks: Sequence[StoredBlock]) -> int:
-    """What all of them take."""
+    """Bytes of all of them."""
     return sum(block.bytes for block in blocks)

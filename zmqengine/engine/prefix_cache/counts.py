@@ -1,4 +1,4 @@
-"""What became of prompts, counted since the store was made."""
+"""Counters of the prefix cache since it was made."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Lookup:
         return min(tokens, missing * BLOCK_TOKENS)
 
     def salt(self, scope: str) -> bytes:
-        """What the keys of prompts in this scope are chained to."""
+        """Root of the hash chain for prompts in this scope."""
         if scope not in self._salts:
             if len(self._salts) >= _SCOPES_MAX:
                 self._salts.clear()

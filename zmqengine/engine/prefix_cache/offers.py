@@ -32,7 +32,7 @@ class Offer:
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
+        """Bytes of the offered blocks."""
         return total_bytes(self.blocks) + (self.checkpoint.bytes if self.checkpoint is not None else 0)
 
     def arrays(self) -> Iterator[Any]:
@@ -44,7 +44,7 @@ class Offer:
 
 
 class Offers:
-    """Those of all rows, the oldest first."""
+    """Offers of all rows, the oldest first."""
 
     def __init__(self) -> None:
         self._offers: dict[Offer, None] = {}

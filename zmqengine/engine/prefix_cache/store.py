@@ -35,7 +35,7 @@ class Hit(NamedTuple):
     differs: np.ndarray | None
 
 
-class PromptStore:
+class PrefixCache:
     """What was read, by blocks of tokens, in at most `bytes_max`, which `limit` may lower and raise again.
 
     Without a `layout` nothing is kept but parked rows. `facts` say what decides what caches hold: prompts that are
@@ -58,7 +58,7 @@ class PromptStore:
 
     @property
     def held_bytes(self) -> int:
-        """What all but the `parked` rows take."""
+        """Bytes of all blocks but those of preempted rows."""
         return self.kept.kept_bytes + self._offers.bytes
 
     @property
@@ -143,7 +143,7 @@ class PromptStore:
         self._make_room()
 
     def withdraw(self, offer: Offer) -> None:
-        """What is on offer is no number: drop it."""
+        """Drop an offer whose logits are not finite."""
         self.counts.refused["not finite"] += self._offers.remove(offer)
 
     def prove(self, row: Row) -> None:
@@ -173,7 +173,7 @@ class PromptStore:
         return nodes[-1].block.end if nodes and nodes[-1].is_kept else 0
 
     def release(self, awaited_by: Hashable) -> None:
-        """Whoever awaited blocks has made use of them, or will not."""
+        """Release awaited blocks, used or not."""
         self.kept.staying.release(awaited_by)
 
     # --- rows that will come back ---
@@ -236,7 +236,7 @@ class PromptStore:
             self.counts.refused["too long to pin"] += 1
 
 
-def numbers(store: PromptStore) -> dict[str, int]:
-    """What `status` tells of a store."""
+def numbers(store: PrefixCache) -> dict[str, int]:
+    """The prefix cache's figures for `status`."""
     blocks, pinned_bytes = len(store.kept.index), store.kept.staying.pinned_bytes
     return {"blocks": blocks, "pinned_bytes": pinned_bytes, **store.counts.numbers()}

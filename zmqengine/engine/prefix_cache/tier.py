@@ -1,4 +1,4 @@
-"""What the store in memory knows of a slower one behind it."""
+"""Interface of the slower tier behind the prefix cache in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Tier(Protocol):
     """Takes what memory has no room for. Called by the actor only, and never waits.
 
     Blocks come back in the *preparing* phase: read beside the actor, made arrays by it, given to
-    `PromptStore.insert_blocks`.
+    `PrefixCache.insert_blocks`.
     """
 
     def on_add(self, block: StoredBlock) -> None:

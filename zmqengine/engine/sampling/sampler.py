@@ -25,7 +25,7 @@ SAMPLED = (
     Sampling(temperature=0.8),
     Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.02),
 )
-"""What requests usually ask for, to be tried before they do."""
+"""Usual sampling parameters, to be compiled before a request asks for them."""
 
 DrawMethod = Literal["search", "sort", "kernel"]
 """How top_p is found: by halving an interval, by sorting, or all of the choice by a kernel for CUDA."""
@@ -173,7 +173,7 @@ def _choose(logits: mx.array, plan: DrawPlan | None, width: int, ahead: int) -> 
 
 
 def widened_places(places: mx.array, width: int) -> mx.array:
-    """Where the windows of the rows at `places` stand among those of all rows, one after the other."""
+    """Indices of the rows at `places` in logits flattened to [rows * width]."""
     return places if width == 1 else (places[:, None] * width + mx.arange(width)).reshape(-1)
 
 
@@ -260,7 +260,7 @@ def _nucleus_floor(scaled: mx.array, weights: mx.array, top_p: mx.array) -> mx.a
 
 
 def _nucleus_floor_sorted(scaled: mx.array, weights: mx.array, top_p: mx.array) -> mx.array:
-    """The same by sorting, which a GPU does in two or three calls."""
+    """`_nucleus_floor` by sorting, which a GPU does in two or three calls."""
     # What top_k has cut weighs nothing, and must come before all that weighs something.
     ranked = mx.sort(mx.where(weights > 0, scaled, -mx.inf), axis=-1)
     up_to = mx.cumsum(mx.exp(ranked), axis=-1)

@@ -1,4 +1,4 @@
-"""What may come next: tokens that the model is asked to check instead of to find, several in one call.
+"""Speculative decoding: sources propose draft tokens, and the model verifies several in one call.
 
 speculation.py  who drafts in the next step, and how much: from proposals to widths
 policy.py       which width makes the most tokens a second

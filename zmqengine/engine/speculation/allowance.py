@@ -1,4 +1,4 @@
-"""What drafts may cost: never much more than they have gained."""
+"""Budget of speculation: it may never lose much more than it has gained."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 RUN_MIN = 4
-"""So many tokens in a row that were right are no chance."""
+"""Length of a correct run that is no coincidence."""
 CHANCE_MAX = 0.98
 """Nothing is sure."""
 DRAFT_TOKENS_MAX = 64
-"""What such a text foretells at once."""
+"""Draft tokens of one proposal at most."""
 
 # How much one more token says about the chances of a row, and of rows to come.
 _ROW_GAIN = 0.2
@@ -25,7 +25,7 @@ class Chances:
         self._shared = shared
 
     def of_row(self) -> Chances:
-        """Those of a new row, which are learnt for all rows as well."""
+        """Probabilities of a new row; what it learns is learnt for all rows as well."""
         return Chances(self.first, self.further, self)
 
     def learn(self, is_right: bool, *, is_first: bool) -> None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.penalties import Penalties
 from zmqengine.engine.sampling.sampler import Plan, choose, measure, plan_draw
-from zmqengine.engine.speculation.verify_block import Choices, Measured, Window
+from zmqengine.engine.speculation.verify_block import Choices, Measured, VerifyBlock
 
 if TYPE_CHECKING:
     from zmqengine.engine.grammar.mask import MaskFiller
@@ -62,7 +62,7 @@ class Choosing:
             )
         return Choices(tokens, chosen_logits, logprobs, told)
 
-    def several(self, logits: mx.array, window: Window) -> Choices:
+    def several(self, logits: mx.array, window: VerifyBlock) -> Choices:
         """A token for each place of a window, from `logits` [rows, width, vocab]."""
 
         def mask(flat: mx.array) -> mx.array:
@@ -74,7 +74,7 @@ class Choosing:
     def _top(self) -> int:
         return max((row.logprobs or 0 for row in self.measured), default=0)
 
-    def _masked(self, logits: mx.array, window: Window | None = None) -> mx.array:
+    def _masked(self, logits: mx.array, window: VerifyBlock | None = None) -> mx.array:
         # A row may have ended since the logits were started, and nobody takes what is chosen for it.
         matchers = [None if row.gone else row.matcher for row in self._rows]
         if not any(matchers):

@@ -29,7 +29,7 @@ _PATIENCE_STEPS, _PATIENCE_STEPS_MAX = 64, 4096
 
 
 class DraftState:
-    """What a row's drafts have been worth: the chance of a token to be accepted, and how long it has not drafted."""
+    """State of one row: the probability that a draft token is accepted, and steps since its last draft."""
 
     __slots__ = ("chance", "idle", "patience")
 
@@ -109,13 +109,13 @@ class DraftModel:
 
     @property
     def held_bytes(self) -> int:
-        """What its caches take."""
+        """Bytes of the draft model's KV caches."""
         reading = [] if self._reading is None else self._reading.caches
         return kv.byte_count(self._caches) + kv.byte_count(reading)
 
     @property
     def padding_bytes(self) -> int:
-        """What rows of its batch take because others are longer."""
+        """Bytes of padding in the draft model's batch."""
         longest = self.shape.project(max(self._held, default=0))
         return sum(longest - self.shape.project(held) for held in self._held)
 
@@ -128,7 +128,7 @@ class DraftModel:
         measure_widths(self._model, StepCosts(), rows_max, DRAFT_TOKENS_MAX * rows_max, (2, DRAFT_TOKENS_MAX))
 
     def follow(self, row: Row) -> Outlook | None:
-        """What its drafts have been worth lately."""
+        """Recent acceptance of the draft model's tokens."""
         if self.trial.begins_again():
             self._reading = None
             self._take_back()
@@ -189,7 +189,7 @@ class DraftModel:
         self._rows, self._held, self._caches, self._ahead, self._reading = [], [], [], [], None
 
     def _draft(self, count: int) -> tuple[list[list[int]], list[bool]]:
-        """What may come, for all rows; and for which of them all that is known was read."""
+        """Draft tokens of all rows, and which rows the draft model has read completely."""
         # A row whose tokens are those of the last time, as it is in another batch, has its last one read again.
         again = [max(0, held + 1 - len(row.tokens)) for row, held in zip(self._rows, self._held, strict=True)]
         if any(again):
@@ -222,7 +222,7 @@ class DraftModel:
         return choose(logits, self._plan, ahead=ahead).tokens.astype(mx.uint32)
 
     def _take_back(self) -> None:
-        """Of what was drafted and read, keep what came true."""
+        """Keep the draft tokens that were accepted; roll back the others."""
         if not self._ahead or not self._ahead[0]:
             self._ahead = []
             return

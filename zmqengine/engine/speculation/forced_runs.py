@@ -25,7 +25,7 @@ class ForcedRuns:
         self._length = _LENGTH_AT_FIRST
 
     def follow(self, row: Row) -> Outlook | None:
-        """What must come now; while a token is on its way and may bring something, what it mostly brings."""
+        """The outlook of the tokens that the grammar forces now; an average while a token is in flight."""
         if row.matcher is None or not row.matcher.begun:
             return None
         forced = len(row.matcher.forced)

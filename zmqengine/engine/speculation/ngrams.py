@@ -26,7 +26,7 @@ class Ngrams:
         self._chances = Chances(0.2, 0.7)
 
     def follow(self, row: Row) -> Outlook | None:
-        """What could be copied from now on, if the last tokens stand somewhere before."""
+        """The outlook of copying from an earlier match of the last tokens, if there is one."""
         history = row.history
         if history is None:
             history = row.history = History(row.tokens, self._vocab_size, self._chances.of_row())
@@ -37,7 +37,7 @@ class Ngrams:
         return Outlook(first, min(history.chances.further, CHANCE_MAX), DRAFT_TOKENS_MAX)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        """What followed last time."""
+        """The tokens that followed the earlier match."""
         return [
             [] if row.history is None else row.history.continuation(row.tokens, count)
             for row, count in zip(rows, tokens_max, strict=True)
@@ -94,7 +94,7 @@ class History:
         self.is_confirmed = run > 0
 
     def continuation(self, tokens: Sequence[int], count: int) -> list[int]:
-        """What follows the match; where the text ends, it is taken to go round."""
+        """`count` tokens after the match; past the end of the text it repeats periodically."""
         if not self.match:
             return []
         found = list(tokens[self.match : self.match + count])

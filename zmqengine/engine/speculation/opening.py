@@ -24,8 +24,8 @@ def open_speculation(
 ) -> Speculation | None:
     """The sources of draft tokens for a model of `vocab_size` tokens; None where nothing is drafted.
 
-    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one. On Metal, where no
-    benchmark was run, it takes none unless a draft model was asked for. Predictions are drafted in any case but `off`.
+    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one; on Metal, where no
+    benchmark was run, only with a draft model. `ngram` and `draft` take that source, and predictions of requests.
     """
     if speculate == "auto" and draft_model is None and on_gpu() and not on_cuda():
         return None

@@ -1,4 +1,4 @@
-"""Which width makes the most tokens a second."""
+"""The width policy: the width with the highest expected tokens per second."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from zmqengine.engine.speculation.start_costs import measure_widths
 from zmqengine.engine.speculation.step_costs import StepCosts
 
 WIDTHS = (1, 2, 3, 5, 8)
-"""Of a step, in tokens a row. Few, as some devices prepare for each shape; what is wider is a prompt to them."""
+"""Widths of a step in tokens a row: few, since some devices compile for each; wider blocks count as prompts."""
 # Less is not worth a change: figures of steps are not better known. What is less than that is not looked at closely.
 _GAIN_MIN, GAIN_NEAR = 1.05, 0.9
-# What a row loses for the drafts of others counts so many times what those gain.
+# Weight of the time that rows without drafts lose to wider steps, against the tokens that drafting rows gain.
 _OTHERS_LOSS = 3
 
 
 class Choice(NamedTuple):
-    """A width, 1 for no drafts, and the tokens a second of the best that drafts could do, as a multiple of those
-    without; where that is less than `GAIN_NEAR`, no less than they could do."""
+    """The chosen width, 1 for none, and the expected speed-up of the best width; below `GAIN_NEAR` an upper bound."""
 
     width: int
     gain: float
@@ -35,7 +34,7 @@ class WidthPolicy(Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Of the windows there are, in rising order: one is as wide as the least of these that holds its drafts."""
+        """Widths of verify blocks in rising order: a block takes the smallest that holds its drafts."""
         ...
 
     @property
@@ -48,7 +47,7 @@ class WidthPolicy(Protocol):
         ...
 
     def is_hopeless(self, rows: int) -> bool:
-        """Whether no draft of so many rows is worth its step, or that is not known; it is quickly told."""
+        """Whether no width can gain with `rows` rows, or costs are unknown. Cheap."""
         ...
 
     def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, idle: int = 0) -> Choice:

@@ -22,7 +22,7 @@ class Predictions:
         self._chances = Chances(0.5, 0.8)
 
     def follow(self, row: Row) -> Outlook | None:
-        """What follows in the prediction, while the output follows it."""
+        """The outlook of the prediction while the output follows it."""
         if not row.prediction:
             return None
         place = row.prediction_place
@@ -38,7 +38,7 @@ class Predictions:
         return Outlook(min(first, CHANCE_MAX), min(chances.further, CHANCE_MAX), DRAFT_TOKENS_MAX)
 
     def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        """What follows in the prediction."""
+        """The prediction's next tokens."""
         return [
             () if row.prediction_place is None else row.prediction_place.coming(count)
             for row, count in zip(rows, tokens_max, strict=True)

@@ -9,7 +9,7 @@ _SHOWN = 3
 
 
 def difference(tokenizer_json: bytes, other_json: bytes) -> str:
-    """What tells the words of two tokenizers apart, in the format of the `tokenizers` library; empty: nothing."""
+    """Differences between two vocabularies in the format of the `tokenizers` library, in words; empty for none."""
     ours, theirs = _words(tokenizer_json), _words(other_json)
     unlike = [id_ for id_ in sorted(ours.keys() | theirs.keys()) if ours.get(id_) != theirs.get(id_)]
     if not unlike:

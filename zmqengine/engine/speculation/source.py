@@ -1,4 +1,4 @@
-"""What a source of drafts is."""
+"""The protocol of a source of draft tokens."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ class DraftSource(Protocol):
         ...
 
     def judged(self, row: Row, proposed: int, accepted: int) -> None:
-        """Of a draft of `proposed` tokens so many were accepted."""
+        """Learn that `accepted` of `proposed` draft tokens were accepted."""
         ...

@@ -1,4 +1,4 @@
-"""Who drafts in the next step of a batch, and how much."""
+"""Speculative decoding of a batch: which rows draft in the next step, from which source, and how wide."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from zmqengine.engine.speculation.source import DraftSource, Outlook
 from zmqengine.engine.speculation.step_costs import StepClock
 from zmqengine.engine.speculation.verify_block import Draft
 
-# Rows that are nowhere near a gain are asked ever more seldom, until so many steps lie in between; fewer as rows come
-# and go. A step at which nobody is asked is not timed either: a small model's steps are so short that both can be seen.
+# Polling interval in steps while no width is near a gain, and its bound after rows came or went. Steps without a poll
+# are not timed either: with a small model the cost of both is visible.
 _INTERVAL_MAX, _INTERVAL_ANEW = 8, 3
-# A row may be so many steps behind for the drafts of others, and such a share of its own steps. Then nobody drafts.
+# No row drafts while one is this many steps, plus this share of its own steps, behind because of others' drafts.
 _BEHIND_MAX, _BEHIND_SHARE = 8.0, 0.5
 
 
 class _Found(NamedTuple):
-    """What a source has to say of the row at `place`."""
+    """The outlook of one source for the row at index `place`."""
 
     place: int
     source: DraftSource
@@ -51,14 +51,14 @@ class Speculation:
         self.sources = sources
         self._policy = policy
         self._allowance = Allowance()
-        # Rows are asked every so many steps; and so many steps ago they were.
+        # Polling interval in steps, and steps since the last poll.
         self._interval = 1
         self._unasked = 0
-        # What they took to answer since a step was last timed.
+        # Seconds spent polling since a step was last timed.
         self._asked_s = 0.0
 
     def workspace_bytes(self, rows_max: int, vocab_size: int) -> int:
-        """What a step takes for a moment to choose at every place of its windows: logits, and what is made of them."""
+        """Transient bytes of choosing at every position of a verify block: logits and their intermediates."""
         positions = min(self._policy.positions_max, rows_max * self._policy.width_max)
         return 3 * 4 * positions * vocab_size
 
@@ -75,11 +75,11 @@ class Speculation:
 
     @property
     def widths(self) -> Sequence[int]:
-        """Of windows, in rising order."""
+        """Widths of verify blocks, in rising order."""
         return self._policy.widths
 
     def is_due(self, rows: Sequence[Row], *, anew: bool) -> bool:
-        """Whether it is worth asking what may come: that takes time as well. Rows are `anew` if some came or went."""
+        """Whether to poll the sources in this step. `anew`: rows came or went since the last one."""
         if anew:
             self._interval = min(self._interval, _INTERVAL_ANEW)
         self._unasked += 1
@@ -94,7 +94,7 @@ class Speculation:
         return self._may_draft(rows)
 
     def is_worthwhile(self, rows: Sequence[Row]) -> bool:
-        """Whether it is worth waiting for the step on its way to draft after it."""
+        """Whether drafting gains enough to wait for the in-flight step."""
         started_s = time.perf_counter()
         _, choice = self._choose(rows, self._outlooks(rows), 1)
         self._asked_s += time.perf_counter() - started_s
@@ -125,10 +125,10 @@ class Speculation:
     def landed(
         self, rows: Sequence[Row], width: int | None, judged: Sequence[tuple[Row, Draft, int]]
     ) -> None:
-        """A step of these rows is there, and says how many tokens of each draft were accepted.
+        """Account for a landed step: `judged` has the accepted tokens of each draft.
 
-        `width` is that of its window, 1 for a step that was started ahead, and `WAITED` for one that was not; None for
-        one that was started ahead and waited for before the next was started.
+        `width` is that of its verify block, 1 for a step launched before its predecessor was read, `WAITED` for a step
+        of width 1 launched after; None for a step whose time is no sample.
         """
         if width == 1 and self._unasked:
             self._allowance.save()
@@ -162,7 +162,7 @@ class Speculation:
         )
 
     def _choose(self, rows: Sequence[Row], found: list[_Found], ahead: int) -> tuple[list[_Found], Choice]:
-        """Who drafts, and how much: all of those that have something, or just those whose drafts cost nothing."""
+        """The rows to draft for and the width: every source, or only those whose drafts cost nothing."""
         best: tuple[list[_Found], Choice] = [], Choice(1, 0.0)
         free = [one for one in found if not one.outlook.token_s]
         for drafting in [found] if len(free) == len(found) else [found, free]:

@@ -1,4 +1,4 @@
-"""What widths cost before anybody has asked for anything: wide steps of a model, timed against narrow ones."""
+"""Costs of widths at the start: verify blocks of a model, timed against steps of width 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Caches, Row
 from zmqengine.engine.speculation.choosing import Choosing
 from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
-from zmqengine.engine.speculation.verify_block import Choices, Draft, Window
+from zmqengine.engine.speculation.verify_block import Choices, Draft, VerifyBlock
 
 _SECONDS_MAX = 1.5
 _TRIES = 5
@@ -79,7 +79,7 @@ class _Steps:
         choosing.set_rows(rows)
 
     def time(self, costs: StepCosts, widths: Sequence[int], seconds: float) -> None:
-        """Those without drafts of rows as long as each other, the others of rows with gaps, as they are in use."""
+        """Time width 1 on rows of equal length, and verify blocks on rows with masked slots, as in use."""
         even = [len(_PROMPT)] * len(self._rows)
         best_s = self._best({1: self.ahead, WAITED: self.waited}, even, seconds / 2)
         kinds: dict[int, Callable[[], float]] = {width: partial(self.window, width) for width in widths}
@@ -130,11 +130,11 @@ class _Steps:
     def window(self, width: int) -> float:
         """A window likewise."""
         started_s = time.perf_counter()
-        window = Window.of(self._rows, [Draft(_PROMPT[: width - 1], "")] * len(self._rows))
+        window = VerifyBlock.of(self._rows, [Draft(_PROMPT[: width - 1], "")] * len(self._rows))
         self._start(window.inputs, window, idle=True).read()
         return time.perf_counter() - started_s
 
-    def _start(self, inputs: mx.array, window: Window | None = None, *, idle: bool = False) -> Choices:
+    def _start(self, inputs: mx.array, window: VerifyBlock | None = None, *, idle: bool = False) -> Choices:
         kv.begin_step(self._caches, inputs, self._held, copied=False, idle=on_gpu() and idle)
         self._held = [held + inputs.shape[1] for held in self._held]
         logits = self._model(inputs, cache=self._caches)

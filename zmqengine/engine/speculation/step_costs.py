@@ -1,4 +1,4 @@
-"""What a step takes that reads so many tokens of so many rows, measured as it runs."""
+"""Measured cost of a step by number of rows and width, in seconds and relative to a step of width 1."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ WAITED = 0
 started ahead of them has the width 1."""
 
 
-# The third of the last so many steps counts, by time: a step that the system held up says nothing.
+# The estimate is the third shortest of the last seven samples: a step that the system delayed is an outlier.
 _SAMPLES, _PLACE = 7, 2
 # A step of width 1 is known when it was timed so often. If none was timed in so many steps, drafts pause until one is,
 # or for so many steps as are waited for one that nothing disturbs.
 _SAMPLES_MIN = 3
 _SINGLE_KNOWN_STEPS = 512
 _PATIENCE_STEPS = 24
-# What is known of so many times less rows will do.
+# A measurement from up to 1.5 times fewer rows is reused.
 _LESS = 1.5
 # A width that was too slow to be used is known for so many steps, then tried again, then known for twice as many.
 _KNOWN_STEPS, _KNOWN_STEPS_MAX = 256, 8192
 # What is taken where nothing is known, in steps of width 1: for each further token of a width, and for waiting.
 _GUESSED = 0.08
 _GUESSED_WAIT = 0.3
-# Of how many windows follow each other, how much the last time says; and so many count at the most.
+# Gain of the moving average of the length of runs of consecutive verify blocks, and its cap.
 _RUN_GAIN, _RUN_MAX = 0.25, 16
 
 Key = tuple[int, int]
@@ -43,20 +43,20 @@ class StepCosts:
         self._seconds: dict[Key, float] = {}
         self._noted_at: dict[Key, int] = {}
         self._known_for: dict[Key, int] = {}
-        # For which numbers of rows a width was timed.
+        # Row groups in which a width was timed.
         self._groups: dict[int, set[int]] = {}
-        # Of each width, by the number of rows: what it took at the start, in steps of width 1; and those.
+        # Measured at the start: width -> rows -> time relative to width 1; and rows -> seconds of width 1.
         self._at_start: dict[int, dict[int, float]] = {}
         self._singles_at_start: dict[int, float] = {}
-        # What `ratio` has said since a step was timed.
+        # Cached results of `ratio`, cleared by every sample.
         self._ratios: dict[Key, float] = {}
         self._steps = 0
-        # When a step of width 1 was last timed, or enough was waited for one; and the steps since that was due.
+        # Step number of the last valid sample of width 1, and steps since a new one became due.
         self._single_at = 0
         self._overdue = 0
-        # So many steps in a row have said nothing.
+        # Consecutive steps without a valid sample.
         self._untimed = 0
-        # So many windows have followed each other since the last step of width 1, and as a rule do.
+        # Consecutive verify blocks since the last step of width 1, and their average run length.
         self._windows = 0
         self._run = 1.0
 

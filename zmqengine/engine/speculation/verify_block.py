@@ -1,8 +1,9 @@
-"""Several tokens a row in one step: the model reads drafts of them in one call, and says what it would have made.
+"""Verify blocks: one model call reads the last token of each row and its draft tokens, and verifies them.
 
-The token at an output index depends on the tokens before it, a seed and that index, and on nothing else. So the model's
-own choice at every place of a window decides: a drafted token is accepted while it is the one that was chosen, and the
-first choice that differs is kept as well. The output is the one that there would have been without a draft.
+The token at an output index depends on the tokens before it, a seed and that index, and on nothing else. The model's
+own choice at every position of the block therefore decides: draft tokens are accepted up to the first that differs from
+the choice, and that choice is output as well. The output equals the one without drafts; there is no ratio test, since
+there is no second distribution.
 """
 
 from __future__ import annotations
@@ -21,23 +22,22 @@ from zmqengine.engine.sampling.sampler import LogprobArrays, Plan, choose, measu
 
 
 class Draft(NamedTuple):
-    """What may follow the tokens of a row, and the name of who says so."""
+    """Draft tokens of one row, and the name of their source."""
 
     tokens: Sequence[int]
     source: str
 
 
 class Measured(NamedTuple):
-    """Which rows of a batch want log-probabilities, and of how many of the best tokens."""
+    """Indices of the rows that want log-probabilities, and the number of top alternatives."""
 
     places: Sequence[int]
     top: int
 
 
 class Choices(NamedTuple):
-    """What the model chose at each place of a window: tokens, [rows, width] or [rows], and log-probabilities of the
-    rows that want them, [their number * width]. The host learns of it from `told`, or else from the tokens and their
-    `logits`."""
+    """Tokens chosen by a step, [rows] or [rows, width], and log-probabilities of the rows that want them, flattened
+    over the width. The host reads `told`, small arrays that a kernel filled, or else the tokens and their `logits`."""
 
     tokens: mx.array
     logits: mx.array | None
@@ -45,7 +45,7 @@ class Choices(NamedTuple):
     told: tuple[mx.array, ...] = ()
 
     def arrays(self) -> list[mx.array]:
-        """All that is to be computed."""
+        """Every array of this result, for one evaluation."""
         return [
             array
             for array in (self.tokens, self.logits, *self.told, *(self.logprobs or ()))
@@ -53,7 +53,7 @@ class Choices(NamedTuple):
         ]
 
     def read(self) -> tuple[Any, Any]:
-        """Tokens and logits as lists, waited for. Logits may be 0 for what is a number."""
+        """Wait for tokens and logits, as lists. A finite logit may be read as 0."""
         if self.logits is not None:
             return self.tokens.tolist(), self.logits.tolist()
         tokens, logits = drawing.read(self.told, self.tokens.size)
@@ -65,7 +65,7 @@ class Choices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class VerifyBlock:
     """A verify block: the last token of each row and its draft tokens, padded to `width` tokens a row."""
 
     drafts: list[Draft | None]
@@ -74,9 +74,9 @@ class Window:
     drafted: mx.array
 
     @classmethod
-    def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> Window:
-        """The window of these rows, whose tokens are all known. Where there are `widths`, in rising order, it is as
-        wide as the least of them that holds all drafts: some devices prepare for each width."""
+    def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> VerifyBlock:
+        """The verify block of these rows, whose tokens are all known. With `widths`, in rising order, it takes the
+        smallest that holds every draft: some devices compile for each width."""
         width = 1 + max(len(draft.tokens) for draft in drafts if draft is not None)
         width = next((known for known in widths if known >= width), width)
         drafted = _table(drafts, width - 1)
@@ -85,7 +85,7 @@ class Window:
         return cls(drafts, width, mx.array(inputs.astype(np.uint32)), mx.array(drafted))
 
     def accepted(self, place: int, tokens: Sequence[int]) -> int:
-        """How many tokens of the draft at `place` are those that were chosen."""
+        """The number of draft tokens of row `place` that equal the chosen `tokens`, up to the first that differs."""
         draft = self.drafts[place]
         count = 0
         if draft is not None:
@@ -101,9 +101,9 @@ class Window:
         measured: Measured,
         mask: Callable[[mx.array], mx.array],
     ) -> Choices:
-        """The choices of `logits` [rows, width, vocab], each as if the tokens before it had been accepted.
+        """Choose a token at each position of `logits` [rows, width, vocab], as if all drafts before it were accepted.
 
-        `mask` rules out what may not come, of logits [rows * width, vocab]; log-probabilities are those before it.
+        `mask` forbids tokens, in logits [rows * width, vocab]; log-probabilities are taken before it.
         """
         rows, width, vocab = logits.shape
         if penalties.index is not None:
@@ -122,8 +122,7 @@ class Window:
 
 
 def _kept(tokens: mx.array, drafted: mx.array | None) -> mx.array:
-    """Which of the chosen `tokens` [rows, width] stand: those after an accepted draft [rows, width - 1], and the first
-    of all."""
+    """Mask [rows, width] of the chosen `tokens` that are output: the first, and each after an accepted draft."""
     first = mx.ones((tokens.shape[0], 1), mx.int32)
     if drafted is None:
         return first
@@ -132,7 +131,7 @@ def _kept(tokens: mx.array, drafted: mx.array | None) -> mx.array:
 
 
 def _table(drafts: Sequence[Draft | None], width: int) -> np.ndarray:
-    """Drafts as [rows, width], and -1 where there is none: no token is equal to that."""
+    """Drafts as an array [rows, width], padded with -1, which equals no token."""
     table = np.full((len(drafts), width), -1, np.int32)
     for place, draft in enumerate(drafts):
         if draft is not None:

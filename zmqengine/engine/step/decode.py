@@ -1,9 +1,18 @@
-"""One batch of rows that decode: one model call a step makes a token for each of them, or several.
+"""One batch of rows that decode: one model call a step makes a token for each row, or several.
 
-The call of a step is started before the tokens of the step before are looked at, so the device computes while
-the caller hands those tokens on. Where rows have a grammar, those tokens say which may follow: the masks are filled
-while the device computes, and the step's own tokens are chosen then. Where rows draft, the tokens are waited for
-before the call: they say what to draft.
+Theory of operation. At any time at most one step is in flight. `launch` starts the next step before the tokens of the
+in-flight one are read, so the device computes while the caller publishes; `land` then reads and reports the earlier
+one. Three things bend that order:
+
+- Grammars. A mask depends on the token before it. The step's logits are started at launch; its tokens are chosen in
+  `land`, once the earlier tokens are known and the masks are filled on the host.
+- Draft tokens. They follow the last token of a row, so a step that may draft waits: the in-flight step is reported
+  first, into `_landed`, and the verify block is launched from known tokens. Rejected tokens are rolled back when the
+  block lands, before the next launch: no step ever reads columns that a rollback could still take away.
+- First tokens. Where launching computes (on a CPU), a first token lands before the next step is started.
+
+Rows may end while a later step of theirs is in flight. They are marked `gone`, their results are dropped, and the
+caches they leave are offered to the prefix cache before another row may take their place.
 """
 
 from __future__ import annotations
@@ -19,27 +28,27 @@ from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.host.backend import start_computes
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.prefix_cache.offers import Offer
-from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.speculation.choosing import Choosing
 from zmqengine.engine.speculation.step_costs import WAITED
-from zmqengine.engine.speculation.verify_block import Window
-from zmqengine.engine.step.inflight import Flight
+from zmqengine.engine.speculation.verify_block import VerifyBlock
+from zmqengine.engine.step.inflight import InflightStep
 
 if TYPE_CHECKING:
     from zmqengine.engine.speculation.speculation import Speculation
 
 
 class DecodeBatch:
-    """Rows in decode and their merged caches. What rows leave behind is offered to `store`.
+    """Rows in decode and their merged caches. Caches of rows that leave are offered to `store`.
 
-    `choosing` makes its own. With `speculation` rows may draft.
+    `choosing` makes the sampler of this batch. With `speculation` a step may verify draft tokens.
     """
 
     def __init__(
         self,
         model: Any,
-        store: PromptStore,
+        store: PrefixCache,
         choosing: Callable[[], Choosing],
         speculation: Speculation | None = None,
     ) -> None:
@@ -47,8 +56,8 @@ class DecodeBatch:
         self.caches: Caches = []
         self._model = model
         self._store = store
-        self._flight: Flight | None = None
-        self._landing: Flight | None = None
+        self._flight: InflightStep | None = None
+        self._landing: InflightStep | None = None
         self._changed = True
         self._choosing = choosing()
         self._speculation = speculation
@@ -62,7 +71,7 @@ class DecodeBatch:
         self._changed = True
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Drop rows; those that are not here are ignored. What they held is offered to others."""
+        """Drop rows and offer their caches to the prefix cache; rows of other batches are ignored."""
         leaving = {id(row) for row in rows}
         places = [place for place, row in enumerate(self.rows) if id(row) in leaving]
         for place, part in kv.parts_of(places, self._columns()).items():
@@ -70,9 +79,9 @@ class DecodeBatch:
         self._drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
-        """Drop a row that is here and give its caches, with the token on its way, which is waited for.
+        """Drop a row of this batch; returns its caches and its token in flight, which is waited for.
 
-        None if that token was made of something that is not a number: nobody may go on from these caches.
+        None if that token came from logits that are not finite: these caches must not be used again.
         """
         caches = kv.extract(self.caches, self.rows.index(row), row.held + row.window, row.held)
         kv.start(kv.arrays(caches))
@@ -81,13 +90,13 @@ class DecodeBatch:
             self._store.prove(row)
             return caches, None
         if row.window or self._flight is None:
-            # What a window makes of a row can be left out of its caches: it is made again.
+            # A verify block in flight is left out of the caches: its tokens are computed again.
             return caches, None
         made = self._flight.made(row)
         return None if made is None else (caches, made)
 
     def _offer(self, place: int, part: kv.Part | None) -> None:
-        """A row leaves: offer its caches, which the step on its way goes on from; else they are known to be good."""
+        """Offer the caches of a leaving row. They are pending while a step that reads them is in flight, else valid."""
         row, flight = self.rows[place], self._flight
         if not row.launched:
             self._store.prove(row)
@@ -104,7 +113,7 @@ class DecodeBatch:
         if len(places) == len(self.rows):
             return
         if kv.moves_rows(self.caches):
-            # What is offered of those who leave is read before others take their places.
+            # Copies for the prefix cache are launched before another row is moved into the freed slot.
             self._store.settle()
             places = kv.arranged(places)
         self.caches = kv.keep_rows(self.caches, places, self._columns())
@@ -117,16 +126,16 @@ class DecodeBatch:
         return not self.rows and self._flight is None
 
     def launch(self, may_draft: Callable[[], bool]) -> None:
-        """Start the next step; rows draft only where `may_draft` says so. None where a first token is to land first."""
+        """Start the next step, unless a first token has to land before; rows draft only while `may_draft()`."""
         if self._flight is not None and self._flight.is_first and self._start_computes:
             # A first token would wait for a whole step more.
             self._landing, self._flight = self._flight, None
             return
-        # A row whose last token is on its way needs no further step. A window makes one token at least.
+        # A row whose last token is in flight needs no further step. A verify block makes at least one token.
         self.leave([row for row in self.rows if row.sampled + (row.window > 0) >= row.max_tokens])
         speculation = self._speculation
         asks = speculation is not None and speculation.is_due(self.rows, anew=self._changed) and may_draft()
-        window = None
+        window: VerifyBlock | None = None
         waits = self._must_wait(asks=asks)
         if waits:
             flight, self._flight = self._flight, None
@@ -134,7 +143,7 @@ class DecodeBatch:
                 self._report(flight, self._landed)
             if speculation is not None and self.rows and may_draft():
                 drafts = speculation.propose(self.rows)
-                window = Window.of(self.rows, drafts, speculation.widths) if drafts else None
+                window = VerifyBlock.of(self.rows, drafts, speculation.widths) if drafts else None
         self._landing = self._flight
         if not self.rows:
             self._flight = None
@@ -146,15 +155,15 @@ class DecodeBatch:
             self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
 
     def _must_wait(self, *, asks: bool) -> bool:
-        """Whether what comes next depends on the tokens on their way."""
+        """Whether the next step depends on the tokens of the in-flight one."""
         if self._flight is not None and self._flight.window is not None:
             return True
         return asks and self._speculation is not None and self._speculation.is_worthwhile(self.rows)
 
     def land(self, result: StepResult) -> None:
-        """Report the tokens of the step before the one that `launch` has started, waiting for them.
+        """Wait for the step before the one that `launch` has started, and report its tokens.
 
-        Then those of rows with a grammar are known, and the started step chooses among what may follow.
+        With them the grammar masks of the started step are known: its tokens are chosen now.
         """
         result.add(self._landed)
         self._landed = StepResult()
@@ -164,8 +173,8 @@ class DecodeBatch:
         if self._flight is not None and self._flight.logits is not None:
             self._choose(self._flight, self._flight.logits)
 
-    def _start(self, inputs: mx.array, window: Window | None) -> Flight:
-        """One call of the model, with the last token of each row [rows, 1] or a window [rows, its width]."""
+    def _start(self, inputs: mx.array, window: VerifyBlock | None) -> InflightStep:
+        """Start one model call on the last token of each row [rows, 1], or on a verify block [rows, width]."""
         changed, self._changed = self._changed, False
         if changed:
             self._choosing.set_rows(self.rows)
@@ -178,7 +187,9 @@ class DecodeBatch:
                 row.held += 1
             else:
                 row.window += window.width
-        flight = Flight(list(self.rows), self._choosing.measured, _take_offers(self.rows), window, is_first)
+        flight = InflightStep(
+            list(self.rows), self._choosing.measured, _take_offers(self.rows), window, is_first
+        )
         if self._choosing.constrained:
             kv.start(logits)
             flight.logits = logits
@@ -186,8 +197,8 @@ class DecodeBatch:
             self._choose(flight, logits)
         return flight
 
-    def _choose(self, flight: Flight, logits: mx.array) -> None:
-        """Start to choose the tokens of a step, [rows, its width], from what the model made of it."""
+    def _choose(self, flight: InflightStep, logits: mx.array) -> None:
+        """Start to choose the tokens of a step, [rows, width], from its logits."""
         if flight.window is None:
             flight.choices = self._choosing.one(logits[:, -1, :])
             for row in flight.rows:
@@ -198,10 +209,10 @@ class DecodeBatch:
         kv.start(flight.choices.arrays())
 
     def _columns(self) -> list[int]:
-        """How many tokens the caches hold of each row, those of a window on its way included."""
+        """Cached tokens of each row, those of a verify block in flight included."""
         return [row.held + row.window for row in self.rows]
 
-    def _report(self, flight: Flight, result: StepResult) -> None:
+    def _report(self, flight: InflightStep, result: StepResult) -> None:
         landed = flight.land(result)
         for row, offer in flight.offers:
             take = self._store.withdraw if id(row) in landed.doubtful else self._store.accept
@@ -224,8 +235,8 @@ def _go_back(rows: Sequence[Row], caches: Caches) -> None:
         kv.go_back(caches, counts, [row.held for row in rows])
 
 
-def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:
-    """The last token of each row: on its way for rows that have been through a step, else known."""
+def _last_tokens(rows: Sequence[Row], landing: InflightStep | None) -> mx.array:
+    """The last token of each row, [rows] on the device: in flight for rows that were in the last step, else known."""
     coming = None if landing is None else landing.last_tokens(rows)
     parts = [] if coming is None else [coming]
     fresh = [place for place, row in enumerate(rows) if landing is None or not row.launched]
@@ -234,13 +245,13 @@ def _last_tokens(rows: Sequence[Row], landing: Flight | None) -> mx.array:
     tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     if not fresh or fresh[0] + len(fresh) == len(rows):
         return tokens
-    # One that came last has taken the place of one that left.
+    # In place, the last row was moved into a freed slot, so new rows are not at the end: restore the batch's order.
     order = sorted(range(len(rows)), key=set(fresh).__contains__)
     return tokens[resident(np.argsort(order).tolist())]
 
 
 def _take_offers(rows: Sequence[Row]) -> list[tuple[Row, Offer]]:
-    """What rows offer, for the step that is started with them."""
+    """Take the blocks that rows offer to the prefix cache; the step that starts now validates them."""
     offers = [(row, offer) for row in rows for offer in row.offers]
     for row in rows:
         row.offers = []

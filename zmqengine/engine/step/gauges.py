@@ -1,4 +1,4 @@
-"""What an engine tells of itself: how many rows and tokens, and what memory is used for."""
+"""Statistics of an engine: rows, tokens, and memory by purpose."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.interface import EngineMemory, EngineStats, ModelInfo, StepResult
-from zmqengine.engine.prefix_cache.store import PromptStore, numbers
-from zmqengine.engine.step.length_buckets import Lanes
+from zmqengine.engine.prefix_cache.store import PrefixCache, numbers
+from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.prefill import Prefill
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Gauges:
     """
 
     def __init__(
-        self, info: ModelInfo, rows_max: int, store: PromptStore, speculation: Speculation | None
+        self, info: ModelInfo, rows_max: int, store: PrefixCache, speculation: Speculation | None
     ) -> None:
         self._info = info
         self._rows_max = rows_max
@@ -59,8 +59,8 @@ class Gauges:
             prompt_cache=numbers(self._store),
         )
 
-    def memory(self, decode: Lanes, prefill: Prefill, reading_bytes: int) -> EngineMemory:
-        """What memory is used for now, if reading a chunk takes `reading_bytes` for a moment."""
+    def memory(self, decode: LengthBuckets, prefill: Prefill, reading_bytes: int) -> EngineMemory:
+        """Memory in use by purpose; `reading_bytes` are transient, for one chunk of prefill."""
         reading = [kv.byte_count(row.caches) for row in prefill.rows if row.caches is not None]
         drafts = self._draft_model
         # A batch that grows or takes a row in is copied, and its caches may all be copied before one is freed.

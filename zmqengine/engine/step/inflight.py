@@ -1,4 +1,4 @@
-"""A step on its way, and what becomes of it when its tokens are there."""
+"""An in-flight step, and how its tokens are handed to rows when it lands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
-from zmqengine.engine.speculation.verify_block import Choices, Draft, Window
+from zmqengine.engine.speculation.verify_block import Choices, Draft, VerifyBlock
 
 
 @dataclass
 class Landed:
-    """Rows that have made what is not a number, by their `id()`; those that failed, and those that ended.
+    """The outcome of a landed step. Rows are named by `id()`: `doubtful` ones had logits that are not finite, `failed`
+    ones left the batch with an error, `ended` ones with their last token.
 
-    `judged` are drafts, and how many of their tokens were accepted.
+    `judged`: each draft with the number of its tokens that were accepted.
     """
 
     doubtful: set[int]
@@ -30,19 +31,18 @@ class Landed:
 
 
 @dataclass
-class Flight:
-    """A step on its way: the tokens that it makes for `rows`, in order; with a `window` [rows, its width] of them.
+class InflightStep:
+    """One step in flight for `rows`, in batch order; with a `window` a verify block of [rows, width].
 
-    `measured` are the rows that want log-probabilities. `offers` are caches that it goes on from, with the row whose
-    logit tells whether they are good. One that `is_first` makes the first token of a row. It has `logits` until its
-    tokens are chosen, and `choices` from then on. Its time is one of steps that are `timed_as` this width, as
-    `StepCosts` counts them; None if it says nothing.
+    `measured`: rows that want log-probabilities. `offers`: blocks for the prefix cache with the row whose logit
+    validates them. `is_first`: some row gets its first token. `logits` until the tokens are chosen, `choices` from then
+    on. `timed_as`: the width whose cost this step's time is a sample of (`StepCosts`); None if it is not one.
     """
 
     rows: list[Row]
     measured: list[Row]
     offers: list[tuple[Row, Offer]]
-    window: Window | None = None
+    window: VerifyBlock | None = None
     is_first: bool = False
     timed_as: int | None = None
     logits: mx.array | None = None
@@ -50,11 +50,11 @@ class Flight:
 
     @property
     def width(self) -> int:
-        """How many tokens of each row it reads."""
+        """Tokens that the step reads of each row."""
         return 1 if self.window is None else self.window.width
 
     def made(self, row: Row) -> MadeToken | None:
-        """The one token of a row, waited for; None if it was made of something that is not a number."""
+        """Wait for the token of one row of a width-1 step; None if its logit is not finite."""
         place = self.rows.index(row)
         tokens, logits = self._chosen.read()
         return (
@@ -64,7 +64,7 @@ class Flight:
         )
 
     def land(self, result: StepResult) -> Landed:
-        """Wait for the tokens, and let the rows that are not gone take theirs."""
+        """Wait for the tokens and hand them to the rows that are not gone."""
         tokens, logits = self._chosen.read()
         return (
             self._take(tokens, logits, result)
@@ -73,15 +73,14 @@ class Flight:
         )
 
     def last_tokens(self, here: Sequence[Row]) -> mx.array | None:
-        """The tokens, still on their way, of those of its rows that are `here`; None if none is."""
+        """Tokens on the device of this step's rows that are in `here`, in that order; None if there are none."""
         places = self._places(here)
         if len(places) == len(self.rows):
             return self._chosen.tokens
         return self._chosen.tokens[resident(places)] if places else None
 
     def _places(self, here: Sequence[Row]) -> list[int]:
-        """Where those who are `here` and among its rows stand in it, in the order in which they are here: it is that of
-        the rows as long as all of them are."""
+        """Indices into `self.rows` of the rows in `here` that belong to this step, in the order of `here`."""
         places = {id(row): place for place, row in enumerate(self.rows)}
         return [places[id(row)] for row in here if id(row) in places]
 
@@ -107,7 +106,7 @@ class Flight:
         return landed
 
     def _take_window(self, tokens: list[list[int]], logits: list[list[float]], result: StepResult) -> Landed:
-        """Each row takes the tokens that were chosen up to the first that was not drafted; the rest is not its own."""
+        """Hand each row its accepted draft tokens and the token after them; the rest of the block is rejected."""
         assert self.window is not None
         logprobs = self._logprobs()
         landed = Landed(_not_finite(self.rows, [first for first, *_ in logits]))
@@ -137,7 +136,7 @@ class Flight:
         return landed
 
     def _logprobs(self) -> dict[tuple[int, int], TokenLogprobs]:
-        """By the id of the row and the place of the token in what the step makes of it."""
+        """Log-probabilities by row id and the token's position in the step."""
         logprobs = self._chosen.logprobs
         if logprobs is None:
             return {}
@@ -156,7 +155,7 @@ class Flight:
 
 
 def _taken(row: Row, token: int) -> tuple[EngineFinish | None, str]:
-    """Whether a row ends with its next token, or what goes wrong with it."""
+    """Give a row its next token; returns its finish reason, if it ends, and an error message, if its grammar fails."""
     try:
         return row.take(token), ""
     except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
@@ -179,7 +178,7 @@ def _spoilt(row: Row) -> str:
 
 
 def _not_finite(rows: Sequence[Row], chosen_logits: Sequence[float]) -> set[int]:
-    """The rows, by their `id()`, whose logit is not a number."""
+    """Rows, by `id()`, whose chosen logit is not finite."""
     if math.isfinite(sum(chosen_logits)):
         return set()
     return {id(row) for row, logit in zip(rows, chosen_logits, strict=True) if not math.isfinite(logit)}

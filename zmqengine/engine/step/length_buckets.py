@@ -18,7 +18,7 @@ from zmqengine.engine.step.decode import DecodeBatch
 from zmqengine.engine.step.padding import padding_bytes
 
 
-class Lanes:
+class LengthBuckets:
     """The rows that decode, in as few batches as `padding_bytes_max` of padding in all of them allows.
 
     `new_lane` makes a batch; `project_bytes` says what the caches of a row of so many tokens take. A step makes at most
@@ -53,22 +53,22 @@ class Lanes:
 
     @property
     def padding_bytes(self) -> int:
-        """What rows take in all batches because others of their batch are longer."""
+        """Bytes of padding in all batches."""
         return sum(self._padding_bytes(lane.rows) for lane in self._lanes)
 
     @property
     def largest_bytes(self) -> int:
-        """What the caches of the largest batch take."""
+        """Bytes of the largest batch's caches."""
         return max((kv.byte_count(lane.caches) for lane in self._lanes), default=0)
 
     @property
     def empty_bytes(self) -> int:
-        """What rows take that were left empty for others to come."""
+        """Bytes of allocated rows that no request uses."""
         return sum(kv.empty_bytes(lane.caches) for lane in self._lanes)
 
     @property
     def padding_room_bytes(self) -> int:
-        """What padding may still take."""
+        """Bytes that padding may still take."""
         return max(0, self._padding_bytes_max - self.padding_bytes)
 
     def join(self, groups: Sequence[tuple[Sequence[Row], Caches]]) -> None:

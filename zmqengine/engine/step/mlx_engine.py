@@ -30,12 +30,12 @@ from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
 from zmqengine.engine.prefix_cache.keys import salt_of
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
-from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.choosing import Choosing
 from zmqengine.engine.step.decode import DecodeBatch
 from zmqengine.engine.step.gauges import Gauges
-from zmqengine.engine.step.length_buckets import Lanes
+from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.prefill import Prefill
 from zmqengine.engine.step.step_clock import StepClock
@@ -97,7 +97,7 @@ class MlxEngine:
         drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
         self.padding_bytes_max = self._lanes_padding_bytes + drafts_padding_bytes
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
-        self._store = PromptStore(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
+        self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
         self.disk: DiskTier | None = None
@@ -222,7 +222,7 @@ class MlxEngine:
 
     @property
     def empty_bytes(self) -> int:
-        """What is kept for rows to come."""
+        """Bytes allocated for rows to come."""
         return self._decode.empty_bytes
 
     def release_buffers(self) -> None:
@@ -234,7 +234,7 @@ class MlxEngine:
         return self._gauges.stats(len(self._rows), self._prefill)
 
     def memory(self) -> EngineMemory:
-        """What memory is used for now."""
+        """Memory in use by purpose."""
         reading_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
         return self._gauges.memory(self._decode, self._prefill, reading_bytes)
 
@@ -249,7 +249,7 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
         lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculation)
-        self._decode = Lanes(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
+        self._decode = LengthBuckets(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
         self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes)
 
 

@@ -11,7 +11,7 @@ from zmqengine.engine.load import prompt_sizes
 TOKENS_MIN = 32
 """A smaller chunk costs more than it saves."""
 TOKENS_START = 256
-"""Where a pace begins: a few chat messages, on any machine."""
+"""Tokens of a prefill chunk at the start: a few chat messages, on any machine."""
 
 _GOAL_S_MIN = 0.025
 # As many times as much, where all who are held up by it wait for what it reads.

@@ -1,4 +1,4 @@
-"""What rows cost that are as long as the longest beside them."""
+"""Padding: bytes that rows take because their batch is as long as its longest row."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, Ro
 from zmqengine.engine.load.probe import Abilities
 from zmqengine.engine.load.prompt_sizes import Sizes
 from zmqengine.engine.prefix_cache.branches import branches
-from zmqengine.engine.prefix_cache.store import Hit, PromptStore
+from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
@@ -53,7 +53,7 @@ class Prefill:
     They are read in `sizes`; few ones are for models whose caches are all plain.
     """
 
-    def __init__(self, model: Any, store: PromptStore, abilities: Abilities, sizes: Sizes) -> None:
+    def __init__(self, model: Any, store: PrefixCache, abilities: Abilities, sizes: Sizes) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         # With those that have no meaning.

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from zmqengine.engine.prefix_cache.branches import whole
 from zmqengine.engine.prefix_cache.index import shared_tokens
-from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
 
 # A row waits for an older one if that saves it from reading so many tokens.
 _LED_TOKENS_MIN = 256
 
 
-def pick(rows: Sequence[Row], store: PromptStore) -> list[Row]:
+def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
     """The rows that may read, the oldest first: not those whose beginning an older one reads, or has on offer.
 
     Rows that have not begun are told how much they may hope for.
@@ -30,7 +30,7 @@ def pick(rows: Sequence[Row], store: PromptStore) -> list[Row]:
     return picked
 
 
-def _leads(older: Row, row: Row, store: PromptStore) -> bool:
+def _leads(older: Row, row: Row, store: PrefixCache) -> bool:
     """Whether `row` had better wait for what `older` reads than read the same tokens again."""
     if older.ids[0] != row.ids[0] or older.scope != row.scope or not store.may_keep(older):
         return False

@@ -21,7 +21,7 @@ class StepClock:
         self._started = self._now()
 
     def seconds(self) -> float:
-        """What it has taken so far."""
+        """Seconds of the step so far."""
         return min(now - then for now, then in zip(self._now(), self._started, strict=True))
 
     def _now(self) -> tuple[float, ...]:

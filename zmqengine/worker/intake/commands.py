@@ -1,4 +1,4 @@
-"""What each command of a front-end does. Every command gets one reply; none of them touches the engine's batch."""
+"""Handlers of a front-end's commands. Every command gets one reply; none touches the engine's batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from zmqengine.worker.wire.session import Session
 log = logging.getLogger("zmqengine.worker")
 
 REPLAY_BYTES_MAX = 256 * 1024
-"""Of one reply to a resume; the front-end asks for what is left."""
+"""Tokens of one reply to a resume; the front-end asks for the rest."""
 _STATES: dict[Phase, RequestState] = {
     "preparing": "queued",
     "queued": "queued",

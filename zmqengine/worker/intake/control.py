@@ -1,4 +1,4 @@
-"""What is asked on ctl, and the answers. The control thread calls it; what the actor must do goes by the board."""
+"""Answers to questions on ctl, on the control thread; work for the actor goes through the shared status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zmqengine.protocol.messages import (
     Rejected,
 )
 from zmqengine.worker.telemetry.metrics import prometheus, status
-from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 from zmqengine.worker.wire.auth import Guard
 
 LONG_REPLIES = (GetStatus, GetMetrics, GetTokenizer)
@@ -36,7 +36,7 @@ LONG_REPLIES = (GetStatus, GetMetrics, GetTokenizer)
 class ControlHandler:
     """Answers one request after the other. With a `guard` only an operator's key may drain the worker."""
 
-    def __init__(self, board: Board, name: str, endpoints: Endpoints, guard: Guard | None) -> None:
+    def __init__(self, board: SharedStatus, name: str, endpoints: Endpoints, guard: Guard | None) -> None:
         self._board = board
         self._name = name
         self._endpoints = endpoints

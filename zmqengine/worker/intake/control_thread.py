@@ -16,8 +16,8 @@ from zmqengine.protocol.addresses import Endpoints
 from zmqengine.protocol.codec import control_decoder, encode, read_addressee
 from zmqengine.protocol.messages import ControlReply, ControlRequest
 from zmqengine.worker.intake.control import LONG_REPLIES, ControlHandler
-from zmqengine.worker.telemetry.shared_status import Board
-from zmqengine.worker.wire.abuse_limiter import Offenders
+from zmqengine.worker.telemetry.shared_status import SharedStatus
+from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
 from zmqengine.worker.wire.auth import Guard
 from zmqengine.worker.wire.senders import user_of
 from zmqengine.worker.wire.unread_replies import UnreadReplies
@@ -25,7 +25,7 @@ from zmqengine.worker.wire.unread_replies import UnreadReplies
 log = logging.getLogger("zmqengine.control")
 
 UNREAD_BYTES_MAX = 1 << 20
-"""Of long replies that one connection asked for and has not read; the first may be longer."""
+"""Bytes of long replies that one connection has not read; the first may be longer."""
 UNREAD_BYTES_ALL_MAX = 64 << 20
 WRONG_REQUESTS_MAX = 1000
 FAILURE_WAIT_S = 0.1
@@ -36,7 +36,7 @@ class Watched(Protocol):
     """Something beside ctl that the control thread serves: the supervisor's pipe, the key check."""
 
     def fileno(self) -> int:
-        """What to poll for reading."""
+        """File descriptor to poll for reading."""
         ...
 
     def check(self) -> object:
@@ -53,7 +53,7 @@ class ControlThread:
     def __init__(
         self,
         ctl: zmq.Socket[bytes],
-        board: Board,
+        board: SharedStatus,
         *,
         name: str,
         endpoints: Endpoints,
@@ -65,7 +65,7 @@ class ControlThread:
         self._with_users = guard is not None
         self._decoder = control_decoder()
         self._replies = UnreadReplies(ctl, bytes_max=UNREAD_BYTES_MAX, all_bytes_max=UNREAD_BYTES_ALL_MAX)
-        self._offenders = Offenders(WRONG_REQUESTS_MAX)
+        self._offenders = AbuseLimiter(WRONG_REQUESTS_MAX)
         self._stop_reader, self._stop_writer = os.pipe()
         self._watched: list[Watched] = [] if guard is None else [guard]
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)

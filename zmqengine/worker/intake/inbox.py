@@ -14,7 +14,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.commands import REPLAY_BYTES_MAX, CommandHandler
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.telemetry.counters import PassReport
-from zmqengine.worker.wire.abuse_limiter import Offenders
+from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
 from zmqengine.worker.wire.senders import process_of, user_of
 from zmqengine.worker.wire.sockets import Sockets
 from zmqengine.worker.wire.unread_replies import UnreadReplies
@@ -33,7 +33,7 @@ WRONG_SUBSCRIPTIONS_MAX = 64
 topics of a worker that was restarted, or of a session that was taken over."""
 WRONG_COMMANDS_MAX = 1000
 UNREAD_BYTES_MAX = 1 << 20
-"""Of long replies that one connection asked for and has not read."""
+"""Bytes of long replies that one connection has not read."""
 
 
 class Inbox:
@@ -53,8 +53,8 @@ class Inbox:
         self._decoder = command_decoder(context.limits.frame_bytes_max)
         self._with_users = context.config.uses_curve
         self._clock = context.clock
-        self._subscription_offenders = Offenders(WRONG_SUBSCRIPTIONS_MAX)
-        self._command_offenders = Offenders(WRONG_COMMANDS_MAX)
+        self._subscription_offenders = AbuseLimiter(WRONG_SUBSCRIPTIONS_MAX)
+        self._command_offenders = AbuseLimiter(WRONG_COMMANDS_MAX)
         self._out_of_step = False
         self._skipping = False
         self._replies = UnreadReplies(self._cmd, bytes_max=UNREAD_BYTES_MAX)

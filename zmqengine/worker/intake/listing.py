@@ -1,4 +1,4 @@
-"""Who is connected and what runs and waits, for operators."""
+"""Listings of sessions and requests for operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
 
 LISTED_MAX = 256
-"""Of each kind: listing is part of a pass and must stay short."""
+"""Entries of each kind: listing is part of a pass and must stay short."""
 
 
 def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[SessionInfo]:
@@ -21,7 +21,7 @@ def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[Sessi
 
 
 def list_requests(batch: Batch, now_s: float) -> list[RequestInfo]:
-    """What runs, then what waits, up to `LISTED_MAX` in all."""
+    """Running requests, then waiting ones, up to `LISTED_MAX` in all."""
     waiting = (request for request in batch.lifecycle.live() if request.phase != "running")
     return [
         _request(request, batch.lifecycle.waits_for(request, now_s), now_s)

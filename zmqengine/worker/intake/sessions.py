@@ -1,4 +1,4 @@
-"""Who is there: sessions by their secret, their connection and their topic, from hello to the last word."""
+"""Sessions by secret, connection and topic, from hello to bye."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session, new_topic
 
 PEER_SESSIONS_MIN = 8
-"""So many sessions anybody may have, or a share of very few would be none."""
+"""Sessions that every key may have, or a share of very few would be none."""
 SUBSCRIBE_S = 5.0
 """From hello until somebody must have subscribed, at the least."""
 

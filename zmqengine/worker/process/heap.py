@@ -58,7 +58,7 @@ def set_apart() -> None:
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not tell it this way."""
+    """Resident bytes of this process; 0 where the system does not report them this way."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

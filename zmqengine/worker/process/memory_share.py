@@ -1,4 +1,4 @@
-"""What each worker on this machine may hold of its memory.
+"""Shares of this machine's memory, one for each worker.
 
 Every live worker of a user has a file in one directory, locked for as long as its process lives, that says what it
 claims. A worker whose memory limit was given claims just that; the others share what is left beside all weights in
@@ -26,7 +26,7 @@ LOCK_WAIT_S = 1.0
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What one worker claims. `limit_bytes` is None for an equal part of what is left."""
+    """One worker's claim. `limit_bytes` is None for an equal part of the remainder."""
 
     name: str
     pid: int
@@ -35,7 +35,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def share_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> int:
-    """What `mine` may hold of `total_bytes`, its weights included. It may be less than they are, but not negative."""
+    """Bytes that `mine` may hold of `total_bytes`, weights included: perhaps less than those, never negative."""
     if mine.limit_bytes is not None:
         return mine.limit_bytes
     sharing = [mine, *(other for other in others if other.limit_bytes is None)]

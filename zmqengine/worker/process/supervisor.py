@@ -31,7 +31,7 @@ from zmqengine.worker.process.signals import signals_as_bytes
 
 WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
 KILL_AFTER_S = 5.0
-"""What a worker gets on top of its drain time, and after a second signal, before it is killed."""
+"""Seconds beyond the drain time, and after a second signal, before the worker is killed."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = logging.getLogger("zmqengine.supervisor")

@@ -15,7 +15,7 @@ class Wakeup:
         os.set_blocking(self._writer, False)
 
     def fileno(self) -> int:
-        """What to poll for reading."""
+        """File descriptor to poll for reading."""
         return self._reader
 
     @property

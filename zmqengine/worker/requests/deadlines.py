@@ -30,7 +30,7 @@ class Deadlines:
             self._compact()
 
     def expired(self, now_s: float) -> list[LiveRequest]:
-        """Those whose deadline has passed; each is named once."""
+        """Requests whose deadline has passed; each is returned once."""
         due = []
         while self._heap and self._heap[0][0] <= now_s:
             _, arrival = heapq.heappop(self._heap)

@@ -136,7 +136,7 @@ class LiveRequest:
         return self.prompt_tokens + len(self.log)
 
     def row_request(self, row: int) -> RowRequest:
-        """What the engine needs to go on from the tokens in the log."""
+        """The engine's request for this row, resumed after the tokens in the log."""
         insert = self.insert
         assert insert is not None, "an ended request is not generated again"
         return RowRequest(
@@ -174,5 +174,5 @@ class LiveRequest:
 
 
 def digest(insert: Insert) -> bytes:
-    """What tells a repeated insert from another one with the same id: everything but the call number."""
+    """Digest of an insert without its call number, to tell a repetition from another insert with the same id."""
     return hashlib.blake2b(_encoder.encode(msgspec.structs.replace(insert, call=0)), digest_size=16).digest()

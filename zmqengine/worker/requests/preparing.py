@@ -28,7 +28,7 @@ Preparation = Callable[[], Callable[[LiveRequest], None]]
 
 
 def preparation_of(insert: Insert, compiler: ConstraintCompiler | None) -> Preparation | None:
-    """What has to be done before this request can start, or None. Raises `BadRequest` for what cannot be done here."""
+    """The preparation that this request needs, or None. Raises `BadRequest` for one that this worker cannot do."""
     if insert.constraint is not None:
         if compiler is None:
             raise BadRequest(NO_CONSTRAINT)
@@ -108,7 +108,7 @@ class Preparer:
         future.add_done_callback(lambda _: self._note(request))
 
     def finished(self) -> list[tuple[LiveRequest, ZmqEngineError | Exception | None]]:
-        """Those that are done since the last call, applied to their requests, with what went wrong."""
+        """Apply the preparations that finished since the last call; returns their requests and errors."""
         results: list[tuple[LiveRequest, ZmqEngineError | Exception | None]] = []
         while self._done:
             request = self._done.popleft()

@@ -1,4 +1,4 @@
-"""What goes between prompts in memory and prompts on disk, so that no pass waits for it."""
+"""Transfers between the prefix cache in memory and on disk, bounded in each pass."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class PromptDisk:
 
 
 def _never_failing(look: Preparation) -> Preparation:
-    """What the disk does wrong costs time and no request."""
+    """Log a failure of the disk: it costs time and no request."""
 
     def prepare() -> Callable[[LiveRequest], None]:
         try:

@@ -1,4 +1,4 @@
-"""What happens when a step of the engine fails: find the guilty row, keep the others, and know when to stop."""
+"""Recovery from a failed engine step: find the guilty row, keep the others, stop after too many failures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Recovery:
         return guilty
 
     def next_to_join(self) -> LiveRequest | None:
-        """Who joins the batch next: those cleared, then one suspect at a time. None: nobody now."""
+        """The row that joins the batch next: cleared ones, then one suspect at a time; None for none now."""
         if self._cleared:
             return self._cleared[0]
         if self._on_probation is None and self._suspects:

@@ -1,4 +1,4 @@
-"""What a request gets from disk before it waits for a row."""
+"""Blocks that a request gets from disk before it waits for a row."""
 
 from __future__ import annotations
 

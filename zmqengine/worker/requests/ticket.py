@@ -8,7 +8,7 @@ from typing import Literal
 
 
 class PriorityClass(IntEnum):
-    """What the sign of a wire priority means. The lower goes first."""
+    """Priority class by the sign of a wire priority; the lower goes first."""
 
     INTERACTIVE = 0
     NORMAL = 1

@@ -1,4 +1,4 @@
-"""What the steps of the engine cost, and whom: requests are charged, and the rates of service are measured."""
+"""Accounts of engine steps: requests are charged for their share, and service rates are measured."""
 
 from __future__ import annotations
 

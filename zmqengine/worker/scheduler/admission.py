@@ -1,4 +1,4 @@
-"""Who may hold memory, and how much: by need, not by what might be needed in the end."""
+"""Admission: memory is promised by need, not by what a request might need in the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqengine.request_rules import check_context, length_of
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.requests.ticket import Ticket
-from zmqengine.worker.scheduler.memory import Ledger
+from zmqengine.worker.scheduler.memory import MemoryLedger
 from zmqengine.worker.scheduler.policy import ServiceOrder
 from zmqengine.worker.scheduler.rates import ServiceRates
 from zmqengine.worker.wire.session import Session
@@ -29,7 +29,7 @@ class Admission:
         config = context.config
         self.order = ServiceOrder(queue_max=context.limits.queued_max, ageing_s=config.ageing_s)
         self.rates = ServiceRates()
-        self.ledger = Ledger(
+        self.ledger = MemoryLedger(
             engine,
             limit_bytes=context.memory_limit_bytes,
             prompt_cache_share=config.prompt_cache_share,
@@ -125,7 +125,7 @@ class Admission:
         request.reserved_tokens = request.reserved_bytes = 0
 
     def _tokens_allowed(self, insert: Insert) -> int:
-        """What the request asks for, or all that fit."""
+        """The output tokens that the request asks for, or all that fit."""
         check_context(insert.prompt, insert.max_tokens, self._context_tokens)
         wanted = len(insert.prompt) + (insert.max_tokens or 1)
         if wanted > self._tokens_max:

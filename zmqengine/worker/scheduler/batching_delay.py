@@ -13,10 +13,10 @@ WAIT_S_MAX = 0.005
 STEP_SHARE = 0.5
 """Of a step of decoding: where steps are short, waiting gains little."""
 AGAIN_S = 0.05
-"""Whoever asks again so soon after an answer had no reader who thinks in between."""
+"""Seconds after an answer within which the next request comes from a program, not from a reader."""
 
 
-class Gathering:
+class BatchingDelay:
     """Says how often to look for more, and whether to go on looking. Reads no clock."""
 
     def __init__(self) -> None:

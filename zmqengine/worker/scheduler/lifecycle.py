@@ -63,7 +63,7 @@ class Lifecycle:
         return sum(request.phase == "parked" for request in self._live)
 
     def waits_for(self, request: LiveRequest, now_s: float) -> str:
-        """What a request without a row waits for; empty if it has one."""
+        """The reason why a request without a row waits; empty if it has one."""
         if request.phase == "preparing":
             return "preparation"
         return self._rows.waits_for(request, now_s) if request.phase in ("queued", "parked") else ""

@@ -6,10 +6,10 @@ from zmqengine.engine.interface import Engine, EngineMemory
 from zmqengine.errors import ConfigError
 
 WORKSPACE_SHARE = 0.1
-"""Of the limit, kept free at the least for what a step needs beside weights and caches."""
+"""Share of the limit kept free for a step's workspace."""
 
 
-class Ledger:
+class MemoryLedger:
     """Bytes against one limit: weights, padding and workspace first, then rows, then the prompt cache.
 
     A row's reservation is an upper bound of what its cache takes until the reservation is extended, so the sum of
@@ -70,7 +70,7 @@ class Ledger:
 
     @property
     def prompt_cache_bytes(self) -> int:
-        """What the prompt cache may take now."""
+        """Bytes that the prefix cache may take now."""
         return max(0, self._room_told)
 
     def largest_tokens(self, tokens_max: int) -> int:
@@ -90,7 +90,7 @@ class Ledger:
         return memory.weights + self._engine.padding_bytes_max + workspace
 
     def parts(self, memory: EngineMemory) -> dict[str, int]:
-        """What the bytes are held for, and the limit on their sum."""
+        """Bytes by purpose, and the limit on their sum."""
         return {
             "weights": memory.weights,
             "kv": memory.kv - memory.padding,

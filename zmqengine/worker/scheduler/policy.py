@@ -1,4 +1,4 @@
-"""Who is served next, and who makes room: fair between flows by cost served, urgent classes first, nobody starves.
+"""Scheduling policy: which request is served next and which makes room. Fair between flows, urgent classes first.
 
 A *flow* is whoever a request is charged to. Between the flows of a class the order is weighted fair queueing by
 cost served, as in the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
@@ -34,7 +34,7 @@ from zmqengine.worker.scheduler.class_queue import ClassQueue
 
 STARTS_PER_TURN = 20
 PREFILL_COST = 0.5
-"""Of reading a prompt token against making one, until it is measured."""
+"""Cost of prefilling a token relative to decoding one, until it is measured."""
 _DEFAULTS = WorkerConfig()
 
 
@@ -88,7 +88,7 @@ class ServiceOrder:
         self._waiting_by_flow[ticket.flow] += 1
 
     def first(self, now_s: float) -> Ticket | None:
-        """Who is served next. Asking changes nothing; nobody overtakes the first while it finds no room."""
+        """The request to serve next, without side effects; no request overtakes the first while that finds no room."""
         queue = self._next_queue(now_s)
         return None if queue is None else queue.first()
 

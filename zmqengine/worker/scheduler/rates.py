@@ -124,7 +124,7 @@ class ServiceRates:
 
     @property
     def step_s(self) -> float | None:
-        """What a step of decoding alone takes; None until it is known."""
+        """Seconds of a step of decode alone; None until measured."""
         return None if self._steps.per_s is None else 1 / self._steps.per_s
 
     @property
@@ -149,7 +149,7 @@ class ServiceRates:
 
     @property
     def prefill_cost(self) -> float:
-        """What reading a prompt token costs against making a token, for `ServiceOrder.prefill_cost`."""
+        """Cost of prefilling a token relative to decoding one, for `ServiceOrder.prefill_cost`."""
         if self.prefill_tokens_per_s is None or self.decode_tokens_per_s is None:
             return PREFILL_COST
         low, high = PREFILL_COST_BOUNDS

@@ -47,7 +47,7 @@ class Rows:
         return bool(self.running or self.leaving or len(self._order) or self.recovery.waiting)
 
     def waits_for(self, request: LiveRequest, now_s: float) -> str:
-        """What a request in line waits for: a word, and where it is its turn, why that is not yet."""
+        """The reason why a queued request waits, in a word or a short sentence."""
         if self.recovery.is_active:
             return "recovery"
         if self._order.first(now_s) is not request.ticket:
@@ -162,7 +162,7 @@ class Rows:
         self.admission.release(request)
 
     def free_all(self) -> list[LiveRequest]:
-        """The same for every row, of an engine that was reset; returns whose they were."""
+        """Free every row of an engine that was reset; returns their requests."""
         self.leaving = {}
         lost = list(self.running.values())
         for request in lost:

@@ -1,4 +1,4 @@
-"""What the actor counts since it started. Names end up in `status` and in the metrics."""
+"""Counters of the actor since it started, under the names that `status` and the metrics use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counters:
     parked: int = 0
     """Rows taken out of the engine to go on later."""
     tokens_read_again: int = 0
-    """Of prompt and output, when such a row or one of a failed batch came back without its cache."""
+    """Tokens prefilled again after a preemption or a failed batch, prompt and output."""
     engine_failures: int = 0
     refused_subscriptions: int = 0
     slow_passes: int = 0
@@ -62,7 +62,7 @@ class Counters:
 
 @dataclass(slots=True)
 class PassReport:
-    """What one pass did."""
+    """The work of one pass, counted."""
 
     grants: int = 0
     commands: int = 0

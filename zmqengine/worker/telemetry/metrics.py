@@ -6,10 +6,10 @@ import re
 import time
 
 from zmqengine.protocol.messages import Status
-from zmqengine.worker.telemetry.shared_status import Board
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 
 
-def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
+def status(board: SharedStatus, call: int, *, with_lists: bool = True) -> Status:
     """A snapshot: what the actor wrote after its last pass, and the age of the present one.
 
     `with_lists` is for operators: who is connected and what their requests are called is nobody else's business.
@@ -36,7 +36,7 @@ def status(board: Board, call: int, *, with_lists: bool = True) -> Status:
     )
 
 
-def prometheus(board: Board) -> str:
+def prometheus(board: SharedStatus) -> str:
     """Prometheus text exposition format 0.0.4."""
     snapshot = status(board, 0)
     values = {**snapshot.numbers, "uptime_s": snapshot.uptime_s, "pass_age_ms": snapshot.pass_age_ms}

@@ -1,4 +1,4 @@
-"""What the actor and the control thread tell each other, without locks.
+"""Status that the actor and the control thread share without locks.
 
 The actor writes the state and a snapshot of its numbers, each swapped whole, and adds to `pass_times`; the control
 thread reads them. The control thread and signal handlers write wishes, to drain or to end a request; the actor reads
@@ -26,7 +26,7 @@ from zmqengine.worker.process.wakeup import Wakeup
 
 
 @dataclass(slots=True)
-class Board:
+class SharedStatus:
     """Shared by two threads; each field but `drain_requests` has one writer."""
 
     epoch: bytes

@@ -18,7 +18,7 @@ log = logging.getLogger("zmqengine.worker")
 WINDOW_S = 10.0
 
 
-class Offenders:
+class AbuseLimiter:
     """Counts what each connection got wrong of late, and ends one that goes on with it.
 
     libzmq cannot end a single connection, but it names the descriptor that a message came from: shut down, that one

@@ -1,4 +1,4 @@
-"""Who may connect: CURVE on the worker's sockets, and the ZAP handler that libzmq asks about each connection.
+"""Authentication: CURVE on the worker's sockets, and the ZAP handler that libzmq asks about each connection.
 
 ZAP is ZeroMQ RFC 27. The handler fails closed: while it does not answer, nobody gets in.
 """

@@ -32,7 +32,7 @@ PEER_SHARE = 0.5
 """Of all connections, for one process; where the system tells which process it is (ipc on Linux)."""
 
 
-class Doorman:
+class ConnectionLimiter:
     """Counts connections by what libzmq's monitors tell, and turns away what is too many.
 
     A connection beyond the bound is shut down as soon as it is seen. On ipc the doors are closed as well: the socket's
@@ -157,7 +157,7 @@ class Doorman:
 class Watch:
     """One socket's monitor, for a poller."""
 
-    def __init__(self, monitor: zmq.Socket[bytes], doorman: Doorman) -> None:
+    def __init__(self, monitor: zmq.Socket[bytes], doorman: ConnectionLimiter) -> None:
         self._monitor = monitor
         self._doorman = doorman
 

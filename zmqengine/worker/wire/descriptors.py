@@ -34,7 +34,7 @@ class ConnectionBounds:
 
     @classmethod
     def within(cls, files_max: int, files_open: int) -> ConnectionBounds:
-        """What fits into a limit on open files."""
+        """The number of connections that a limit on open files allows."""
         free = max(0, files_max - files_open - RESERVED)
         room = min(ROOM_MAX, free * 2 // 3)
         return cls(connections_max=max(1, free - room), backlog=max(1, min(BACKLOG_MAX, room // 12)))

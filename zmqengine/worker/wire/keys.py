@@ -51,7 +51,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class KeyFiles:
-    """Where a new pair was written: `public` is for the other side, `secret` stays."""
+    """Paths of a new key pair: `public` is for the other side, `secret` stays."""
 
     public: Path
     secret: Path

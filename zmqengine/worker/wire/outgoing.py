@@ -1,4 +1,4 @@
-"""What sessions have not been told yet, and the frames that tell them: one a session a pass."""
+"""Outgoing frames: new tokens of every session, one frame a session a pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAG_RETRY_S = 0.02
 
 
 class _Desk:
-    """What one session is still to be sent, and how its socket takes it."""
+    """Unsent output of one session, and the state of its socket."""
 
     __slots__ = ("frames", "held_bytes", "lagging", "progress", "retry_s", "session", "unsent")
 

@@ -1,4 +1,4 @@
-"""Who sent a frame, as far as ZeroMQ and the kernel know."""
+"""Sender of a frame, as far as ZeroMQ and the kernel know."""
 
 from __future__ import annotations
 

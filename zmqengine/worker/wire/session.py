@@ -40,7 +40,7 @@ class Session:
         return self.subscribers > 0
 
     def watermarks(self) -> list[WatermarkRow]:
-        """Where every request is."""
+        """The requests of this session by id."""
         return [
             WatermarkRow(request.id, len(request.log), request.end is not None)
             for request in self.requests.values()

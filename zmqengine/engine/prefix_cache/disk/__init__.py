@@ -1,4 +1,4 @@
-"""What the store keeps, on disk: for the next worker, and for what memory has no room for.
+"""The prefix cache on disk: for the next worker, and for blocks that memory has no room for.
 
 tier.py           what the engine and the worker call
 saving.py         which blocks are written, copied to the host piece by piece
@@ -15,7 +15,7 @@ block_file.py     the file: safetensors, with checksums
 block_header.py   what it says of itself
 host_block.py     a block in memory of the host
 
-The way of a block: `PromptStore` tells the tier of it; `saving.py` copies it when a pass has time, with those that
+The way of a block: `PrefixCache` tells the tier of it; `saving.py` copies it when a pass has time, with those that
 follow it; `writer.py` writes them, `directory.py` makes room first. When a prompt comes, `restoring.py` finds its
-blocks and reads them on a thread; the actor makes arrays of them and gives them to `PromptStore.insert_blocks`.
+blocks and reads them on a thread; the actor makes arrays of them and gives them to `PrefixCache.insert_blocks`.
 """

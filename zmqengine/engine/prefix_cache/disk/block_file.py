@@ -63,7 +63,7 @@ def write_file(path: Path, parts: Sequence[Bytes]) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """What the file at `path` holds. Raises `BadFile`, or `OSError` when there is no reading it."""
+    """Blocks of the file at `path`. Raises `BadFile`, or `OSError` when it cannot be read."""
     with _opened(path) as descriptor:
         return _read_header(descriptor)
 

@@ -1,4 +1,4 @@
-"""What a file of blocks says of itself: the header of safetensors, with names and places of every tensor."""
+"""Header of a block file: that of safetensors, with names and offsets of every tensor."""
 
 from __future__ import annotations
 

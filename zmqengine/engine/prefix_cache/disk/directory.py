@@ -36,7 +36,7 @@ _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
 
 @dataclass(slots=True)
 class Totals:
-    """What is in the directory, and what happened since this worker began. `written_today` is by all who share it."""
+    """Contents of the directory, and events since this worker began. `written_today` is of all that share it."""
 
     bytes: int = 0
     files: int = 0
@@ -72,7 +72,7 @@ class Directory:
         return len(self._index)
 
     def find(self, key: bytes) -> Place | None:
-        """Where this block is, as far as is known. Never waits."""
+        """Location of this block, if known. Never waits."""
         return self._index.find(key)
 
     def following(self, parent_key: bytes) -> dict[bytes, int]:

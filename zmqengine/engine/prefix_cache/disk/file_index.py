@@ -10,7 +10,7 @@ from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
 
 
 class Place(NamedTuple):
-    """Where a block is, and what it takes. With a state a prompt can go on from it, whatever the model."""
+    """Location and bytes of a block. With a state, any model can continue from it."""
 
     file: str
     number: int
@@ -33,11 +33,11 @@ class FileIndex:
 
     @property
     def names(self) -> KeysView[str]:
-        """Of all files."""
+        """Bytes of all files."""
         return self._files.keys()
 
     def find(self, key: bytes) -> Place | None:
-        """Where this block is."""
+        """Location of this block."""
         return self._places.get(key)
 
     def following(self, parent_key: bytes) -> dict[bytes, int]:

@@ -31,5 +31,5 @@ class HostBlock(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What it takes, but for a name."""
+        """Bytes of the block."""
         return self.tokens.nbytes + sum(len(array.data) for array in (*self.arrays, *self.state))

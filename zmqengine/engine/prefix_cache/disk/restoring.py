@@ -1,4 +1,4 @@
-"""What of a prompt is on disk and worth reading, and reading it. On threads beside the actor."""
+"""Restoring prompts from disk, where that is faster than to compute them. Runs on threads beside the actor."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Speed:
         self.made_bytes_per_s = 0.0
 
     def note_read(self, bytes_: int, seconds: float) -> None:
-        """So many bytes were read."""
+        """Account for bytes that were read."""
         self.read_bytes_per_s = _mixed(self.read_bytes_per_s, bytes_, seconds)
 
     def note_made(self, bytes_: int, seconds: float) -> None:
-        """So many bytes were made arrays."""
+        """Account for bytes that became arrays."""
         self.made_bytes_per_s = _mixed(self.made_bytes_per_s, bytes_, seconds)
 
     def seconds(self, bytes_: int) -> float:
-        """What restoring takes, as far as is known."""
+        """Estimated cost of restoring."""
         rates = (self.read_bytes_per_s, self.made_bytes_per_s)
         return sum(bytes_ / rate for rate in rates if rate)
 
@@ -99,7 +99,7 @@ class Restoring:
         return not self.tokens_per_s or self.speed.seconds(bytes_) < tokens / self.tokens_per_s
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
-        """What to read for a prompt, if that is faster than to compute it."""
+        """The blocks to read for a prompt, if that is faster than to compute it."""
         self._directory.look()
         # A row needs one token to start from.
         plan = self._plan(tokens[:-1], salt)

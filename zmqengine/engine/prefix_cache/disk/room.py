@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Bounds(NamedTuple):
-    """What all files together may take, what must stay free on their disk, and what may be written on one day."""
+    """Limits of a directory: bytes of all files, free bytes on the disk, bytes written a day."""
 
     bytes_max: int
     free_bytes_min: int

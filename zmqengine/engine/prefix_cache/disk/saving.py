@@ -16,7 +16,7 @@ FILE_BYTES_MAX = 64 << 20
 LOSSES = ("evicted", "refused", "slow_disk")
 """Why a block went from memory and is not on disk: too many went at once, the writer refuses, it has no room."""
 EVICTED_BYTES_MAX = 32 << 20
-"""What may be copied, in one pass, of blocks that go from memory before they were written."""
+"""Bytes copied in one pass of blocks that memory evicts before they were written."""
 
 
 class Saving:
@@ -93,7 +93,7 @@ class Saving:
         return done
 
     def clear(self) -> None:
-        """What is in memory has gone, and was perhaps not good."""
+        """Forget the blocks in memory, which may be invalid."""
         self._unsaved.clear()
         self._children.clear()
         self._run, self._copied, self._evicted = [], [], []

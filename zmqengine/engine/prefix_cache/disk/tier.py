@@ -18,14 +18,14 @@ from zmqengine.engine.prefix_cache.disk.restoring import Plan, Restoring
 from zmqengine.engine.prefix_cache.disk.room import Bounds
 from zmqengine.engine.prefix_cache.disk.saving import LOSSES, Saving
 from zmqengine.engine.prefix_cache.disk.writer import REASONS, Writer
-from zmqengine.engine.prefix_cache.store import PromptStore
+from zmqengine.engine.prefix_cache.store import PrefixCache
 
 PIECE_BYTES = 16 << 20
 _WAIT_S = 0.1
 
 
 def open_tier(
-    store: PromptStore, salt: bytes, options: EngineOptions, ring: Callable[[], None] = lambda: None
+    store: PrefixCache, salt: bytes, options: EngineOptions, ring: Callable[[], None] = lambda: None
 ) -> DiskTier:
     """The tier in `options.cache_path`, of a model of this `salt`. Raises `ConfigError` for an unusable path."""
     assert options.cache_path is not None
@@ -41,7 +41,7 @@ class DiskTier:
     """
 
     def __init__(
-        self, store: PromptStore, directory: Directory, ring: Callable[[], None] = lambda: None
+        self, store: PrefixCache, directory: Directory, ring: Callable[[], None] = lambda: None
     ) -> None:
         self._store = store
         self._directory = directory
@@ -101,7 +101,7 @@ class DiskTier:
         return self._restoring.longest(keys)
 
     def salt(self, scope: str) -> bytes:
-        """What the keys of prompts in this scope are chained to."""
+        """Root of the hash chain for prompts in this scope."""
         return self._store.lookup.salt(scope)
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
@@ -124,7 +124,7 @@ class DiskTier:
             blocks.clear()
 
     def release(self, awaited_by: Hashable) -> None:
-        """Whoever had blocks restored has made use of them, or will not."""
+        """Release the blocks that were restored for a request, used or not."""
         self._store.release(awaited_by)
 
     def measure(self) -> None:
@@ -135,7 +135,7 @@ class DiskTier:
 
     @property
     def told(self) -> dict[str, str]:
-        """What was measured, for people."""
+        """Measured speeds in words."""
         restoring = self._restoring
         speed = restoring.speed
         rates = {"read": speed.read_bytes_per_s, "made arrays": speed.made_bytes_per_s}

@@ -50,7 +50,7 @@ class Writer:
 
     @property
     def waiting_bytes(self) -> int:
-        """What has been handed over and is not written yet."""
+        """Blocks that were handed over and are not written yet."""
         return self._taken_bytes - self._done_bytes
 
     @property
