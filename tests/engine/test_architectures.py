@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -102,7 +102,7 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     inputs, found = mx.array([prompt]), []
     for _ in range(_TOKENS):
         token = mx.argmax(model(inputs, cache=caches)[:, -1], axis=-1)
-        found.append(int(token.item()))
+        found.append(cast(int, token.item()))
         inputs = token[:, None]
     return found
 

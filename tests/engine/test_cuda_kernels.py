@@ -287,7 +287,7 @@ def test_a_model_takes_the_kernel_and_gives_it_back():
 
 def chosen(logits, rows, drawn=0, width=1):
     """What the kernel chooses, as the device and the host see it."""
-    tokens, told, _ = drawing.choose(logits, drawing.columns(rows), drawn, width)
+    tokens, told = drawing.choose(logits, drawing.columns(rows), drawn, width)
     read, marks = drawing.read(told, logits.shape[0])
     assert tokens.tolist() == read
     return read, marks
