@@ -203,21 +203,25 @@ def test_top_p_keeps_the_same_words_by_any_method(method):
     assert np.array(kept)[2].tolist() == [False, True, False, False, False]
 
 
+def two_rows(model) -> kv.KVBatch:
+    batch = kv.KVBatch.merge([kv.new_caches(model) for _ in range(2)], [0, 0])
+    batch.prefill(model, [[1, 2, 3], [4]])
+    return batch
+
+
 def test_only_a_model_that_attends_with_it_is_given_spans(monkeypatch):
     """Another architecture in the same process, a draft model for one, gets masks; and both the same logits."""
 
     def logits(model) -> list[np.ndarray]:
-        caches = kv.merge([kv.new_caches(model) for _ in range(2)])
-        kv.read_together(model, caches, [[1, 2, 3], [4]])
-        return [np.array(model(mx.array([[7], [8]]), cache=caches)) for _ in range(2)]
+        batch, inputs = two_rows(model), mx.array([[7], [8]])
+        return [np.array(model(inputs, cache=batch.begin_step(inputs))) for _ in range(2)]
 
     usual, other = make_model(), build_model({**LLAMA, "model_type": "qwen3"})
     before = [logits(usual), logits(other)]
     assert attention.install(usual)
     try:
         assert llama.create_attention_mask is attention.mask_or_spans  # type: ignore[attr-defined]
-        caches = kv.merge([kv.new_caches(usual) for _ in range(2)])
-        kv.read_together(usual, caches, [[1, 2, 3], [4]])
+        caches = two_rows(usual).caches
         assert isinstance(attention.mask_or_spans(mx.zeros((2, 1, 4)), caches[0]), kv.Spans)
         assert isinstance(attention.mask_or_spans(mx.zeros((2, 99, 4)), caches[0]), mx.array)
         if not on_cuda():
@@ -237,16 +241,15 @@ def test_a_step_without_padding_needs_no_mask():
     caches = [kv.new_caches(model) for _ in range(2)]
     for one, tokens in zip(caches, ([1, 2, 3], [4, 5, 6]), strict=True):
         kv.read_alone(model, one, tokens)
-    together = kv.merge(caches)
-    kv.make_room(together, 1, [3, 3])
+    inputs = mx.array([[7], [8]])
+    together = kv.KVBatch.merge(caches, [3, 3]).begin_step(inputs)
     assert together[0].make_mask(1) is None
     assert together[0].make_mask(1, window_size=2) is not None
-    model(mx.array([[7], [8]]), cache=together)
+    model(inputs, cache=together)
     assert together[1].offset is together[0].offset
     assert together[0].offset.tolist() == [4, 4]
     kv.read_alone(model, caches[0], [9])
-    unlike = kv.merge(caches)
-    kv.make_room(unlike, 1, [4, 3])
+    unlike = kv.KVBatch.merge(caches, [4, 3]).begin_step(inputs)
     assert unlike[0].make_mask(1).tolist() == [[[[True] * 5]], [[[False] + [True] * 4]]]
 
 

@@ -107,42 +107,36 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
     model, writes = model_in_place
     wanted = build_model(FUSABLE)
     draw = random.Random(seed)
-    batches: list[list[Any]] = [[], []]
-    held: list[int] = []
+    batches = [kv.KVBatch(), kv.KVBatch()]
     taken: list[tuple[mx.array, np.ndarray]] = []
     for _ in range(160):
         kind = draw.random()
-        if not held or (kind < 0.2 and len(held) < 5):
+        count = len(batches[0])
+        if not count or (kind < 0.2 and count < 5):
             text = [draw.randrange(WORDS) for _ in range(draw.choice((3, 10, 20, 40, 40, 150)))]
             for place, one in enumerate((model, wanted)):
                 alone = kv.new_caches(one)
                 kv.read_alone(one, alone, text)
-                batches[place] = kv.extend(batches[place], kv.merge([alone]), held)
-            held.append(len(text))
+                batches[place].join(kv.KVBatch.merge([alone], [len(text)]))
         elif kind < 0.3:
-            places = sorted(draw.sample(range(len(held)), draw.randrange(1, len(held) + 1)))
-            if draw.random() < 0.7:
-                places = kv.arranged(places)
-            batches = [kv.keep_rows(caches, places, held) for caches in batches]
-            held = [held[place] for place in places]
+            places = sorted(draw.sample(range(count), draw.randrange(1, count + 1)))
+            places = batches[0].keep_rows(places)
+            assert sorted(batches[1].keep_rows(places)) == sorted(places)
         elif kind < 0.4:
-            cache = batches[0][1]
-            array = kv.extract([cache], 0, held[0])[0].keys
+            array = batches[0].extract(0)[1].keys
             mx.eval(array)
             taken.append((array, np.array(array)))
         width = draw.choice((1, 1, 2, 5))
-        inputs = mx.array([[draw.randrange(WORDS) for _ in range(width)] for _ in held])
+        inputs = mx.array([[draw.randrange(WORDS) for _ in range(width)] for _ in batches[0].lengths])
         logits = []
-        for one, caches in zip((model, wanted), batches, strict=True):
-            kv.make_room(caches, width, held)
-            logits.append(np.array(one(inputs, cache=caches)))
+        for one, batch in zip((model, wanted), batches, strict=True):
+            logits.append(np.array(one(inputs, cache=batch.begin_step(inputs))))
         assert np.abs(logits[0] - logits[1]).max() < 1e-3
-        held = [length + width for length in held]
+        assert batches[0].lengths == batches[1].lengths
         if width > 1:
-            counts = [draw.randrange(width) for _ in held]
-            held = [length - count for length, count in zip(held, counts, strict=True)]
-            for caches in batches:
-                kv.go_back(caches, counts, held)
+            counts = [draw.randrange(width) for _ in batches[0].lengths]
+            for batch in batches:
+                batch.roll_back(counts)
     assert all(np.array_equal(np.array(array), before) for array, before in taken)
     assert len(taken) > 2
     # A GPU's caches grow, and so are copied, more seldom.

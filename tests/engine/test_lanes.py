@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.engines import Run, alone, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest, Sampling, StepResult
+from zmqengine.engine.kv import KVBatch
 from zmqengine.engine.step.length_buckets import LengthBuckets
 
 COUNT = 12
@@ -115,10 +116,10 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
         return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
 
     lanes = LengthBuckets(Lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
-    lanes.join([(rows(500), [])])
-    lanes.join([(rows(440, 460), []), (rows(10, 70), [])])
+    lanes.join([(rows(500), KVBatch())])
+    lanes.join([(rows(440, 460), KVBatch()), (rows(10, 70), KVBatch())])
     assert lanes.padding_bytes == 20 + 60
-    lanes.join([(rows(62), [])])
+    lanes.join([(rows(62), KVBatch())])
     assert (len(lanes), lanes.padding_bytes) == (3, 88)
 
 
@@ -135,10 +136,10 @@ def test_nobody_drafts_while_there_are_several_batches():
         return made[-1]
 
     lanes = LengthBuckets(new_lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
-    lanes.join([(rows(500, 510), [])])
+    lanes.join([(rows(500, 510), KVBatch())])
     lanes.next(StepResult())
     assert [lane.may_draft for lane in made] == [True]
-    lanes.join([(rows(10), [])])
+    lanes.join([(rows(10), KVBatch())])
     lanes.next(StepResult())
     assert [lane.may_draft for lane in made] == [False, False]
     made[1].rows.clear()

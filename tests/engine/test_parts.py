@@ -10,6 +10,7 @@ from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.bench.steps import operations
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.parts import parts_of
 
 LENGTHS = (30, 64, 17, 41, 64, 22, 50, 33)
 
@@ -21,8 +22,8 @@ def batch(model):
         caches = kv.new_caches(model)
         kv.read_alone(model, caches, [1 + (row * 37 + place * 11) % 250 for place in range(length)])
         alone.append(caches)
-    merged = kv.merge(alone)
-    mx.eval(kv.arrays(merged))
+    merged = kv.KVBatch.merge(alone, LENGTHS)
+    mx.eval(kv.arrays(merged.caches))
     return merged, alone
 
 
@@ -31,14 +32,14 @@ def test_what_is_taken_of_rows_together_is_what_is_taken_of_each(model, places):
     """All rows, neighbours and scattered ones, from their beginning and from the middle."""
     merged, alone = batch(model)
     layout = kv.BlockLayout(alone[0])
-    parts = kv.parts_of(places, LENGTHS)
-    assert list(parts) == places
-    assert None not in parts.values()
-    for place in places:
+    sources = merged.leaving(places)
+    assert list(sources) == places
+    assert all(source.part is not None for source in sources.values())
+    for place, source in sources.items():
         held = LENGTHS[place]
         for start in (0, 16):
-            taken = layout.take(merged, start, [held], kv.Place(place, held, parts[place]))
-            wanted = layout.take(alone[place], start, [held], None)
+            taken = layout.take(source, start, [held])
+            wanted = layout.take(alone[place], start, [held])
             for one, other in zip(taken[0], wanted[0], strict=True):
                 np.testing.assert_array_equal(np.array(one), np.array(other))
 
@@ -47,23 +48,20 @@ def test_taking_rows_together_is_less_work(model):
     """A few operations for each layer, and two for each row."""
     merged, alone = batch(model)
     layout, counts = kv.BlockLayout(alone[0]), []
-    for parts in ({}, kv.parts_of(range(8), LENGTHS)):
-        taken = [
-            layout.take(merged, 0, [held], kv.Place(place, held, parts.get(place)))[0]
-            for place, held in enumerate(LENGTHS)
-        ]
+    for sources in (map(merged.row, range(8)), merged.leaving(range(8)).values()):
+        taken = [layout.take(source, 0, [source.length])[0] for source in sources]
         counts.append(operations(*[array for arrays in taken for array in arrays]))
     assert counts[1] * 2 <= counts[0]
 
 
 def test_long_rows_are_taken_alone_and_many_short_ones_in_parts():
     """What is copied is held twice for a moment, so it is not much at a time."""
-    assert kv.parts_of([0, 1], [1500, 1500]) == {0: None, 1: None}
-    assert kv.parts_of([3], [1, 1, 1, 1]) == {3: None}
-    assert kv.parts_of([], [1, 1, 1, 1]) == {}
-    parts = kv.parts_of(range(40), [100] * 40)
+    assert parts_of([0, 1], [1500, 1500]) == {0: None, 1: None}
+    assert parts_of([3], [1, 1, 1, 1]) == {3: None}
+    assert parts_of([], [1, 1, 1, 1]) == {}
+    parts = parts_of(range(40), [100] * 40)
     assert [parts[place] is parts[0] for place in range(40)] == [True] * 20 + [False] * 20
-    mixed = kv.parts_of([0, 1, 2, 3], [90, 1900, 80, 70])
+    mixed = parts_of([0, 1, 2, 3], [90, 1900, 80, 70])
     assert [place for place, part in mixed.items() if part is not None] == [2, 3]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -30,7 +32,7 @@ def text(length: int, seed: int, shared: int = 0) -> list[int]:
 
 
 class Calls:
-    """What is read by calls of `kv.read_alone` and `kv.read_together`: tokens of a row, and those before them."""
+    """Calls of `kv.read_alone` and `KVBatch.prefill`: tokens of a row, and those before them."""
 
     def __init__(self) -> None:
         self.alone: list[tuple[int, int]] = []
@@ -40,15 +42,20 @@ class Calls:
         self.alone.append((max(len(tokens), size), getattr(caches[0], "offset", 0)))
         return READ_ALONE(model, caches, tokens, size)
 
-    def read_together(self, model: Any, caches: Any, texts: Any, size: int = 0) -> Any:
-        self.together.append((max(size, *map(len, texts)), caches[0]._idx))
-        return READ_TOGETHER(model, caches, texts, size)
+    def prefill(self, batch: kv.KVBatch, model: Any, texts: Any, size: int = 0) -> Any:
+        self.together.append((max(size, *map(len, texts)), max(batch.lengths)))
+        return PREFILL(batch, model, texts, size)
 
-    def seen(self) -> Any:
-        return patch.multiple(kv, read_alone=self.read_alone, read_together=self.read_together)
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        def prefill(*given: Any) -> Any:
+            return self.prefill(*given)
+
+        with patch.object(kv, "read_alone", self.read_alone), patch.object(kv.KVBatch, "prefill", prefill):
+            yield
 
 
-READ_ALONE, READ_TOGETHER = kv.read_alone, kv.read_together
+READ_ALONE, PREFILL = kv.read_alone, kv.KVBatch.prefill
 
 
 def test_rows_that_come_and_go_get_the_tokens_they_get_alone(model):
@@ -83,14 +90,14 @@ def test_what_has_no_meaning_leaves_nothing(models):
         kv.read_alone(model, alone, texts[0], size)
         kv.read_alone(model, alone, texts[1], size)
         assert {cache.offset for cache in alone} == {57}
-        batch = kv.merge([kv.new_caches(model) for _ in texts])
-        kv.read_together(model, batch, texts, size)
-        kv.make_room(batch, 1, [17, 40, 33])
+        batch = kv.KVBatch.merge([kv.new_caches(model) for _ in texts], [0] * len(texts))
+        batch.prefill(model, texts, size)
         whole.append([cache.keys[..., :57, :] for cache in alone])
-        for row, held in ((0, 17), (1, 40)):
-            extracted = kv.extract(batch, row, held)
+        for row in (0, 1):
+            extracted = batch.extract(row)
             whole[-1] += [cache.keys for cache in extracted] + [cache.values for cache in extracted]
-        whole[-1].append(model(mx.array([[7], [8], [9]], dtype=mx.uint32), cache=batch))
+        inputs = mx.array([[7], [8], [9]], dtype=mx.uint32)
+        whole[-1].append(model(inputs, cache=batch.begin_step(inputs)))
         whole[-1].append(model(mx.array([[7]], dtype=mx.uint32), cache=alone))
     for plain, padded in zip(*whole, strict=True):
         np.testing.assert_allclose(np.array(padded), np.array(plain), atol=2e-5)

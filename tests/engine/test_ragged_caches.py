@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,7 +21,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.rows: list[list[float]] = []
-        self.caches: list[Any] = []
+        self.kv = kv.KVBatch()
         self.next = 1.0
 
     def fresh(self, count: int) -> list[float]:
@@ -31,24 +30,23 @@ class Batch:
 
     def join(self, lengths: list[int]) -> None:
         texts = [self.fresh(length) for length in lengths]
-        caches = kv.merge([[single(text) for _ in range(LAYERS)] for text in texts])
-        self.caches = kv.extend(self.caches, caches, list(map(len, self.rows)))
+        self.kv.join(kv.KVBatch.merge([[single(text) for _ in range(LAYERS)] for text in texts], lengths))
         self.rows += texts
 
     def read(self, width: int, accepted: list[int]) -> None:
         """A window of `width`, of which each row keeps what it has accepted."""
         texts = self.write(width, self.rows)
         self.keep(texts, accepted)
-        kv.go_back(self.caches, [width - count for count in accepted], list(map(len, self.rows)))
+        self.kv.roll_back([width - count for count in accepted])
 
     def write(self, width: int, before: list[list[float]]) -> list[list[float]]:
         """A window that is to see `before` it."""
         texts = [self.fresh(width) for _ in self.rows]
         keys = mx.array(texts)[:, None, :, None] * mx.ones((1, HEADS, 1, WIDTH))
-        kv.make_room(self.caches, width, list(map(len, self.rows)))
-        mask, spans = self.caches[0].make_mask(width), self.caches[0].spans(width)
+        caches = self.kv.begin_step(mx.array(texts))
+        mask, spans = caches[0].make_mask(width), caches[0].spans(width)
         marks = None if spans is None or spans.hidden is None else np.array(spans.hidden)[:, None, None]
-        for cache in self.caches:
+        for cache in caches:
             seen, _ = cache.update_and_fetch(keys, -keys)
         if mask is None:
             mask = mx.ones((len(self.rows), 1, width, seen.shape[2]), dtype=mx.bool_)
@@ -79,22 +77,22 @@ class Batch:
 
     def leave(self, places: list[int]) -> None:
         staying = [place for place in range(len(self.rows)) if place not in places]
-        self.caches = kv.keep_rows(self.caches, staying, list(map(len, self.rows)))
-        self.rows = [self.rows[place] for place in staying]
+        self.rows = [self.rows[place] for place in self.kv.keep_rows(staying)]
 
     def check(self) -> None:
         for place, row in enumerate(self.rows):
             wanted = max(1, len(row) - 2)
             for caches, text in (
-                (kv.extract(self.caches, place, len(row)), row),
-                (kv.extract(self.caches, place, len(row), wanted), row[:wanted]),
+                (self.kv.extract(place), row),
+                (self.kv.extract(place, wanted), row[:wanted]),
             ):
                 for cache in caches:
                     assert cache.offset == len(text)
                     assert np.array(cache.keys)[0, 0, :, 0].tolist() == text
                     assert np.array(cache.values)[0, 0, :, 0].tolist() == [-number for number in text]
-        for cache in self.caches:
-            assert cache.offset.tolist() == list(map(len, self.rows))
+        assert self.kv.lengths == list(map(len, self.rows))
+        for cache in self.kv.caches:
+            assert cache.offset.tolist() == self.kv.lengths
 
 
 def single(text: list[float]) -> KVCache:
@@ -120,7 +118,7 @@ def test_random_operations_agree_with_a_plain_replay(seed):
         else:
             width = draw.choice((1, 2, 5, 9))
             batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
-            gaps += batch.caches[0].gaps is not None
+            gaps += batch.kv.caches[0].gaps is not None
         if batch.rows and draw.random() < 0.2:
             batch.check()
     assert gaps > OPERATIONS / 20
@@ -131,11 +129,11 @@ def test_going_back_copies_nothing():
     batch = Batch()
     batch.join([5, 9])
     batch.read(1, [1, 1])
-    before = [cache.keys for cache in batch.caches], batch.caches[0]._idx
-    kv.go_back(batch.caches, [1, 1], [5, 9])
-    assert all(cache.keys is keys for cache, keys in zip(batch.caches, before[0], strict=True))
-    assert batch.caches[0]._idx == before[1] - 1
-    assert batch.caches[0].gaps is None
+    before = [cache.keys for cache in batch.kv.caches], batch.kv.caches[0]._idx
+    batch.kv.roll_back([1, 1])
+    assert all(cache.keys is keys for cache, keys in zip(batch.kv.caches, before[0], strict=True))
+    assert batch.kv.caches[0]._idx == before[1] - 1
+    assert batch.kv.caches[0].gaps is None
 
 
 def test_gaps_are_closed_before_the_caches_grow():
@@ -145,5 +143,5 @@ def test_gaps_are_closed_before_the_caches_grow():
     draw = random.Random(5)
     for _ in range(120):
         batch.read(9, [draw.randrange(1, 4) for _ in batch.rows])
-        assert batch.caches[0].keys.shape[2] <= max(map(len, batch.rows)) + 256
+        assert batch.kv.caches[0].keys.shape[2] <= max(map(len, batch.rows)) + 256
     batch.check()

@@ -127,8 +127,8 @@ class Life:
         memory = self.engine.memory()
         assert memory.padding <= self.engine.padding_bytes_max
         for lane in self.engine._decode._lanes:
-            offsets = lane.caches[0].offset.tolist() if lane.caches else []
-            assert offsets == [row.held + row.window for row in lane.rows]
+            offsets = lane.kv.caches[0].offset.tolist() if lane.rows else []
+            assert offsets == lane.kv.lengths == [row.held + row.window for row in lane.rows]
         assert self.engine.stats().rows_decoding + self.engine.stats().rows_prefilling == len(self._made)
 
     def _insert(self, number: int, emitted: list[int]) -> None:

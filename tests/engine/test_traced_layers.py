@@ -29,14 +29,11 @@ def steps(model: Any, texts: list[list[int]], widths: list[int]) -> list[np.ndar
     for text in texts:
         alone.append(kv.new_caches(model))
         kv.read_alone(model, alone[-1], text)
-    caches = kv.merge(alone)
-    held = [len(text) for text in texts]
+    batch = kv.KVBatch.merge(alone, list(map(len, texts)))
     found = []
     for width in widths:
-        kv.make_room(caches, width, held)
         inputs = mx.array([[(row * 7 + at) % WORDS for at in range(width)] for row in range(len(texts))])
-        logits = model(inputs, cache=caches)
-        held = [length + width for length in held]
+        logits = model(inputs, cache=batch.begin_step(inputs))
         found.append(np.array(logits))
     return found
 

@@ -26,10 +26,9 @@ from zmqengine.bench.steps_result import StepsResult
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.options import EngineOptions
-from zmqengine.engine.prefix_cache import store
 from zmqengine.engine.sampling.penalties import PENALISED
 from zmqengine.engine.sampling.sampler import SAMPLED
-from zmqengine.engine.step import decode, prefill
+from zmqengine.engine.step import decode
 
 ROWS = (1, 8, 32, 64)
 WIDTH_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -109,7 +108,6 @@ class Steps:
 
     def operations(self, rows: int) -> dict[str, float]:
         """How many operations of MLX are started in such a step, and for such changes."""
-        starts: Any = [vars(module)["kv"] for module in (decode, prefill, store)]
         counted: list[int] = []
 
         def count_and_start(*arrays: Any) -> None:
@@ -121,14 +119,12 @@ class Steps:
             self._engine.next()
             return float(sum(counted))
 
-        started = kv.start
-        for each in starts:
-            each.start = count_and_start
+        started: Any = mx.async_eval
+        vars(mx)["async_eval"] = count_and_start
         try:
             return self._around_one(rows, step)
         finally:
-            for each in starts:
-                each.start = started
+            vars(mx)["async_eval"] = started
 
     def _around_one(self, rows: int, step: Callable[[], float]) -> dict[str, float]:
         """What `step` gives for a usual step; and how much more in the steps around a row that joins, and that ends."""
@@ -203,26 +199,26 @@ def width_costs(model: Any, result: StepsResult, rows_max: int) -> None:
     for rows in WIDTH_ROWS:
         if rows > rows_max:
             break
-        caches = kv.merge([alone[place % 4] for place in range(rows)])
-        held = [_PROMPT + place % 4 for place in range(rows)]
-        times = {width: _call_s(model, caches, held, width) for width in WIDTHS}
+        batch = kv.KVBatch.merge(
+            [alone[place % 4] for place in range(rows)], [_PROMPT + place % 4 for place in range(rows)]
+        )
+        times = {width: _call_s(model, batch, width) for width in WIDTHS}
         result.width_one_ms[str(rows)] = times[1] * 1000
         result.widths[str(rows)] = {str(width): times[width] / times[1] for width in WIDTHS}
 
 
-def _call_s(model: Any, caches: Any, held: list[int], width: int) -> float:
+def _call_s(model: Any, batch: kv.KVBatch, width: int) -> float:
     inputs = mx.array(
-        [[1 + (row + place) % 100 for place in range(width)] for row in range(len(held))], dtype=mx.uint32
+        [[1 + (row + place) % 100 for place in range(width)] for row in range(len(batch))], dtype=mx.uint32
     )
     times = []
     for number in range(_TRIES + 2):
         started_s = time.perf_counter()
-        kv.make_room(caches, width, held)
-        tokens = mx.argmax(model(inputs, cache=caches), axis=-1)
+        tokens = mx.argmax(model(inputs, cache=batch.begin_step(inputs)), axis=-1)
         mx.eval(tokens)
         if number > 1:
             times.append(time.perf_counter() - started_s)
-        kv.go_back(caches, [width] * len(held), held)
+        batch.roll_back([width] * len(batch))
     return statistics.median(times)
 
 

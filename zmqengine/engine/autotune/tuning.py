@@ -19,7 +19,7 @@ from zmqengine.engine.autotune.variants import fastest, in_words
 from zmqengine.engine.host import backend
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import sampler as sampling
 
 log = logging.getLogger("zmqengine.engine")
@@ -250,19 +250,16 @@ def _logits(model: Any) -> list[np.ndarray]:
     ]
     prompts = len(found)
     if kv.can_merge(starts[0]):
-        merged = kv.merge(starts)
-        held = lengths = [len(row) - 1 for row in _ROWS]
+        lengths = [len(row) - 1 for row in _ROWS]
+        merged = kv.KVBatch.merge(starts, lengths)
         try:
-            for width in (1, *_widths()) if kv.can_go_back(merged) else (1,):
-                found.append(_logits_of_step(model, merged, _ROWS, held, width))
+            for width in (1, *_widths()) if merged.can_roll_back else (1,):
+                found.append(_logits_of_step(model, merged, _ROWS, width))
                 mx.eval(found)
-                held = [length + width for length in held]
-            if kv.can_go_back(merged):
+            if merged.can_roll_back:
                 for times in _times():
-                    more = kv.merge(starts * times)
-                    found.append(
-                        _logits_of_step(model, more, _ROWS * times, lengths * times, layers.WIDTH_MAX)
-                    )
+                    more = kv.KVBatch.merge(starts * times, lengths * times)
+                    found.append(_logits_of_step(model, more, _ROWS * times, layers.WIDTH_MAX))
                 mx.eval(found)
         except Exception:  # noqa: BLE001 - some models cannot do this at all, which is found out elsewhere
             del found[prompts:]
@@ -280,13 +277,10 @@ def _times() -> Sequence[int]:
     return (2, 4, 8) if backend.on_hopper() else ()
 
 
-def _logits_of_step(
-    model: Any, caches: Caches, rows: Sequence[list[int]], held: Sequence[int], width: int
-) -> mx.array:
+def _logits_of_step(model: Any, batch: kv.KVBatch, rows: Sequence[list[int]], width: int) -> mx.array:
     """Of a step that reads the last token of each row so many times: [rows, vocab]."""
-    kv.make_room(caches, width, held)
     inputs = mx.array([row[-1:] * width for row in rows], dtype=mx.uint32)
-    logits: mx.array = model(inputs, cache=caches)[:, -1]
+    logits: mx.array = model(inputs, cache=batch.begin_step(inputs))[:, -1]
     return logits
 
 

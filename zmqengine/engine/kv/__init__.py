@@ -1,65 +1,41 @@
-"""All that is known of mlx-lm's caches: nothing outside this folder looks inside one.
+"""KV caches: nothing outside this folder looks inside one of mlx-lm's.
 
-rows.py     caches of one row: new, cut, copied, checked, in bytes
-batch.py    caches of a batch: merged from rows, extended, reduced, taken apart
-blocks.py   what caches hold, taken apart by tokens and put together again
-parts.py    short rows that leave a batch together
-plain.py    the same for plain caches, all layers together
+batch.py     KVBatch, the caches of a batch and their only owner
+blocks.py    blocks of tokens cut out of caches, and caches built of blocks
+rows.py      caches of one row: new, cut, checked, in bytes
+reading.py   prefill of one row, or of the rows of a batch
+parts.py     short rows that leave a batch are copied out of it together
+plain.py     changes of the plain caches of a batch, all layers at once
 in_place.py  rows that come and go while the others stay where they are
-ragged.py   a batch whose rows go back by unlike numbers of tokens
+ragged.py    the cache of a layer, whose rows roll back by different counts of tokens
 gathered.py  copies of some rows, or of columns in another order
-spans.py    which columns each row sees, where no mask is needed
-reading.py  reading prompt tokens into either
-shape.py    what caches of a model take in bytes, from real ones
+spans.py     the columns that each row sees, where no mask is needed
+shape.py     bytes that a model's caches take, measured
 """
 
-from zmqengine.engine.kv.batch import begin_step, can_merge, extend, extract, keep_rows, merge
-from zmqengine.engine.kv.blocks import BlockLayout, Place, State
-from zmqengine.engine.kv.in_place import arranged, empty_bytes, moves_rows
-from zmqengine.engine.kv.parts import Part, parts_of
-from zmqengine.engine.kv.ragged import RaggedKVCache, can_go_back, close_gaps, go_back, make_room
-from zmqengine.engine.kv.reading import beginning, read_alone, read_together
-from zmqengine.engine.kv.rows import (
-    all_finite,
-    arrays,
-    as_batch,
-    byte_count,
-    new_caches,
-    start,
-)
+from zmqengine.engine.kv.batch import BatchRow, KVBatch, can_merge
+from zmqengine.engine.kv.blocks import BlockLayout, State
+from zmqengine.engine.kv.ragged import RaggedKVCache
+from zmqengine.engine.kv.reading import beginning, read_alone
+from zmqengine.engine.kv.rows import all_finite, arrays, byte_count, new_caches, start
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
 from zmqengine.engine.kv.spans import Spans
 
 __all__ = [
+    "BatchRow",
     "BlockLayout",
     "CacheShape",
-    "Part",
-    "Place",
+    "KVBatch",
     "RaggedKVCache",
     "Spans",
     "State",
     "all_finite",
-    "arranged",
     "arrays",
-    "as_batch",
-    "begin_step",
     "beginning",
     "byte_count",
-    "can_go_back",
     "can_merge",
-    "close_gaps",
-    "empty_bytes",
-    "extend",
-    "extract",
-    "go_back",
-    "keep_rows",
-    "make_room",
     "measure_caches",
-    "merge",
-    "moves_rows",
     "new_caches",
-    "parts_of",
     "read_alone",
-    "read_together",
     "start",
 ]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine.kv.parts import Part
+from zmqengine.engine.kv.batch import BatchRow
 from zmqengine.engine.kv.ragged import columns_of
 from zmqengine.engine.kv.rows import new_caches, single_caches
 from zmqengine.engine.models.mlx_lm import KVCache
@@ -22,17 +22,6 @@ from zmqengine.engine.row import Caches
 _SPARE_TOKENS = 256
 _COPIED_TOKENS = 1024
 _ARRAY = "array"
-
-
-class Place(NamedTuple):
-    """Index of a row in the caches of a batch, and its cached tokens, those of a verify block included.
-
-    `part` are those that leave the batch with it, if any do.
-    """
-
-    row: int
-    held: int
-    part: Part | None = None
 
 
 class State(NamedTuple):
@@ -83,38 +72,46 @@ class BlockLayout:
         groups = [(group.arrays, group.heads, group.width, str(group.dtype)) for group in self._groups]
         return json.dumps([groups, self._states])
 
-    def take(
-        self, caches: Caches, start: int, cuts: Sequence[int], place: Place | None
-    ) -> list[list[mx.array]]:
-        """The tokens from `start` to the first of `cuts`, from there to the next, and so on, as copies.
+    def take(self, source: Caches | BatchRow, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
+        """Copy the tokens from `start` to the first of `cuts`, from there to the next, and so on.
 
-        `caches` are of one row, or of a batch that has the row at `place`. Each part is one array for each group, of
-        shape (arrays of the group, 1, heads, tokens, width).
+        `source`: caches of one row, or a row of a batch. Each part is one array for each group, of shape
+        (arrays of the group, 1, heads, tokens, width). Of a batch, the copies are started before its rows change.
         """
-        singles = list(single_caches(caches))
+        row = source if isinstance(source, BatchRow) else None
+        singles = list(single_caches(source.caches if isinstance(source, BatchRow) else source))
         parts: list[list[mx.array]] = []
         while len(parts) < len(cuts):
             # Not all at once: both copies of what is taken are held for a moment.
             taken = [cut for cut in cuts[len(parts) :] if cut - start <= _COPIED_TOKENS] or [cuts[len(parts)]]
-            whole = [self._stack(group, singles, start, taken[-1], place) for group in self._groups]
+            whole = [self._stack(group, singles, start, taken[-1], row) for group in self._groups]
             begins = [start, *taken]
             parts += [
                 [mx.contiguous(array[..., begin - start : end - start, :]) for array in whole]
                 for begin, end in zip(begins, taken, strict=False)
             ]
             start = taken[-1]
+        if row is not None:
+            row.cut([array for part in parts for array in part])
         return parts
 
-    def take_state(self, caches: Caches, place: Place | None) -> State | None:
-        """The state of the layers that cannot be cut, as copies; None where all can."""
+    def take_state(self, source: Caches | BatchRow) -> State | None:
+        """Copy the state of the layers that cannot be cut; None where all can."""
         if not self._states:
             return None
-        if place is not None:
-            caches = [cache.extract(place.row) if hasattr(cache, "extract") else cache for cache in caches]
+        if isinstance(source, BatchRow):
+            caches = [
+                cache.extract(source.place) if hasattr(cache, "extract") else cache for cache in source.caches
+            ]
+        else:
+            caches = source
         singles = list(single_caches(caches))
         arrays: list[mx.array] = []
         form = [_flatten(singles[place].state, arrays) for place in self._states]
-        return State(json.dumps(form), tuple(map(mx.contiguous, arrays)))
+        state = State(json.dumps(form), tuple(map(mx.contiguous, arrays)))
+        if isinstance(source, BatchRow):
+            source.cut(list(state.arrays))
+        return state
 
     def build(
         self,
@@ -142,23 +139,23 @@ class BlockLayout:
         return caches
 
     def _stack(
-        self, group: _Group, singles: list[Any], start: int, end: int, place: Place | None
+        self, group: _Group, singles: list[Any], start: int, end: int, row: BatchRow | None
     ) -> mx.array:
         caches = [singles[cache] for cache, _ in group.arrays]
-        if place is not None and place.part is not None and not any(map(_is_cut_alone, caches)):
-            shift = place.part.columns - place.held
-            return place.part.cut(singles, group.arrays, place.row, shift + start, shift + end)
+        if row is not None and row.part is not None and not any(map(_is_cut_alone, caches)):
+            shift = row.part.columns - row.length
+            return row.part.cut(singles, group.arrays, row.place, shift + start, shift + end)
 
         def cut(cache: Any, name: str) -> mx.array:
             array: mx.array = getattr(cache, name)
-            if place is None or type(cache) is KVCache:
+            if row is None or type(cache) is KVCache:
                 return array[..., start:end, :]
             if _has_gaps(cache):
-                columns = columns_of(cache, place.row, place.held)[start:end]
-                return array[place.row : place.row + 1, :, mx.array(columns)]
+                columns = columns_of(cache, row.place, row.length)[start:end]
+                return array[row.place : row.place + 1, :, mx.array(columns)]
             # Rows of a batch are right-justified.
-            shift = cache._idx - place.held
-            return array[place.row : place.row + 1, :, shift + start : shift + end]
+            shift = cache._idx - row.length
+            return array[row.place : row.place + 1, :, shift + start : shift + end]
 
         return mx.concatenate([cut(singles[cache], name) for cache, name in group.arrays])[:, None]
 

@@ -19,6 +19,7 @@ from zmqengine.engine.row import Caches
 
 # Three rows, as a mask that fits two by chance does not fit three. Every vocabulary has these ids.
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
+_LENGTHS = [len(row) - 1 for row in _ROWS]
 _MEASURED_TOKENS = 64
 
 
@@ -52,11 +53,14 @@ def probe(model: Any) -> Abilities:
     """Run `model` on a few tokens, alone and together. Raises what it raises alone."""
     starts = [_read_alone(model, row[:-1]) for row in _ROWS]
     mergeable = all(map(kv.can_merge, starts))
-    merged = kv.merge(starts) if mergeable else []
-    alone = [_last_logits(model, [row[-1:]], start)[0] for row, start in zip(_ROWS, starts, strict=True)]
+    merged = kv.KVBatch.merge(starts, _LENGTHS) if mergeable else kv.KVBatch()
+    alone = [
+        _last_logits(model, [row[-1:]], kv.KVBatch(start, [len(row) - 1]))[0]
+        for row, start in zip(_ROWS, starts, strict=True)
+    ]
     mergeable = mergeable and _agrees(model, lambda: merged, alone)
     paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
-    widens = mergeable and kv.can_go_back(merged) and _agrees(model, lambda: _read_and_go_back(model), alone)
+    widens = mergeable and merged.can_roll_back and _agrees(model, lambda: _read_and_go_back(model), alone)
     layout, not_kept = _layout(model, alone[0])
     shape = kv.measure_caches(starts[0])
     return Abilities(shape, layout, not_kept, mergeable, paddable, widens, _measure_reading(model))
@@ -68,9 +72,9 @@ def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
     try:
         caches = _read_alone(model, row[:-1])
         layout = kv.BlockLayout(caches)
-        parts = layout.take(caches, 0, [2, len(row) - 1], None)
-        again = layout.build(model, parts, len(row) - 1, layout.take_state(caches, None))
-        kept = _last_logits(model, [row[-1:]], again)[0]
+        parts = layout.take(caches, 0, [2, len(row) - 1])
+        again = layout.build(model, parts, len(row) - 1, layout.take_state(caches))
+        kept = _last_logits(model, [row[-1:]], kv.KVBatch(again, [len(row) - 1]))[0]
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
         return None, f"{type(error).__name__}: {error}"
     if not differ_by_rounding(alone, kept):
@@ -89,7 +93,7 @@ def _measure_reading(model: Any) -> float:
     return max(0, mx.get_peak_memory() - before) / _MEASURED_TOKENS
 
 
-def _agrees(model: Any, read: Callable[[], Caches], alone: list[np.ndarray]) -> bool:
+def _agrees(model: Any, read: Callable[[], kv.KVBatch], alone: list[np.ndarray]) -> bool:
     """Whether a step of the rows together, after `read`, gives the logits that each gave alone."""
     try:
         together = _last_logits(model, [row[-1:] for row in _ROWS], read())
@@ -104,29 +108,30 @@ def _read_alone(model: Any, tokens: list[int]) -> Caches:
     return caches
 
 
-def _read_padded(model: Any) -> Caches:
-    caches = kv.merge([kv.new_caches(model) for _ in _ROWS])
-    kv.read_together(model, caches, [row[:-1] for row in _ROWS])
-    return caches
+def _read_padded(model: Any) -> kv.KVBatch:
+    batch = kv.KVBatch.merge([kv.new_caches(model) for _ in _ROWS], [0] * len(_ROWS))
+    batch.prefill(model, [row[:-1] for row in _ROWS])
+    return batch
 
 
-def _read_and_go_back(model: Any) -> Caches:
+def _read_and_go_back(model: Any) -> kv.KVBatch:
     """The caches of all rows but for the last token, after each has read some more and has gone back to there."""
-    lengths = [len(row) - 1 for row in _ROWS]
-    caches = kv.merge([_read_alone(model, row[:-1]) for row in _ROWS])
-    model(_ids([[7, 6, 5], [*_ROWS[1][-1:], 9, 8], [4, 4, 4]]), cache=caches)
-    kv.go_back(caches, [3, 2, 3], [lengths[0], lengths[1] + 1, lengths[2]])
+    batch = kv.KVBatch.merge([_read_alone(model, row[:-1]) for row in _ROWS], _LENGTHS)
+    _step(model, [[7, 6, 5], [*_ROWS[1][-1:], 9, 8], [4, 4, 4]], batch)
+    batch.roll_back([3, 2, 3])
     # The row that is further goes back alone: then the others have a gap.
-    model(_ids([[8], [8], [8]]), cache=caches)
-    kv.go_back(caches, [1, 2, 1], lengths)
-    return caches
+    _step(model, [[8], [8], [8]], batch)
+    batch.roll_back([1, 2, 1])
+    return batch
 
 
-def _last_logits(model: Any, rows: list[list[int]], caches: Caches) -> np.ndarray:
-    logits = model(_ids(rows), cache=caches)[:, -1, :].astype(mx.float32)
-    mx.eval(logits, kv.arrays(caches))
+def _last_logits(model: Any, rows: list[list[int]], batch: kv.KVBatch) -> np.ndarray:
+    logits = _step(model, rows, batch)[:, -1, :].astype(mx.float32)
+    mx.eval(logits, kv.arrays(batch.caches))
     return np.array(logits)
 
 
-def _ids(rows: list[list[int]]) -> mx.array:
-    return mx.array(rows, dtype=mx.uint32)
+def _step(model: Any, rows: list[list[int]], batch: kv.KVBatch) -> mx.array:
+    inputs = mx.array(rows, dtype=mx.uint32)
+    logits: mx.array = model(inputs, cache=batch.begin_step(inputs))
+    return logits

@@ -96,20 +96,19 @@ def make_offer(
     end: int,
     keys: Sequence[bytes],
     layout: kv.BlockLayout,
-    caches: Caches,
-    place: kv.Place | None,
+    source: Caches | kv.BatchRow,
 ) -> Offer:
-    """What `caches` hold of a row's tokens from `begin`, where a block begins, to `end`; `keys` begin with the salt."""
+    """Copy tokens `begin` to `end` of a row as blocks; `begin` starts a block, `keys[0]` is the salt."""
     first = begin // BLOCK_TOKENS
     starts = list(range(first * BLOCK_TOKENS, end, BLOCK_TOKENS)) if end > begin else []
     ends = [min(start + BLOCK_TOKENS, end) for start in starts]
     ids = np.asarray(row.tokens[:end], np.uint32)
-    parts = layout.take(caches, begin, ends, place)
+    parts = layout.take(source, begin, ends)
     blocks = [
         StoredBlock(keys[number + 1], keys[number], start, ids[start:stop], tuple(arrays))
         for number, (start, stop, arrays) in enumerate(zip(starts, ends, parts, strict=True), first)
     ]
-    state = layout.take_state(caches, place)
+    state = layout.take_state(source)
     return Offer(
         row=row.id,
         tokens=ids,

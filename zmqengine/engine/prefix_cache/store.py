@@ -103,10 +103,10 @@ class PrefixCache:
 
     # --- what comes ---
 
-    def offer(self, row: Row, caches: Caches, place: kv.Place | None = None) -> Offer | None:
+    def offer(self, row: Row, source: Caches | kv.BatchRow) -> Offer | None:
         """Hold a copy of what `row` holds and is not kept yet, until `accept` or `withdraw`. `settle` must follow.
 
-        `caches` are those of the row alone, or of a batch in which it is at `place`. None if there is no room.
+        `source`: the caches of the row alone, or the row in its batch. None if there is no room.
         """
         layout = self._layout
         assert layout is not None, "nothing is wanted"
@@ -117,7 +117,7 @@ class PrefixCache:
         if end < row.held and (end == begin or self.keeps_states):
             self.counts.refused["too long"] += 1
             return None
-        offer = make_offer(row, begin, end, [self.lookup.salt(row.scope), *keys], layout, caches, place)
+        offer = make_offer(row, begin, end, [self.lookup.salt(row.scope), *keys], layout, source)
         if offer.bytes > self.bytes_max - self.parked.bytes:
             self.counts.refused["too long"] += 1
             return None

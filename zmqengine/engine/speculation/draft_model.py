@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import kv
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.sampler import Plan, choose, plan_draw
 from zmqengine.engine.speculation.source import Outlook
 from zmqengine.engine.speculation.start_costs import measure_widths
@@ -101,7 +101,7 @@ class DraftModel:
         self._token_s = 0.0
         self._rows: list[Row] = []
         self._held: list[int] = []
-        self._caches: Caches = []
+        self._kv = kv.KVBatch()
         # Tokens that were drafted and read since, [rows][tokens]; not known yet whether they were right.
         self._ahead: list[list[int]] = []
         self._reading: _Reading | None = None
@@ -111,7 +111,7 @@ class DraftModel:
     def held_bytes(self) -> int:
         """Bytes of the draft model's KV caches."""
         reading = [] if self._reading is None else self._reading.caches
-        return kv.byte_count(self._caches) + kv.byte_count(reading)
+        return self._kv.byte_count + kv.byte_count(reading)
 
     @property
     def padding_bytes(self) -> int:
@@ -186,7 +186,7 @@ class DraftModel:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._rows, self._held, self._caches, self._ahead, self._reading = [], [], [], [], None
+        self._rows, self._held, self._kv, self._ahead, self._reading = [], [], kv.KVBatch(), [], None
 
     def _draft(self, count: int) -> tuple[list[list[int]], list[bool]]:
         """Draft tokens of all rows, and which rows the draft model has read completely."""
@@ -194,24 +194,25 @@ class DraftModel:
         again = [max(0, held + 1 - len(row.tokens)) for row, held in zip(self._rows, self._held, strict=True)]
         if any(again):
             self._held = [held - count for held, count in zip(self._held, again, strict=True)]
-            kv.go_back(self._caches, again, self._held)
+            self._kv.roll_back(again)
         unread = [row.tokens[held:] for row, held in zip(self._rows, self._held, strict=True)]
         width = min(max(map(len, unread)), _READ_TOKENS_MAX)
         inputs = np.zeros((len(unread), width), np.uint32)
         taken = [min(len(ids), width) for ids in unread]
         for place, ids in enumerate(unread):
             inputs[place, : taken[place]] = np.minimum(ids[:width], self._words - 1)
-        kv.make_room(self._caches, width, self._held)
-        logits = self._model(mx.array(inputs), cache=self._caches)
+        tokens = mx.array(inputs)
+        logits = self._model(tokens, cache=self._kv.begin_step(tokens))
         last = mx.array([max(0, read - 1) for read in taken])[:, None, None]
         tokens = self._choose(mx.take_along_axis(logits, last, axis=1)[:, 0], 0)
         self._held = [held + read for held, read in zip(self._held, taken, strict=True)]
-        kv.go_back(self._caches, [width - read for read in taken], self._held)
+        self._kv.roll_back([width - read for read in taken])
         made = [tokens]
         # None is started before the last one is built: a model whose layers write in place must not go this way.
         for ahead in range(1, count):
-            kv.make_room(self._caches, 1, [held + ahead - 1 for held in self._held])
-            tokens = self._choose(self._model(tokens[:, None], cache=self._caches)[:, -1], ahead)
+            last_tokens = tokens[:, None]
+            logits = self._model(last_tokens, cache=self._kv.begin_step(last_tokens))
+            tokens = self._choose(logits[:, -1], ahead)
             made.append(tokens)
         drafts: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
         self._ahead = [drafted[: count - 1] for drafted in drafts]
@@ -231,7 +232,7 @@ class DraftModel:
             for row, held, drafted in zip(self._rows, self._held, self._ahead, strict=True)
         ]
         self._held = [held + count for held, count in zip(self._held, right, strict=True)]
-        kv.go_back(self._caches, [len(self._ahead[0]) - count for count in right], self._held)
+        self._kv.roll_back([len(self._ahead[0]) - count for count in right])
         self._ahead = []
 
     def _drop(self, leaving: Sequence[Row]) -> None:
@@ -239,7 +240,7 @@ class DraftModel:
             return
         gone = {id(row) for row in leaving}
         places = [place for place, row in enumerate(self._rows) if id(row) not in gone]
-        self._caches = kv.keep_rows(self._caches, places, self._held)
+        places = self._kv.keep_rows(places)
         self._rows = [self._rows[place] for place in places]
         self._held = [self._held[place] for place in places]
         self._follow_change()
@@ -257,7 +258,7 @@ class DraftModel:
             left -= reading.read_on(self._model, self._words, left)
             if reading.is_done:
                 self._reading = None
-                self._caches = kv.extend(self._caches, kv.merge([reading.caches]), self._held)
+                self._kv.join(kv.KVBatch.merge([reading.caches], [reading.held]))
                 self._rows.append(reading.row)
                 self._held.append(reading.held)
                 self._follow_change()

@@ -15,7 +15,7 @@ from zmqengine.engine.autotune import layers
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.choosing import Choosing
 from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
 from zmqengine.engine.speculation.verify_block import Choices, Draft, VerifyBlock
@@ -52,7 +52,10 @@ def measure_widths(
         rows = [Row(RowRequest(row, _PROMPT, 1), vocab_size, 2 * len(_PROMPT)) for row in range(count)]
         wide = [width for width in widths if count * width <= positions_max]
         steps = _Steps(
-            model, kv.merge([first] * count), rows, Choosing(vocab_size, MaskFiller(vocab_size, []))
+            model,
+            kv.KVBatch.merge([first] * count, [len(_PROMPT)] * count),
+            rows,
+            Choosing(vocab_size, MaskFiller(vocab_size, [])),
         )
         steps.time(costs, wide, _SECONDS_MAX / len(counts))
     until_s = time.perf_counter() + _TRACES_S
@@ -62,20 +65,18 @@ def measure_widths(
         long, prompt = kv.new_caches(model), [1] * tokens
         mx.eval(kv.read_alone(model, long, prompt))
         row = Row(RowRequest(0, prompt, 1), vocab_size, 2 * tokens)
-        _Steps(model, kv.merge([long]), [row], Choosing(vocab_size, MaskFiller(vocab_size, []))).window(
-            widths[0]
-        )
+        batch = kv.KVBatch.merge([long], [tokens])
+        _Steps(model, batch, [row], Choosing(vocab_size, MaskFiller(vocab_size, []))).window(widths[0])
 
 
 class _Steps:
     """Steps of some rows, which go back to where they were; each kind returns the seconds of one."""
 
-    def __init__(self, model: Any, caches: Caches, rows: Sequence[Row], choosing: Choosing) -> None:
+    def __init__(self, model: Any, caches: kv.KVBatch, rows: Sequence[Row], choosing: Choosing) -> None:
         self._model = model
-        self._caches = caches
+        self._kv = caches
         self._rows = rows
         self._choosing = choosing
-        self._held = [row.prompt_tokens for row in rows]
         choosing.set_rows(rows)
 
     def time(self, costs: StepCosts, widths: Sequence[int], seconds: float) -> None:
@@ -135,9 +136,7 @@ class _Steps:
         return time.perf_counter() - started_s
 
     def _start(self, inputs: mx.array, window: VerifyBlock | None = None, *, idle: bool = False) -> Choices:
-        kv.begin_step(self._caches, inputs, self._held, copied=False, idle=on_gpu() and idle)
-        self._held = [held + inputs.shape[1] for held in self._held]
-        logits = self._model(inputs, cache=self._caches)
+        logits = self._model(inputs, cache=self._kv.begin_step(inputs, idle=on_gpu() and idle))
         choices = (
             self._choosing.one(logits[:, -1, :]) if window is None else self._choosing.several(logits, window)
         )
@@ -145,9 +144,7 @@ class _Steps:
         return choices
 
     def _go_back(self, held: list[int]) -> None:
-        counts = [before - after for before, after in zip(self._held, held, strict=True)]
-        self._held = held
-        kv.go_back(self._caches, counts, held)
+        self._kv.roll_back([before - after for before, after in zip(self._kv.lengths, held, strict=True)])
 
 
 class _Landed:

@@ -53,7 +53,7 @@ class DecodeBatch:
         speculation: Speculation | None = None,
     ) -> None:
         self.rows: list[Row] = []
-        self.caches: Caches = []
+        self.kv = kv.KVBatch()
         self._model = model
         self._store = store
         self._flight: InflightStep | None = None
@@ -64,9 +64,9 @@ class DecodeBatch:
         self._landed = StepResult()
         self._start_computes = start_computes()
 
-    def join(self, rows: Sequence[Row], caches: Caches) -> None:
+    def join(self, rows: Sequence[Row], caches: kv.KVBatch) -> None:
         """Add rows whose caches hold all of the prompt but its last token."""
-        self.caches = kv.extend(self.caches, caches, self._columns())
+        self.kv.join(caches)
         self.rows.extend(rows)
         self._changed = True
 
@@ -74,8 +74,8 @@ class DecodeBatch:
         """Drop rows and offer their caches to the prefix cache; rows of other batches are ignored."""
         leaving = {id(row) for row in rows}
         places = [place for place, row in enumerate(self.rows) if id(row) in leaving]
-        for place, part in kv.parts_of(places, self._columns()).items():
-            self._offer(place, part)
+        for place, source in self.kv.leaving(places).items():
+            self._offer(place, source)
         self._drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
@@ -83,8 +83,7 @@ class DecodeBatch:
 
         None if that token came from logits that are not finite: these caches must not be used again.
         """
-        caches = kv.extract(self.caches, self.rows.index(row), row.held + row.window, row.held)
-        kv.start(kv.arrays(caches))
+        caches = self.kv.extract(self.rows.index(row), row.held)
         self._drop({id(row)})
         if not row.launched:
             self._store.prove(row)
@@ -95,14 +94,14 @@ class DecodeBatch:
         made = self._flight.made(row)
         return None if made is None else (caches, made)
 
-    def _offer(self, place: int, part: kv.Part | None) -> None:
+    def _offer(self, place: int, source: kv.BatchRow) -> None:
         """Offer the caches of a leaving row. They are pending while a step that reads them is in flight, else valid."""
         row, flight = self.rows[place], self._flight
         if not row.launched:
             self._store.prove(row)
             return
         if row.held <= len(row.tokens) and self._store.wants(row):
-            offer = self._store.offer(row, self.caches, kv.Place(place, row.held + row.window, part))
+            offer = self._store.offer(row, source)
             if flight is None:
                 self._store.accept(offer)
             elif offer is not None:
@@ -112,12 +111,7 @@ class DecodeBatch:
         places = [place for place, row in enumerate(self.rows) if id(row) not in leaving]
         if len(places) == len(self.rows):
             return
-        if kv.moves_rows(self.caches):
-            # Copies for the prefix cache are launched before another row is moved into the freed slot.
-            self._store.settle()
-            places = kv.arranged(places)
-        self.caches = kv.keep_rows(self.caches, places, self._columns())
-        self.rows = [self.rows[place] for place in places]
+        self.rows = [self.rows[place] for place in self.kv.keep_rows(places)]
         self._changed = True
 
     @property
@@ -179,8 +173,7 @@ class DecodeBatch:
         if changed:
             self._choosing.set_rows(self.rows)
         is_idle = self._landing is None and not self._start_computes
-        kv.begin_step(self.caches, inputs, self._columns(), copied=changed, idle=is_idle)
-        logits = self._model(inputs, cache=self.caches)
+        logits = self._model(inputs, cache=self.kv.begin_step(inputs, idle=is_idle))
         is_first = not all(row.launched for row in self.rows)
         for row in self.rows:
             if window is None:
@@ -208,10 +201,6 @@ class DecodeBatch:
         flight.logits = None
         kv.start(flight.choices.arrays())
 
-    def _columns(self) -> list[int]:
-        """Cached tokens of each row, those of a verify block in flight included."""
-        return [row.held + row.window for row in self.rows]
-
     def _report(self, flight: InflightStep, result: StepResult) -> None:
         landed = flight.land(result)
         for row, offer in flight.offers:
@@ -219,20 +208,20 @@ class DecodeBatch:
             take(offer)
         if flight.window is not None:
             assert self._flight is None, "a verify block is rolled back before the next step starts"
-            _go_back(self.rows, self.caches)
+            _roll_back(self.rows, self.kv)
         self._drop(landed.failed)
         self.leave(landed.ended)
         if self._speculation is not None:
             self._speculation.landed(flight.rows, flight.timed_as, landed.judged)
 
 
-def _go_back(rows: Sequence[Row], caches: Caches) -> None:
+def _roll_back(rows: Sequence[Row], caches: kv.KVBatch) -> None:
     """Roll back the rejected tokens of a verify block. A row that joined since has none."""
     if rows:
         counts = [row.window for row in rows]
         for row in rows:
             row.window = 0
-        kv.go_back(caches, counts, [row.held for row in rows])
+        caches.roll_back(counts)
 
 
 def _last_tokens(rows: Sequence[Row], landing: InflightStep | None) -> mx.array:

@@ -67,7 +67,7 @@ class Gauges:
         copied = decode.largest_bytes + max(reading, default=0) + decode.empty_bytes
         return EngineMemory(
             weights=self._info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
-            kv=kv.byte_count(decode.caches) + sum(reading) + (0 if drafts is None else drafts.held_bytes),
+            kv=decode.byte_count + sum(reading) + (0 if drafts is None else drafts.held_bytes),
             padding=decode.padding_bytes + (0 if drafts is None else drafts.padding_bytes),
             parked=self._store.parked.bytes,
             prompt_cache=self._store.held_bytes,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from zmqengine.engine import kv
 from zmqengine.engine.interface import StepResult
+from zmqengine.engine.kv import KVBatch
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.step.decode import DecodeBatch
 from zmqengine.engine.step.padding import padding_bytes
@@ -47,9 +47,9 @@ class LengthBuckets:
         return sum(len(lane.rows) for lane in self._lanes)
 
     @property
-    def caches(self) -> Caches:
-        """The caches of all batches."""
-        return [cache for lane in self._lanes for cache in lane.caches]
+    def byte_count(self) -> int:
+        """Bytes of all batches' caches."""
+        return sum(lane.kv.byte_count for lane in self._lanes)
 
     @property
     def padding_bytes(self) -> int:
@@ -59,19 +59,19 @@ class LengthBuckets:
     @property
     def largest_bytes(self) -> int:
         """Bytes of the largest batch's caches."""
-        return max((kv.byte_count(lane.caches) for lane in self._lanes), default=0)
+        return max((lane.kv.byte_count for lane in self._lanes), default=0)
 
     @property
     def empty_bytes(self) -> int:
         """Bytes of allocated rows that no request uses."""
-        return sum(kv.empty_bytes(lane.caches) for lane in self._lanes)
+        return sum(lane.kv.empty_bytes for lane in self._lanes)
 
     @property
     def padding_room_bytes(self) -> int:
         """Bytes that padding may still take."""
         return max(0, self._padding_bytes_max - self.padding_bytes)
 
-    def join(self, groups: Sequence[tuple[Sequence[Row], Caches]]) -> None:
+    def join(self, groups: Sequence[tuple[Sequence[Row], KVBatch]]) -> None:
         """Add groups of rows, each to the batch where it costs the least padding, or to a new one.
 
         Their own padding, which they keep in any case, must fit `padding_room_bytes`.
@@ -81,7 +81,7 @@ class LengthBuckets:
             # What the groups to come have already must still fit.
             self._join(rows, caches, self.padding_room_bytes - sum(own[place + 1 :]))
 
-    def _join(self, rows: Sequence[Row], caches: Caches, room_bytes: int) -> None:
+    def _join(self, rows: Sequence[Row], caches: KVBatch, room_bytes: int) -> None:
         costs = [
             self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in self._lanes
         ]

@@ -43,7 +43,7 @@ class Ready(NamedTuple):
     """Rows that have read their prompt but its last token, and their merged caches."""
 
     rows: list[Row]
-    caches: Caches
+    caches: kv.KVBatch
 
 
 class Prefill:
@@ -204,13 +204,13 @@ class Prefill:
         unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
         size = self._sizes.whole(max(row.held for row in rows), max(map(len, unread)))
         ready = self._finish(rows)
-        kv.read_together(self._model, ready.caches, unread, size)
+        ready.caches.prefill(self._model, unread, size)
         for row, tokens in zip(rows, unread, strict=True):
             row.held += len(tokens)
-        self._launch(ready.caches, sum(map(len, unread)), size * len(rows))
+        self._launch(ready.caches.caches, sum(map(len, unread)), size * len(rows))
         for place, row in enumerate(rows):
             if row.held >= _COPIED_TOKENS_MIN:
-                self._offer(row, ready.caches, kv.Place(place, row.held))
+                self._offer(row, ready.caches.row(place))
         return ready
 
     def _finish(self, rows: list[Row]) -> Ready:
@@ -220,8 +220,10 @@ class Prefill:
         for row in rows:
             row.caches = None
         if len(rows) == 1:
-            return Ready(rows, kv.as_batch(caches[0]) if self._abilities.mergeable else caches[0])
-        return Ready(rows, kv.merge(caches))
+            if self._abilities.mergeable:
+                return Ready(rows, kv.KVBatch.adopt(caches[0], rows[0].held))
+            return Ready(rows, kv.KVBatch(caches[0], [rows[0].held]))
+        return Ready(rows, kv.KVBatch.merge(caches, [row.held for row in rows]))
 
     def _launch(self, caches: Caches, count: int, computed: int) -> None:
         self.prompt_tokens += count
@@ -232,8 +234,8 @@ class Prefill:
         kv.start(marker, arrays)
         self._markers.append(marker)
 
-    def _offer(self, row: Row, caches: Caches, place: kv.Place | None = None) -> None:
-        if self._store.wants(row) and (offer := self._store.offer(row, caches, place)) is not None:
+    def _offer(self, row: Row, source: Caches | kv.BatchRow) -> None:
+        if self._store.wants(row) and (offer := self._store.offer(row, source)) is not None:
             row.offers.append(offer)
 
 
