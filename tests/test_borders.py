@@ -150,8 +150,8 @@ ROOMS = {
         "sampling", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
     ),
     "zmqengine.worker": (
-        "process", "requests", "telemetry", "open_engine", "context", "wire", "scheduler", "intake", "timers",
-        "actor", "main", "__main__",
+        "process", "requests", "telemetry", "open_engine", "context", "scheduler", "wire", "lifecycle", "batch",
+        "intake", "timers", "actor", "main", "__main__",
     ),
     "zmqengine_http": (
         "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
@@ -181,11 +181,11 @@ def test_rooms_stand_in_the_stated_order(package: str) -> None:
     [
         ("zmqengine.engine.sampling", {"kv", "speculation", "step", "prefix_cache"}),
         ("zmqengine.engine.kv", {"sampling", "speculation", "step", "prefix_cache"}),
-        ("zmqengine.worker.scheduler", {"intake"}),
+        ("zmqengine.worker.scheduler", {"wire", "lifecycle", "batch", "intake"}),
     ],
 )
 def test_a_room_knows_nothing_of_some_others(room: str, others: set[str]) -> None:
-    """Sampling can be read without KV caches, both without speculative decoding, and the scheduler without commands."""
+    """Sampling can be read without KV caches, both without speculative decoding, and the scheduler without the wire."""
     package = room.rpartition(".")[0]
     assert not module_graph.inside(package)[room.rpartition(".")[2]] & others
 

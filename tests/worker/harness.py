@@ -104,15 +104,17 @@ class Harness:
         return report
 
     def check(self) -> None:
-        """The rows of the engine are those of the batch, and memory is within what was promised."""
-        batch = self.actor.batch
-        assert self.engine.row_ids == set(batch.rows.running)
-        assert batch.ledger.reserved_bytes == sum(row.reserved_bytes for row in batch.rows.running.values())
+        """The engine's rows are those that run by the scheduler, and memory is within their reservations."""
+        scheduler = self.actor.scheduler
+        assert self.engine.row_ids == set(scheduler.running)
+        assert scheduler.memory.reserved_bytes == sum(
+            row.reserved_bytes for row in scheduler.running.values()
+        )
         memory = self.engine.memory()
-        assert memory.kv <= batch.ledger.reserved_bytes <= batch.ledger.kv_bytes_max
-        assert memory.active <= batch.ledger.limit_bytes
-        for request in batch.lifecycle.live():
-            assert (request.phase == "running") == (request.row in batch.rows.running), request.phase
+        assert memory.kv <= scheduler.memory.reserved_bytes <= scheduler.memory.kv_bytes_max
+        assert memory.active <= scheduler.memory.limit_bytes
+        for request in self.actor.lifecycle.live():
+            assert (request.phase == "running") == (request.row in scheduler.running), request.phase
 
     def pass_with_command(self) -> PassReport:
         """One pass, after something has arrived on cmd."""
@@ -146,7 +148,7 @@ class Harness:
             if count > passes_max // 2:
                 time.sleep(0.0005)
                 self.clock.now_s = max(self.clock.now_s, self.actor.outgoing.next_retry_s() or 0.0)
-            self.pass_(0 if self.actor.batch.rows.running else wait_ms)
+            self.pass_(0 if self.actor.scheduler.running else wait_ms)
         raise AssertionError
 
     def close(self) -> None:

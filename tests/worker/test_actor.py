@@ -42,7 +42,7 @@ def test_a_request_that_arrives_while_others_decode_starts_its_prefill_in_the_ne
     report = harness.pass_with_command()
     assert (report.admitted, report.stepped) == (1, True)
     assert harness.engine.stats().steps == steps + 1
-    late = next(r for r in harness.actor.batch.rows.running.values() if r.id == "late")
+    late = next(r for r in harness.actor.scheduler.running.values() if r.id == "late")
     assert late.prefill_pass - late.arrival_pass + 1 == 1
 
 
@@ -196,7 +196,7 @@ def test_an_idle_worker_gives_back_what_it_keeps_for_speed(harness: Harness) -> 
         front_end.wait_for_end(f"r{times}")
         harness.pass_()
         assert released() == times - 1
-        assert harness.actor._clockwork.idle_wait_ms() <= 1000 * REST_S
+        assert harness.actor._timers.idle_wait_ms() <= 1000 * REST_S
         for _ in range(3):
             harness.clock.advance(REST_S)
             harness.pass_()
@@ -405,7 +405,7 @@ def test_memory_admission_waits_and_then_serves(make_harness: Make) -> None:
     front_end.send(front_end.insert_message("big", [2] * 10, max_tokens=80))
     front_end.send(front_end.insert_message("small", [3], max_tokens=2))
     harness.read_commands(3)
-    assert [request.id for request in harness.actor.batch.rows.running.values()] == ["a"]
+    assert [request.id for request in harness.actor.scheduler.running.values()] == ["a"]
     front_end.wait_for_end("a", "big", "small")
     assert next(iter(front_end.ends)) == "a"
     never = front_end.rejected("never", [1] * 10, max_tokens=91)

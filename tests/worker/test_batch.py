@@ -16,9 +16,9 @@ from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, Fake
 from zmqengine.engine.interface import EngineMemory
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Accepted, Ack
-from zmqengine.worker.requests.live_request import LiveRequest
+from zmqengine.worker import lifecycle as lifecycle_module
+from zmqengine.worker.requests.live_request import LiveRequest, Prepared
 from zmqengine.worker.requests.preparing import LONG_PROMPT_TOKENS
-from zmqengine.worker.scheduler import lifecycle as lifecycle_module
 from zmqengine.worker.scheduler.rates import ServiceRates
 from zmqengine.worker.wire.session import Session
 
@@ -63,7 +63,7 @@ def test_requests_without_a_limit_share_memory_and_are_parked_when_it_runs_short
         inserts[front_end] = front_end.insert_message("r", [number + 1] * 6000, max_tokens=None)
         front_end.send(inserts[front_end])
     harness.read_commands(16)
-    harness.run_until(lambda: len(harness.actor.batch.rows.running) == 16, passes_max=200)
+    harness.run_until(lambda: len(harness.actor.scheduler.running) == 16, passes_max=200)
     harness.run_until(
         lambda: all(front_end.read() or "r" in front_end.ends for front_end in front_ends), passes_max=20_000
     )
@@ -211,11 +211,10 @@ def test_a_suspect_that_has_to_give_way_is_tried_again(make_harness: Make) -> No
 def test_all_sessions_of_a_key_are_served_and_bounded_as_one(harness: Harness) -> None:
     """Who opens more of them gets no more; without keys each session is its own."""
     front_end = harness.front_end()
-    admission = harness.actor.batch.rows.admission
 
     def flow(user: str, secret: bytes) -> str:
         session = Session(secret, user, "test", b"route")
-        return admission.ticket(front_end.insert_message("r"), session, 0, 0.0)[0].flow
+        return harness.actor.lifecycle._ticket(front_end.insert_message("r"), session, 0.0).flow
 
     assert flow("a key", b"1" * 32) == flow("a key", b"2" * 32) != flow("another", b"3" * 32)
     assert flow("", b"1" * 32) != flow("", b"2" * 32)
@@ -230,7 +229,7 @@ def test_an_urgent_request_takes_the_place_of_batch_work_that_goes_on_later(make
     harness.run_until(lambda: harness.engine.stats().rows_decoding == 4)
     person.send(person.insert_message("now", [9, 9], max_tokens=5, priority=-10))
     harness.read_commands(1)
-    (now,) = [row for row in harness.actor.batch.lifecycle.live() if row.id == "now"]
+    (now,) = [row for row in harness.actor.lifecycle.live() if row.id == "now"]
     harness.passes(1)
     assert now.prefill_pass - now.arrival_pass + 1 <= 2
     person.wait_for_end("now")
@@ -253,9 +252,7 @@ def test_a_session_that_floods_does_not_make_another_one_wait(make_harness: Make
         other.send(other.insert_message(f"b{number}", [500 + number] * 20, max_tokens=16))
         harness.read_commands(1)
         (mine,) = [
-            request
-            for request in harness.actor.batch.lifecycle.live()
-            if request.session_id == other_id(other)
+            request for request in harness.actor.lifecycle.live() if request.session_id == other_id(other)
         ]
         other.wait_for_end(f"b{number}")
         waits.append(mine.prefill_pass - mine.arrival_pass + 1)
@@ -305,7 +302,7 @@ def test_sessions_that_saturate_the_worker_are_served_alike(
     for _ in range(1500):
         refill()
         harness.passes(4)
-    order = harness.actor.batch.rows.admission.order
+    order = harness.actor.scheduler.order
     served = [
         sum(len(front_end.tokens[name]) for name in front_end.tokens)
         + order.prefill_cost * 10 * 2**place * len(front_end.tokens)
@@ -329,7 +326,7 @@ def test_nothing_is_kept_of_requests_that_ended_long_before_their_deadline(make_
     front_end.call(Ack(front_end.next_call(), names))
     gc.collect()
     assert [request.id for request in gc.get_objects() if type(request) is LiveRequest] == ["head"]
-    assert len(harness.actor.batch.lifecycle._deadlines) == 0
+    assert len(harness.actor.lifecycle._deadlines) == 0
 
 
 def test_a_failed_step_names_the_requests_that_were_being_cancelled(
@@ -355,14 +352,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Every request is prepared for as long as the gate is closed; a prompt with token 13 is then refused."""
     opened = threading.Event()
 
-    def preparation_of(insert: Any, compiler: object) -> Any:
-        def prepare() -> Callable[[LiveRequest], None]:
+    def preparation_of(insert: Any, compiler: object, look_up: object) -> Any:
+        def prepare() -> Prepared:
             assert opened.wait(60)
             if 13 in insert.prompt:
                 raise BadRequest("token 13 brings bad luck")
             if 14 in insert.prompt:
                 raise ValueError("a defect")
-            return lambda request: None
+            return Prepared()
 
         return prepare
 
@@ -386,7 +383,7 @@ def test_a_request_is_prepared_beside_the_actor_and_may_fail_there(
         assert reply.state == "queued"
     assert front_end.call(inserts[0]) == Accepted(inserts[0].call, front_end.epoch, "good", 0, 1, "queued")
     harness.passes(5)
-    assert {request.phase for request in harness.actor.batch.lifecycle.live()} == {"preparing"}
+    assert {request.phase for request in harness.actor.lifecycle.live()} == {"preparing"}
     gate.set()
     good, bad, defect = front_end.wait_for_end("good", "bad", "defect")
     assert good.finish == "length"
@@ -409,7 +406,7 @@ def test_a_request_can_be_aborted_while_it_is_prepared(make_harness: Make, gate:
     assert front_end.wait_for_end("drained")[0].finish == "shutdown"
     gate.set()
     harness.passes(5)
-    assert harness.actor.batch.lifecycle.is_empty
+    assert not harness.actor.lifecycle.live()
 
 
 def test_a_long_prompt_is_packed_beside_the_actor(make_harness: Make) -> None:
@@ -470,7 +467,7 @@ def test_shares_of_the_service_follow_the_configuration(make_harness: Make) -> N
     harness = make_harness(share=("test=3",))
     front_end = harness.front_end()
     front_end.accepted("r")
-    (request,) = harness.actor.batch.lifecycle.live()
+    (request,) = harness.actor.lifecycle.live()
     assert request.ticket.weight == 3
 
 

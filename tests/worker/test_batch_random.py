@@ -134,7 +134,7 @@ class _World:
 
     def fail_once(self) -> None:
         """A failure that no row is the cause of: it costs nobody anything, unless it strikes while one is suspected."""
-        if not self.harness.actor.batch.rows.recovery.is_active:
+        if not self.harness.actor.scheduler.recovery.is_active:
             self.harness.clock.advance(61)
             self.engine.fail_next = True
             self.harness.passes(1)

@@ -40,9 +40,9 @@ def begin(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Begin:
             # Each joins a pass after the one before, and all end in the same one.
             front_end.accepted(f"before {place}", max_tokens=ended + 1 - place)
         if step_s is not None:
-            harness.actor.batch.rows.admission.rates.note_step(0, 1, step_s)
+            harness.actor.scheduler.rates.note_step(0, 1, step_s)
         reports = [harness.pass_()]
-        while harness.actor.batch.rows.running:
+        while harness.actor.scheduler.running:
             reports.append(harness.pass_())
         assert reports[-1].ended == ended
         harness.clock.advance(later_s)

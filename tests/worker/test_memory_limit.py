@@ -24,8 +24,8 @@ def test_a_lower_limit_comes_into_force_as_promises_end(make_harness) -> None:
     front_end.accepted("large", [1] * 10, max_tokens=600, seed=1)
     front_end.accepted("small", [2] * 10, max_tokens=50, seed=2)
     harness.passes(5)
-    ledger = harness.actor.batch.ledger
-    harness.actor.batch.resize(limit(300))
+    ledger = harness.actor.scheduler.memory
+    harness.actor.scheduler.resize(limit(300), harness.actor.lifecycle.live())
     harness.pass_()
     assert limit(300) < ledger.limit_bytes < limit(1000)
     assert ledger.kv_bytes_max >= 610 * KIB
@@ -34,7 +34,7 @@ def test_a_lower_limit_comes_into_force_as_promises_end(make_harness) -> None:
     for request, prompt, count, seed in (("large", [1] * 10, 600, 1), ("small", [2] * 10, 50, 2)):
         row = RowRequest(0, prompt, count, seed=seed)
         assert front_end.tokens[request] == expected_tokens(row, ENGINE)
-    harness.actor.batch.resize(limit(300))
+    harness.actor.scheduler.resize(limit(300), harness.actor.lifecycle.live())
     harness.pass_()
     assert abs(ledger.limit_bytes - limit(300)) <= 2
     assert front_end.rejected("later", [3] * 10, max_tokens=400).code == "never_fits"
@@ -49,9 +49,9 @@ def test_a_lower_limit_waits_for_all_promises_together(make_harness) -> None:
     names = [f"r{index}" for index in range(8)]
     for index, name in enumerate(names):
         front_end.accepted(name, [index + 1] * 10, max_tokens=100)
-    ledger = harness.actor.batch.ledger
+    ledger = harness.actor.scheduler.memory
     harness.run_until(lambda: ledger.reserved_bytes > 800 * KIB)
-    harness.actor.batch.resize(limit(200))
+    harness.actor.scheduler.resize(limit(200), harness.actor.lifecycle.live())
     harness.pass_()
     assert ledger.kv_bytes_max >= ledger.reserved_bytes > 800 * KIB
     front_end.wait_for_end(*names)
@@ -62,7 +62,7 @@ def test_a_higher_limit_lets_more_in(make_harness) -> None:
     harness: Harness = make_harness(ENGINE, memory_limit_bytes=limit(300))
     front_end = harness.front_end()
     assert front_end.rejected("early", [3] * 10, max_tokens=400).code == "never_fits"
-    harness.actor.batch.resize(limit(1000))
+    harness.actor.scheduler.resize(limit(1000), harness.actor.lifecycle.live())
     front_end.accepted("late", [3] * 10, max_tokens=400)
     front_end.wait_for_end("late")
 
@@ -73,9 +73,9 @@ def test_a_lower_limit_does_not_wait_for_requests_that_named_none(make_harness) 
     front_end = harness.front_end()
     front_end.accepted("open", [1] * 10, max_tokens=None, seed=1)
     harness.passes(20)
-    harness.actor.batch.resize(limit(300))
+    harness.actor.scheduler.resize(limit(300), harness.actor.lifecycle.live())
     harness.pass_()
-    assert abs(harness.actor.batch.ledger.limit_bytes - limit(300)) <= 2
+    assert abs(harness.actor.scheduler.memory.limit_bytes - limit(300)) <= 2
     (end,) = front_end.wait_for_end("open")
     made = front_end.tokens["open"]
     assert end.finish == "length"
@@ -89,8 +89,8 @@ def test_an_abort_that_meets_a_row_at_its_new_end_is_the_one_answer(make_harness
     front_end = harness.front_end()
     front_end.accepted("open", [1] * 10, max_tokens=None)
     harness.passes(20)
-    (request,) = harness.actor.batch.lifecycle.live()
-    harness.actor.batch.resize(limit(20))
+    (request,) = harness.actor.lifecycle.live()
+    harness.actor.scheduler.resize(limit(20), harness.actor.lifecycle.live())
     assert request.tokens_max == request.reserved_tokens > request.tokens_held
     harness.run_until(lambda: request.tokens_held >= request.tokens_max)
     front_end.abort("open")

@@ -74,11 +74,11 @@ def test_prompts_get_a_share_of_what_weights_leave(make_harness: Make, options, 
     front_end = harness.front_end()
     harness.pass_()
     left = 1_000_000 * (1 - WORKSPACE_SHARE)
-    ledger = harness.actor.batch.ledger
+    ledger = harness.actor.scheduler.memory
     assert ledger.numbers(harness.engine.memory())["prompt_cache_bytes_max"] == int(left * expected)
     front_end.accepted("long", [3] * 10, max_tokens=600)
     harness.run_until(
-        lambda: len(harness.actor.batch.rows.running) == 1 and ledger.reserved_bytes > 0.6 * left
+        lambda: len(harness.actor.scheduler.running) == 1 and ledger.reserved_bytes > 0.6 * left
     )
     assert ledger.numbers(harness.engine.memory())["prompt_cache_bytes_max"] <= left - ledger.reserved_bytes
 

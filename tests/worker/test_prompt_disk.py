@@ -125,7 +125,7 @@ def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskH
     before = harness.actor.counters.tokens
     harness.passes(5)
     assert harness.actor.counters.tokens == before + 5
-    (_, request) = harness.actor.batch.lifecycle.live()
+    (_, request) = harness.actor.lifecycle.live()
     assert request.phase == "preparing"
     harness.disk.gate.set()
     pieces = []
@@ -214,14 +214,14 @@ def test_saving_takes_a_share_of_the_steps_and_all_of_idle_time(harness: DiskHar
     harness.passes(3)
     assert len(harness.disk.saved) == 3
     assert min(harness.disk.saved) > 1 << 20
-    assert harness.actor.batch.lifecycle.prompt_disk.numbers() == {"prompt_disk_blocks": 7}
+    assert harness.actor.lifecycle.prompt_disk.numbers() == {"prompt_disk_blocks": 7}
 
 
 def test_saving_does_not_make_up_for_steps_in_which_there_was_nothing_to_save(
     harness: DiskHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After hours of steps, what is new is not copied all at once between two of them."""
-    saving = harness.actor.batch.lifecycle.prompt_disk
+    saving = harness.actor.lifecycle.prompt_disk
     now_s = itertools.count()
     monkeypatch.setattr(prompt_disk, "time", SimpleNamespace(perf_counter=lambda: next(now_s) / 100))
     harness.disk.unsaved = 1000

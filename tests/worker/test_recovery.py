@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zmqengine.worker.requests.recovery import STRIKES_MAX, Recovery
+from zmqengine.worker.scheduler.recovery import STRIKES_MAX, Recovery
 
 
 def requests(count: int) -> list[Any]:

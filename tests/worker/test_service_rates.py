@@ -142,7 +142,7 @@ def test_estimates_of_a_busy_worker_come_true(
             front_end.send(front_end.insert_message(live[front_end], [7] * 150, max_tokens=40))
         harness.read_commands(len(new))
         harness.pass_()
-        running = {request.id for request in harness.actor.batch.lifecycle.live()}
+        running = {request.id for request in harness.actor.lifecycle.live()}
         for front_end in crowd:
             front_end.read()
             while live[front_end] not in running and live[front_end] not in front_end.ends:
@@ -151,15 +151,15 @@ def test_estimates_of_a_busy_worker_come_true(
                 front_end.read()
         return running
 
-    admission = harness.actor.batch.rows.admission
+    scheduler = harness.actor.scheduler
     ratios = []
     for number in range(5):
         for _ in range(100):
             pass_with_a_crowd()
         started_s = harness.clock()
         ticket = Ticket("probe", 1.0, 0, 150, 40, 0, started_s, deadline_s=started_s + 3600)
-        places = admission.order.places_ahead("probe", 0)
-        estimate = admission.rates.meets_deadline(ticket, started_s, places_ahead=places)
+        places = scheduler.order.places_ahead("probe", 0)
+        estimate = scheduler.rates.meets_deadline(ticket, started_s, places_ahead=places)
         probe.send(probe.insert_message(f"probe{number}", [9] * 150, max_tokens=40))
         harness.read_commands(1)
         while f"probe{number}" in pass_with_a_crowd():

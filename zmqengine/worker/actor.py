@@ -1,6 +1,6 @@
 """The actor: the loop on the main thread, and the only code that uses the engine.
 
-One pass: intake -> clockwork -> batch.step -> outgoing.flush. `docs/worker.md` shows it on a page.
+One pass: intake -> timers -> batch.step -> outgoing.flush. `docs/worker.md` shows it on a page.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import time
 import zmq
 
 from zmqengine.engine.interface import Engine
+from zmqengine.worker.batch import Batch, EngineBroken
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.commands import CommandHandler
 from zmqengine.worker.intake.inbox import Inbox
 from zmqengine.worker.intake.listing import list_requests, list_sessions
 from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.process.heap import Heap
 from zmqengine.worker.process.watchdog import Watchdog
-from zmqengine.worker.scheduler.batch import Batch, EngineBroken
 from zmqengine.worker.scheduler.batching_delay import LOOK_S, BatchingDelay
+from zmqengine.worker.scheduler.scheduler import Scheduler
 from zmqengine.worker.telemetry.counters import PassReport
 from zmqengine.worker.telemetry.shared_status import PassTimes
 from zmqengine.worker.timers import Timers
@@ -52,11 +54,15 @@ class Actor:
         self.times = PassTimes()
         self.outgoing = Outgoing(context, sockets.out)
         self.sessions = SessionTable(context, self.outgoing)
-        self.batch = Batch(context, engine, self.outgoing)
-        self._prompt_disk = self.batch.lifecycle.prompt_disk
-        self._clockwork = Timers(context, self.sessions, self.batch, self.outgoing)
+        self.scheduler = Scheduler(context, engine)
+        self.lifecycle = Lifecycle(context, self.scheduler, self.outgoing, engine.disk)
+        self.batch = Batch(context, engine, self.scheduler, self.lifecycle, self.outgoing)
+        self._prompt_disk = self.lifecycle.prompt_disk
+        self._timers = Timers(
+            context, self.sessions, self.scheduler, self.lifecycle, self.batch, self.outgoing
+        )
         self._inbox = Inbox(
-            context, sockets, self.sessions, CommandHandler(context, self.sessions, self.batch.lifecycle)
+            context, sockets, self.sessions, CommandHandler(context, self.sessions, self.lifecycle)
         )
         self._gathering = BatchingDelay()
         self._heap = Heap()
@@ -70,10 +76,10 @@ class Actor:
 
     def run(self) -> None:
         """Serve until drained. Raises `EngineBroken` when the engine fails too often."""
-        while not self._clockwork.is_drained:
+        while not self._timers.is_drained:
             is_busy = self.batch.has_work or self._prompt_disk.has_work
-            self.run_pass(wait_ms=0 if is_busy else self._clockwork.idle_wait_ms())
-        self._prompt_disk.save_all(self._clockwork.drain_left_s, self._may_go_on)
+            self.run_pass(wait_ms=0 if is_busy else self._timers.idle_wait_ms())
+        self._prompt_disk.save_all(self._timers.drain_left_s, self._may_go_on)
 
     def run_pass(self, wait_ms: int = 0) -> PassReport:
         """One pass; with nothing to do, wait up to `wait_ms` for something first."""
@@ -87,9 +93,9 @@ class Actor:
         ended_before = self.counters.ends
 
         self._inbox.read(report, now_s)
-        if not self.batch.rows.running:
+        if not self.scheduler.running:
             self._gather(report, now_s)
-        self._clockwork.keep(now_s)
+        self._timers.keep(now_s)
         received_ns = time.perf_counter_ns()
         step_ns = self.batch.step(report, now_s)
         stepped_ns = time.perf_counter_ns()
@@ -97,7 +103,7 @@ class Actor:
         self._prompt_disk.save(step_ns / 1e9 if report.stepped else None)
 
         report.ended = self.counters.ends - ended_before
-        if report.stepped and not self.batch.rows.running:
+        if report.stepped and not self.scheduler.running:
             self._gathering.emptied(report.ended, self._context.clock())
         self.counters.passes += 1
         if now_s >= self._board_s or not self.batch.has_work:
@@ -116,7 +122,7 @@ class Actor:
 
     def close(self) -> None:
         """Stop the watchdog and what is being prepared. Idempotent."""
-        self.batch.lifecycle.close()
+        self.lifecycle.close()
         if self._watchdog is not None:
             self._watchdog.close()
 
@@ -136,14 +142,14 @@ class Actor:
 
     def _gather(self, report: PassReport, now_s: float) -> None:
         """The batch is about to begin: take in those who come with the ones that are here."""
-        admission = self.batch.rows.admission
-        waiting = came = len(admission.order)
-        for _ in range(self._gathering.looks_max(admission.rates.step_s) if waiting else 0):
+        order, rates = self.scheduler.order, self.scheduler.rates
+        waiting = came = len(order)
+        for _ in range(self._gathering.looks_max(rates.step_s) if waiting else 0):
             if not self._gathering.expects_more(waiting, came, now_s):
                 break
             time.sleep(LOOK_S)
             report.commands += self._inbox.read_commands(now_s)
-            came = len(admission.order) - waiting
+            came = len(order) - waiting
             waiting += came
 
     def _measure(
@@ -168,8 +174,8 @@ class Actor:
                     "next_ms": round(step_ns / 1e6, 1),
                     "admit_settle_ms": round(admit_settle_ns / 1e6, 1),
                     "publish_ms": round(publish_ns / 1e6, 1),
-                    "rows": len(self.batch.rows.running),
-                    "requests": [request.id for request in self.batch.rows.running.values()],
+                    "rows": len(self.scheduler.running),
+                    "requests": [request.id for request in self.scheduler.running.values()],
                 },
             )
 
@@ -182,18 +188,18 @@ class Actor:
         self._board.pass_times = self.times
         self._board.histograms = self.counters.latencies.snapshot()
         self._board.sessions = list_sessions(self.sessions, self.outgoing)
-        self._board.requests = list_requests(self.batch, self._board.pass_started_s)
-        self._board.memory = self.batch.ledger.parts(memory)
+        self._board.requests = list_requests(self.scheduler, self.lifecycle, self._board.pass_started_s)
+        self._board.memory = self.scheduler.memory.parts(memory)
         self._board.numbers = {
             **self.counters.numbers(),
-            **self.batch.ledger.numbers(memory),
+            **self.scheduler.memory.numbers(memory),
             **self._prompt_disk.numbers(),
             "sessions": len(self.sessions),
             "requests_held": sum(len(session.requests) for session in self.sessions),
             "log_bytes": self.outgoing.all_held_bytes,
-            "queued": self.batch.lifecycle.waiting,
-            "running": len(self.batch.rows.running),
-            "parked_now": self.batch.lifecycle.parked,
+            "queued": self.lifecycle.waiting,
+            "running": len(self.scheduler.running),
+            "parked_now": self.lifecycle.parked,
             "rows_decoding": stats.rows_decoding,
             "rows_prefilling": stats.rows_prefilling,
             "steps": stats.steps,

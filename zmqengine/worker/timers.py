@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 
 from zmqengine.protocol.messages import Finish
+from zmqengine.worker.batch import Batch
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.sessions import SessionTable
-from zmqengine.worker.scheduler.batch import Batch
+from zmqengine.worker.lifecycle import Lifecycle
+from zmqengine.worker.scheduler.scheduler import Scheduler
 from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
 
@@ -27,12 +29,19 @@ class Timers:
     """Ends what has run out of time. `keep` is cheap enough for every pass."""
 
     def __init__(
-        self, context: WorkerContext, sessions: SessionTable, batch: Batch, outgoing: Outgoing
+        self,
+        context: WorkerContext,
+        sessions: SessionTable,
+        scheduler: Scheduler,
+        lifecycle: Lifecycle,
+        batch: Batch,
+        outgoing: Outgoing,
     ) -> None:
         self._context = context
         self._sessions = sessions
+        self._scheduler = scheduler
+        self._lifecycle = lifecycle
         self._batch = batch
-        self._lifecycle = batch.lifecycle
         self._outgoing = outgoing
         self._housekeeping_s = self._memory_s = 0.0
         self._drain_deadline_s: float | None = None
@@ -46,7 +55,7 @@ class Timers:
             self._rest_s = now_s + REST_S
         elif self._rest_s is not None and now_s >= self._rest_s:
             self._rest_s = None
-            self._batch.rest()
+            self._batch.release_buffers()
         while self._context.board.to_end:
             self._end_for_operator(*self._context.board.to_end.popleft())
         if self._context.board.drain_requests:
@@ -104,7 +113,7 @@ class Timers:
         view = share.look() if share is not None else None
         if view is None:
             return
-        self._batch.resize(view.limit_bytes)
+        self._scheduler.resize(view.limit_bytes, self._lifecycle.live())
         board = self._context.board
         if board.facts.get("memory") != view.told:
             board.facts = {**board.facts, "memory": view.told}
@@ -142,7 +151,7 @@ class Timers:
         if self._drain_deadline_s is None:
             log.info(
                 "draining",
-                extra={"running": len(self._batch.rows.running), "waiting": self._lifecycle.waiting},
+                extra={"running": len(self._scheduler.running), "waiting": self._lifecycle.waiting},
             )
             board.state = "draining"
             self._lifecycle.drain()

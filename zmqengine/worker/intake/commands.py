@@ -35,8 +35,8 @@ from zmqengine.protocol.messages import (
 from zmqengine.request_rules import check_prediction, check_token_ids
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.requests.live_request import LiveRequest, Phase
-from zmqengine.worker.scheduler.lifecycle import Lifecycle
 from zmqengine.worker.wire.session import Session
 
 log = logging.getLogger("zmqengine.worker")
@@ -164,7 +164,7 @@ class CommandHandler:
         if request is None:
             session.remember_early_abort(command.request)
         elif request.end is None:
-            self._lifecycle.end(request, "abort", "")
+            self._lifecycle.end(request, "abort")
 
     def _resume(self, command: Resume, session: Session) -> Replay:
         if command.epoch != self._epoch:

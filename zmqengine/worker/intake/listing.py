@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from zmqengine.protocol.messages import RequestInfo, SessionInfo
+from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.requests.live_request import LiveRequest
-from zmqengine.worker.scheduler.batch import Batch
+from zmqengine.worker.scheduler.scheduler import Scheduler
 from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
 
@@ -20,12 +21,12 @@ def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[Sessi
     return [_session(session, outgoing) for session in islice(sessions, LISTED_MAX)]
 
 
-def list_requests(batch: Batch, now_s: float) -> list[RequestInfo]:
+def list_requests(scheduler: Scheduler, lifecycle: Lifecycle, now_s: float) -> list[RequestInfo]:
     """Running requests, then waiting ones, up to `LISTED_MAX` in all."""
-    waiting = (request for request in batch.lifecycle.live() if request.phase != "running")
+    waiting = (request for request in lifecycle.live() if request.phase != "running")
     return [
-        _request(request, batch.lifecycle.waits_for(request, now_s), now_s)
-        for request in islice(chain(batch.rows.running.values(), waiting), LISTED_MAX)
+        _request(request, lifecycle.waits_for(request, now_s), now_s)
+        for request in islice(chain(scheduler.running.values(), waiting), LISTED_MAX)
     ]
 
 

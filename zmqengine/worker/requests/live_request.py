@@ -1,10 +1,12 @@
-"""One live request. The only mutable state of a generation; everything else refers to it."""
+"""One live request: the only mutable state of a generation, which every other part refers to."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import TYPE_CHECKING, Literal
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -14,28 +16,54 @@ from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.requests.token_log import TokenLog
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from zmqengine.engine.grammar.grammar import Grammar
-    from zmqengine.worker.requests.restore import Restore
+    from zmqengine.engine.prompts_on_disk import RestorePlan
 
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
-"""What a request does. `docs/worker.md` draws how they follow each other; only `rows.py` and `finish` change them.
+"""Phase of a request. `docs/worker.md` draws the transitions; the scheduler and `finish` make them.
 
 preparing: work that its start needs goes on beside the actor. queued: waits for its first row. running: has a row
-in the engine. parked: had a row, and waits for another one. ended: has its terminal answer.
+in the engine. parked: lost its row, to preemption or a failed step, and waits for another one. ended: has its terminal
+answer.
 """
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-class LiveRequest:
-    """From acceptance to acknowledgement.
+@dataclass(frozen=True, slots=True, eq=False)
+class Restore:
+    """A prompt on disk: `plan` names its blocks, `blocks` are those that were read and are not yet arrays of MLX."""
 
-    `tokens_max` bounds prompt and output together; of a request that *is open*, which named no limit, it is what memory
-    allows, and may fall with that. In the engine it has memory for `reserved_tokens`, of which
-    `prefilled_tokens` have been read; when its output is `grows_at` long it needs more. `read_tokens` were read in
-    earlier stays in the engine. `grammar` is what the output must follow; `is_whole` says that what the request
-    brought along is a whole output of it. `drafts` are tokens proposed and accepted, by who proposed them. `restore` is
-    what comes from disk before the request waits for a row.
+    plan: RestorePlan
+    tokens: np.ndarray
+    blocks: deque[Any] = field(default_factory=deque)
+    is_read: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Result of a preparation. `packed` is the prompt as an array and the insert's digest.
+
+    `is_whole` says that `emitted` is already a whole output under `grammar`.
+    """
+
+    packed: tuple[array[int], bytes] | None = None
+    grammar: Grammar | None = None
+    is_whole: bool = False
+    restore: Restore | None = None
+
+
+class LiveRequest:
+    """A request from acceptance to acknowledgement.
+
+    `tokens_max` bounds prompt and output together. A request that *is open* named no limit: its bound is what fits in
+    memory, and may fall with that. `reserved_tokens` of KV cache are reserved for a running request, of which
+    `prefilled_tokens` have been prefilled; at `grows_at` output tokens it needs a larger reservation. `read_tokens` is
+    the most that earlier rows of a preempted request had prefilled or decoded. `grammar` constrains the output;
+    `is_whole`: the emitted tokens are already a whole output of it. `drafts` counts draft tokens proposed and accepted,
+    by drafter.
     """
 
     __slots__ = (
@@ -69,7 +97,6 @@ class LiveRequest:
         "read_tokens",
         "reserved_bytes",
         "reserved_tokens",
-        "restore",
         "row",
         "seed",
         "session_id",
@@ -98,7 +125,6 @@ class LiveRequest:
         self.digest: bytes | None = None
         self.grammar: Grammar | None = None
         self.is_whole = False
-        self.restore: Restore | None = None
         self.seed = seed
         self.cache_scope = cache_scope
         self.stop_token_ids = stop_token_ids
@@ -127,16 +153,16 @@ class LiveRequest:
 
     @property
     def is_fully_sent(self) -> bool:
-        """Whether every token and the terminal answer were handed to the socket."""
+        """Whether every token and the terminal answer were sent."""
         return self.end_sent and self.log.sent == len(self.log)
 
     @property
     def tokens_held(self) -> int:
-        """Tokens of prompt and output so far."""
+        """Prompt and output tokens so far."""
         return self.prompt_tokens + len(self.log)
 
     def row_request(self, row: int) -> RowRequest:
-        """The engine's request for this row, resumed after the tokens in the log."""
+        """The engine's request for a row that continues after the tokens in the log."""
         insert = self.insert
         assert insert is not None, "an ended request is not generated again"
         return RowRequest(
@@ -155,15 +181,22 @@ class LiveRequest:
             prediction=insert.prediction,
         )
 
+    def apply(self, prepared: Prepared) -> None:
+        """Take over what a preparation made."""
+        if prepared.packed is not None:
+            self.prompt, self.digest = prepared.packed
+        if prepared.grammar is not None:
+            self.grammar, self.is_whole = prepared.grammar, prepared.is_whole
+
     def is_of(self, insert: Insert) -> bool:
-        """Whether a repeated insert has the same contents."""
+        """Whether an insert with this request's id has the same contents."""
         if self.digest is None:
             assert self.insert is not None, "an ended request has its digest"
             self.digest = digest(self.insert)
         return self.digest == digest(insert)
 
     def finish(self, end: End) -> None:
-        """Enter the last phase. Frees the prompt: what remains is the output."""
+        """Enter the last phase. Frees the prompt; the output stays for replays."""
         assert self.end is None, "a request has one terminal answer"
         if self.digest is None and self.insert is not None:
             self.digest = digest(self.insert)

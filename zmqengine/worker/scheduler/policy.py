@@ -30,7 +30,7 @@ from collections.abc import Iterable
 
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.requests.ticket import PriorityClass, Ticket
-from zmqengine.worker.scheduler.class_queue import ClassQueue
+from zmqengine.worker.scheduler.fair_queue import FairQueue
 
 STARTS_PER_TURN = 20
 PREFILL_COST = 0.5
@@ -51,7 +51,7 @@ class ServiceOrder:
         self.aged_starts = 0
         self._queue_max = queue_max
         self._ageing_s = ageing_s
-        self._classes = {kind: ClassQueue() for kind in PriorityClass}
+        self._classes = {kind: FairQueue() for kind in PriorityClass}
         self._waiting_by_flow: Counter[str] = Counter()
         self._waiting = 0
 
@@ -183,7 +183,7 @@ class ServiceOrder:
         if not self._waiting_by_flow[flow]:
             del self._waiting_by_flow[flow]
 
-    def _next_queue(self, now_s: float) -> ClassQueue | None:
+    def _next_queue(self, now_s: float) -> FairQueue | None:
         filled = [queue for queue in self._classes.values() if queue.waiting]
         overdue = [
             queue
@@ -191,7 +191,7 @@ class ServiceOrder:
             if queue.passed_over >= STARTS_PER_TURN - 1 and now_s - queue.unserved_since_s() >= self._ageing_s
         ]
         if overdue:
-            return min(overdue, key=ClassQueue.unserved_since_s)
+            return min(overdue, key=FairQueue.unserved_since_s)
         return filled[0] if filled else None
 
 

@@ -21,7 +21,7 @@ class _Account:
         self.line: IndexedHeap[Ticket] = IndexedHeap()
 
 
-class ClassQueue:
+class FairQueue:
     """Flows by their counters, the least served first; in a flow by priority number and arrival.
 
     `passed_over` is how many starts better classes have had since one of this class started, or began to wait.

@@ -1,0 +1,173 @@
+"""One engine step: schedule the rows, call `engine.next()`, and route its results to their requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from zmqengine.engine.interface import Engine, RowDraft, RowPrefill, StepResult
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.lifecycle import Lifecycle
+from zmqengine.worker.requests.live_request import LiveRequest
+from zmqengine.worker.scheduler.scheduler import Scheduler
+from zmqengine.worker.telemetry.counters import PassReport
+from zmqengine.worker.telemetry.divergences import Divergences
+from zmqengine.worker.wire.outgoing import Outgoing
+
+log = logging.getLogger("zmqengine.worker")
+
+
+class EngineBroken(Exception):
+    """The engine failed too often, or could not be reset: the process has to end."""
+
+
+class Batch:
+    """Runs the engine's steps for the rows that the scheduler chose.
+
+    A failed step ends the requests found guilty with `error`, and the others run again; too many failures raise
+    `EngineBroken`.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        engine: Engine,
+        scheduler: Scheduler,
+        lifecycle: Lifecycle,
+        outgoing: Outgoing,
+    ) -> None:
+        config = context.config
+        self._config = config
+        self._counters = context.counters
+        self._engine = engine
+        self._scheduler = scheduler
+        self._lifecycle = lifecycle
+        self._outgoing = outgoing
+        self._divergences = Divergences(context.tokenizer_json if config.log_prompts else None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a pass now would advance a request."""
+        return self._scheduler.has_work or self._lifecycle.prompt_disk.is_restoring
+
+    def release_buffers(self) -> None:
+        """Give back memory that only speeds up the next request, after a while without work."""
+        self._engine.release_buffers()
+
+    def step(self, report: PassReport, now_s: float) -> int:
+        """Schedule, make one `next()`, and settle its results; returns the nanoseconds spent in `next()`."""
+        try:
+            self._schedule(report, now_s)
+            if not self._scheduler.running:
+                return 0
+            started_ns = time.perf_counter_ns()
+            result = self._engine.next()
+            step_ns = time.perf_counter_ns() - started_ns
+            self._counters.latencies.now_s = now_s + step_ns / 1e9
+        except Exception as error:  # noqa: BLE001 - one failure becomes terminal answers, or the end of the process
+            self._engine_failed(error, now_s)
+            return 0
+        report.stepped = True
+        report.tokens = len(result.tokens)
+        self._settle(result)
+        # A row decodes one token of its own, and those of its draft tokens that were accepted.
+        rows = max(1, report.tokens - sum(draft.accepted for draft in result.drafts))
+        prefill_tokens_per_s = self._scheduler.note_step(report.tokens, rows, step_ns / 1e9)
+        self._lifecycle.prompt_disk.note_reading(prefill_tokens_per_s)
+        return step_ns
+
+    def _schedule(self, report: PassReport, now_s: float) -> None:
+        self._lifecycle.take_prepared(now_s)
+        for request in self._scheduler.rows_at_limit():
+            self._lifecycle.end(request, "length")
+        for _, failures in self._scheduler.schedule(now_s):
+            report.admitted += 1
+            for row, message in failures:
+                self._fail_row(row, message)
+
+    # --- results of a step ---
+
+    def _settle(self, result: StepResult) -> None:
+        scheduler, running = self._scheduler, self._scheduler.running
+        recovery = scheduler.recovery if scheduler.recovery.is_active else None
+        # Drafts before tokens: a row's last token ends its request.
+        for draft in result.drafts:
+            self._note_draft(draft)
+        stepped: list[LiveRequest] = []
+        for row, token, logprobs, finish in result.tokens:
+            request = running.get(row)
+            if request is None:
+                continue
+            self._outgoing.token(request, token, logprobs)
+            stepped.append(request)
+            if recovery is not None:
+                recovery.made_token(request)
+            if finish is not None:
+                scheduler.free(request)
+                self._lifecycle.end(request, finish)
+            elif len(request.log.tokens) >= request.grows_at:
+                scheduler.needs_growth(request)
+        self._counters.latencies.stepped(stepped)
+        for divergence in result.divergences:
+            self._divergences.note(divergence, running.get(divergence.row))
+        for prefill in result.prefills:
+            self._note_prefill(prefill)
+        for row, message in result.failures:
+            self._fail_row(row, message)
+        self._counters.tokens += len(result.tokens)
+
+    def _note_draft(self, draft: RowDraft) -> None:
+        row, source, proposed, accepted = draft
+        self._counters.count_draft(source, proposed, accepted)
+        request = self._scheduler.running.get(row)
+        if request is not None:
+            before = request.drafts.get(source, (0, 0))
+            request.drafts[source] = (before[0] + proposed, before[1] + accepted)
+
+    def _note_prefill(self, prefill: RowPrefill) -> None:
+        request = self._scheduler.running.get(prefill.row)
+        if request is None:
+            return
+        self._lifecycle.prompt_disk.forget(request)
+        self._scheduler.note_prefill(request, prefill)
+        # A prompt that is prefilled in one pass has no progress to report but its cached part, which a client may want
+        # to know with the first token.
+        if prefill.done < prefill.total or prefill.cached or request.progress_told:
+            request.progress_told = True
+            self._outgoing.progress(request, prefill.done, prefill.total, prefill.cached)
+
+    def _fail_row(self, row: int, message: str) -> None:
+        request = self._scheduler.running.get(row)
+        if request is not None:
+            log.warning(
+                "row failed", extra={"request": request.id, "session": request.session_id, "reason": message}
+            )
+            self._scheduler.free(request)
+            self._lifecycle.end(request, "error", message)
+
+    def _engine_failed(self, error: Exception, now_s: float) -> None:
+        self._counters.engine_failures += 1
+        scheduler = self._scheduler
+        in_engine = list(scheduler.running.values())
+        log.error(
+            "engine failed",
+            extra={
+                "requests": [request.id for request in in_engine],
+                "cancelled": [request.id for request in scheduler.leaving.values()],
+            },
+            exc_info=error,
+        )
+        guilty = scheduler.recovery.failed(in_engine, now_s)
+        if scheduler.recovery.has_failed_too_often:
+            config = self._config
+            raise EngineBroken(
+                f"{config.engine_failures_max + 1} engine failures in "
+                f"{config.engine_failures_window_s:g} s, the last one: {error}"
+            ) from error
+        try:
+            self._engine.reset()
+        except Exception as second:
+            raise EngineBroken(f"the engine could not be reset: {second}") from second
+        scheduler.free_all()
+        for request in guilty:
+            self._lifecycle.end(request, "error", f"generating this request failed: {error}")

@@ -1,0 +1,219 @@
+"""The life of a request: accepted, prepared, handed to the scheduler, and ended with its one terminal answer."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from zmqengine.errors import Draining, NotAuthorized, ZmqEngineError
+from zmqengine.protocol.messages import End, Finish, Insert
+from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.requests.deadlines import Deadlines
+from zmqengine.worker.requests.live_request import LiveRequest
+from zmqengine.worker.requests.preparing import Preparation, Preparer, preparation_of
+from zmqengine.worker.requests.prompt_disk import PromptDisk
+from zmqengine.worker.requests.ticket import Ticket
+from zmqengine.worker.scheduler.scheduler import Scheduler
+from zmqengine.worker.wire.outgoing import Outgoing
+from zmqengine.worker.wire.session import Session
+
+if TYPE_CHECKING:
+    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
+
+log = logging.getLogger("zmqengine.worker")
+
+
+class Lifecycle:
+    """Owns every request that has not ended, from `add` to `end`."""
+
+    def __init__(
+        self, context: WorkerContext, scheduler: Scheduler, outgoing: Outgoing, disk: PromptsOnDisk | None
+    ) -> None:
+        self._context = context
+        self._counters = context.counters
+        self._shares, self._priorities_min = context.config.shares, context.config.priorities_min
+        self._scheduler = scheduler
+        self._outgoing = outgoing
+        self._preparer = Preparer(context.board.wakeup.ring)
+        memory = scheduler.memory
+        self.prompt_disk = PromptDisk(disk, self._preparer, lambda: memory.prompt_cache_bytes)
+        self._deadlines = Deadlines()
+        self._live: dict[LiveRequest, None] = {}
+        self._arrivals = count()
+        self._draining = False
+
+    # --- the requests ---
+
+    def live(self) -> Sequence[LiveRequest]:
+        """Every request that has not ended, in order of arrival."""
+        return list(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests without a row: preparing, queued or parked."""
+        return len(self._live) - len(self._scheduler.running)
+
+    @property
+    def parked(self) -> int:
+        """Number of requests that were preempted and have no row yet."""
+        return sum(request.phase == "parked" for request in self._live)
+
+    def waits_for(self, request: LiveRequest, now_s: float) -> str:
+        """Why a request without a row waits; empty if it has one."""
+        if request.phase == "preparing":
+            return "preparation"
+        return self._scheduler.waits_for(request, now_s) if request.phase in ("queued", "parked") else ""
+
+    # --- start ---
+
+    def add(self, insert: Insert, session: Session, now_s: float) -> LiveRequest:
+        """Accept a request whose token ids have been checked.
+
+        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded`, `NotAuthorized` or
+        `DeadlineExceeded`; nothing is kept of a refused request.
+        """
+        if self._draining:
+            raise Draining("the worker is draining: it takes no new requests")
+        cache_scope = self._cache_scope(insert, session)
+        look_up = self.prompt_disk.look_up(insert, cache_scope)
+        preparation = preparation_of(insert, self._context.compiler, look_up)
+        tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
+        ticket = self._ticket(insert, session, now_s)
+        stops = frozenset(insert.stop_token_ids)
+        request = LiveRequest(
+            insert,
+            session.id,
+            ticket,
+            seed=secrets.randbits(63) if insert.seed is None else insert.seed,
+            stop_token_ids=stops if insert.ignore_eos else stops | self._context.model.eos_token_ids,
+            tokens_max=tokens_max,
+            cache_scope=cache_scope,
+        )
+        request.arrival_pass = self._counters.passes
+        self._live[request] = None
+        self._counters.accepted += 1
+        session.requests[request.id] = request
+        self._outgoing.accept(request)
+        self._deadlines.add(request)
+        self._start(request, preparation, now_s)
+        return request
+
+    def take_prepared(self, now_s: float) -> None:
+        """Enqueue the requests whose preparation is done, and advance the restoring of prompts from disk."""
+        for request, result in self._preparer.finished():
+            if isinstance(result, Exception):
+                code = result.code if isinstance(result, ZmqEngineError) else ""
+                if not code:
+                    log.error("preparing failed", extra={"request": request.id}, exc_info=result)
+                self.end(request, "error", str(result), code)
+                continue
+            request.apply(result)
+            if request.is_whole:
+                self.end(request, "stop")
+            elif not self.prompt_disk.take(request, result.restore):
+                self._scheduler.enqueue(request, now_s)
+        for request in self.prompt_disk.restored(is_busy=bool(self._scheduler.running)):
+            self._scheduler.enqueue(request, now_s)
+
+    def _ticket(self, insert: Insert, session: Session, now_s: float) -> Ticket:
+        """The scheduling facts of a request. Raises `Overloaded`, `NotAuthorized` or `DeadlineExceeded`."""
+        # All sessions of one key are one flow; without keys each session is its own.
+        flow = session.user or session.id
+        self._scheduler.check_queue(flow)
+        urgency = int(self._priorities_min.of(session.client, session.user))
+        if insert.priority < urgency:
+            raise NotAuthorized(
+                f"priority {insert.priority} is not allowed for this front-end: {urgency} is the most urgent"
+            )
+        ticket = Ticket(
+            flow=flow,
+            weight=self._shares.of(session.client, session.user),
+            priority=insert.priority,
+            prompt_tokens=len(insert.prompt),
+            max_tokens=insert.max_tokens,
+            arrival=next(self._arrivals),
+            waiting_since_s=now_s,
+            deadline_s=None if insert.deadline_ms is None else now_s + insert.deadline_ms / 1000,
+        )
+        self._scheduler.check_deadline(ticket, now_s)
+        return ticket
+
+    def _cache_scope(self, insert: Insert, session: Session) -> str:
+        """Name of the prefix cache's share for this request. It outlives the worker, as the session's secret does."""
+        scope = insert.cache_scope or self._context.config.cache_scope
+        if scope == "shared":
+            return ""
+        if scope == "key" and session.user:
+            return f"key {session.user}"
+        return f"session {session.secret_digest.hex()}"
+
+    def _start(self, request: LiveRequest, preparation: Preparation | None, now_s: float) -> None:
+        insert = request.insert
+        assert insert is not None
+        if insert.emitted and insert.emitted[-1] in request.stop_token_ids:
+            self.end(request, "stop")
+        elif request.tokens_held >= request.tokens_max:
+            self.end(request, "length")
+        elif preparation is not None:
+            self._preparer.start(request, preparation)
+        else:
+            self._scheduler.enqueue(request, now_s)
+
+    # --- end ---
+
+    def end(self, request: LiveRequest, finish: Finish, message: str = "", code: str = "") -> None:
+        """Give a request its terminal answer, in any phase. `code` refines an `error`."""
+        self._preparer.cancel(request)
+        self._scheduler.finish(request)
+        self._deadlines.discard(request)
+        self.prompt_disk.forget(request)
+        del self._live[request]
+        phases_ms = self._counters.latencies.phases_ms(request)
+        facts = (request.prompt_tokens, request.cached_tokens, code, *phases_ms, request.drafts)
+        request.finish(End(finish, message, *facts))
+        self._outgoing.ended(request)
+        self._counters.count_end(finish)
+        self._counters.latencies.ended(request)
+        log.info(
+            "ended",
+            extra={
+                "request": request.id,
+                "session": request.session_id,
+                "finish": finish,
+                "tokens": len(request.log),
+                "prompt_tokens": request.prompt_tokens,
+                "cached_tokens": request.cached_tokens,
+            },
+        )
+
+    def end_all(self, requests: Iterable[LiveRequest], finish: Finish, message: str) -> None:
+        """End those of the requests that have not ended."""
+        for request in list(requests):
+            if request.end is None:
+                self.end(request, finish, message)
+
+    def expire(self, now_s: float) -> None:
+        """End the requests whose deadline has passed."""
+        for request in self._deadlines.expired(now_s):
+            self.end(request, "deadline", "deadline_ms passed before the last token")
+
+    def next_deadline_s(self) -> float | None:
+        """The earliest deadline of a live request, or None."""
+        return self._deadlines.next_s()
+
+    def drain(self) -> None:
+        """Refuse new requests, and end those that have not started; running and preempted ones continue."""
+        self._draining = True
+        waiting = [request for request in self._live if request.phase in ("preparing", "queued")]
+        self.end_all(waiting, "shutdown", "the worker stopped before this request was started")
+
+    def retry_after_ms(self) -> int:
+        """Milliseconds after which a refused request should be tried again, from the measured rate of service."""
+        return self._scheduler.rates.retry_after_ms()
+
+    def close(self) -> None:
+        """Cancel what is being prepared."""
+        self._preparer.close()
