@@ -14,8 +14,8 @@ import pytest
 from tests.support.engines import greedy
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, VOCAB_SIZE, build_model, save_model
 from tests.support.workers import WorkerProcess, wait_until
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS
 from zmqengine.engine.prefix_cache.disk.block_file import read_header
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
 from zmqengine_client import Client
 
 MAX_TOKENS = 8

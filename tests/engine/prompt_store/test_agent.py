@@ -12,7 +12,7 @@ from tests.support.models import HYBRID as HYBRID_CONFIG
 from tests.support.models import LLAMA as LLAMA_CONFIG
 from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS
 
 COUNT = 8
 TURNS = int(os.environ.get("ZMQENGINE_AGENT_TURNS", "30"))

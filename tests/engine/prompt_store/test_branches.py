@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS
 from zmqengine.engine.prefix_cache.branches import branches
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from zmqengine.engine.prefix_cache import index as index_module
-from zmqengine.engine.prefix_cache.block import StoredBlock
+from zmqengine.engine.prefix_cache.block import (
+    BLOCK_TOKENS,
+    StoredBlock,
+    block_keys,
+    chained,
+    salt_of,
+    shared_tokens,
+)
 from zmqengine.engine.prefix_cache.eviction import EvictionOrder
 from zmqengine.engine.prefix_cache.index import BlockIndex, Node
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS, block_keys, chained, salt_of
 
 SALT = salt_of(model="m")
 
@@ -90,8 +96,9 @@ def test_a_look_up_costs_the_length_of_the_prompt(monkeypatch):
     for seed in range(3000):
         keep(index, head + tokens(20, seed))
     compared = []
-    real = index_module.shared_tokens
-    monkeypatch.setattr(index_module, "shared_tokens", lambda *args: compared.append(1) or real(*args))
+    monkeypatch.setattr(
+        index_module, "shared_tokens", lambda *args: compared.append(1) or shared_tokens(*args)
+    )
     assert shared(index, head + [40_000] * 50) == len(head)
     assert len(compared) <= 32
     assert shared(index, head + tokens(20, 2999)) == len(head) + 20
@@ -106,7 +113,7 @@ def test_the_least_recently_used_leaf_goes_first_unless_it_costs_more():
         order.use(node)
     assert order.next() is nodes[1]
     index.remove(nodes[1])
-    nodes[2].pins = 1
+    nodes[2].holds = 1
     assert order.next() is nodes[3]
     index.remove(nodes[3])
     assert order.next() is nodes[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS, block_keys, chained, salt_of
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, block_keys, chained, salt_of
 
 SALT = salt_of(model="m", scope="")
 

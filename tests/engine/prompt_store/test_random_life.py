@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -98,12 +99,12 @@ class Life:
         """What is kept is what is counted, and within the budget."""
         memory, store = self.engine.memory(), self.engine._store
         assert memory.prompt_cache + memory.parked <= self.limit
-        nodes = list(store.kept.index._nodes.values())
-        assert sum(node.block.bytes for node in nodes) == store.kept.kept_bytes
-        assert sum(node.block.bytes for node in nodes if node.pins) == store.kept.staying.pinned_bytes
-        assert sum(node.block.bytes for node in nodes if node.stays) == store.kept.staying.bytes
-        assert sum(node.is_leaf for node in nodes) == store.kept.index.leaves
-        assert sum(offer.bytes for offer in store._offers._offers) == store._offers.bytes
+        nodes = list(store.pool.index)
+        assert sum(node.block.bytes for node in nodes) == store.pool.bytes
+        pinned = [node for path in store.pool._pinned.values() for node in path]
+        assert Counter({node: node.holds for node in nodes if node.holds}) == Counter(pinned)
+        assert sum(node.block.bytes for node in set(pinned)) == store.pool.pinned_bytes
+        assert sum(node.is_leaf for node in nodes) == store.pool.index.leaves
         assert all(node.parent is None or node.parent.is_kept for node in nodes)
 
 

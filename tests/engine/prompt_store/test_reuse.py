@@ -13,10 +13,8 @@ from mlx_lm.models.cache import KVCache
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.prefix_cache import lookup as lookup_module
-from zmqengine.engine.prefix_cache.kept_blocks import KeptBlocks
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
-from zmqengine.engine.prefix_cache.lookup import PREFIX_TOKENS_MIN
+from zmqengine.engine.prefix_cache import store as store_module
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, PREFIX_TOKENS_MIN
 
 COUNT = 8
 KINDS = ["llama", "sliding", "mamba", "hybrid"]
@@ -174,7 +172,7 @@ def test_kept_caches_hold_nothing_lazy(model):
         step(engine, run)
     engine.remove([1])
     finish(engine, run)
-    kept = [node.block.all_arrays() for node in engine._store.kept.index._nodes.values()]
+    kept = [node.block.all_arrays() for node in engine._store.pool.index]
     assert len(kept) == 3
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: [np.array(array).size > 0 for arrays in kept for array in arrays]).result()
@@ -320,14 +318,14 @@ def test_the_prompt_pinned_longest_ago_makes_room_for_the_next(model):
 
 def test_the_names_of_very_many_scopes_are_not_all_remembered(monkeypatch):
     """Every key and session may bring its own. What is forgotten is made again, as it was."""
-    monkeypatch.setattr(lookup_module, "_SCOPES_MAX", 4)
-    lookup = lookup_module.Lookup(KeptBlocks(cut_anywhere=True), {"model": "m"})
-    first = lookup.salt("0")
-    assert lookup.salt("0") is first
-    salts = {lookup.salt(str(scope)) for scope in range(6)}
+    monkeypatch.setattr(store_module, "_SCOPES_MAX", 4)
+    cache = store_module.PrefixCache(None, None, 0, {"model": "m"})
+    first = cache.salt("0")
+    assert cache.salt("0") is first
+    salts = {cache.salt(str(scope)) for scope in range(6)}
     assert len(salts) == 6
-    assert lookup.salt("0") is not first
-    assert lookup.salt("0") == first
+    assert cache.salt("0") is not first
+    assert cache.salt("0") == first
 
 
 def test_a_pinned_prompt_stays_while_others_come_and_go(model):

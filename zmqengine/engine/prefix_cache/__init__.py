@@ -1,21 +1,41 @@
-"""Prompts that were read once: what their caches hold, kept by blocks of tokens, so that it is not computed again.
+"""Prefix cache: KV blocks of prompts and outputs, computed once and shared by later rows, in memory and on disk.
 
-keys.py         names of beginnings of prompts: chained hashes of their blocks
-block.py        what one block holds: keys and values of its tokens, or the state after them
-index.py        the tree of kept blocks, and how much of a prompt is in it
-eviction.py     which of them goes next
-kept_blocks.py  that tree within its bytes: what comes and goes
-staying.py      what of it may not go: it is pinned, or awaited
-lookup.py       rows in it
-offers.py       blocks that nobody gets before their row has made a number
-parked_rows.py  rows that were taken out of the batch and will come back
-branches.py     where in a prompt a state that cannot be cut is worth keeping
-counts.py       what became of prompts
-store.py        all that, within a number of bytes: what the rest of the engine calls
-tier.py         what the store knows of a slower one behind it
-disk/           the one on disk
+Files, in reading order:
 
-The store is `PrefixCache`. A prompt is found by the keys of its blocks and its scope: rows of different scopes share
-nothing. What is read is *offered*, and *accepted* when a finite logit was made of it. Nothing here takes a cache apart:
-`engine/kv/blocks.py` does. Only the actor calls it; what is on disk is read and written by threads that get host bytes.
+block.py        a block, and the chain of hashes that names it
+index.py        the tree of blocks by hash: how much of a prompt is cached
+eviction.py     the order in which blocks go
+pool.py         blocks in memory: bytes, eviction, pins, the lower tier
+offers.py       blocks that are not valid yet
+parked_rows.py  caches of preempted rows
+branches.py     where prefill keeps a state that cannot be cut
+store.py        `PrefixCache`: what the rest of the engine calls
+disk/           the lower tier, in files
+
+Theory of operation
+-------------------
+
+A **block** is 64 tokens of a prompt (fewer at its end) and their keys and values in every layer that can be cut at any
+token. Layers that cannot (sliding windows, recurrent states) have a **checkpoint** instead: their whole state after the
+last token of some block. A model with such layers can resume at checkpoints only, so a leaf without one is of no use.
+
+**Names.** The key of a block hashes its tokens and the key of the block before it; the first block chains to a salt of
+model and scope. Equal keys mean equal prefixes under equal facts, so scopes share nothing, processes agree on names,
+and a lookup is one dict access per block. Tokens are compared only within the first block that differs.
+
+**Life of a block.** A row that has computed tokens *offers* copies of them. Nobody sees an offer until a finite logit
+was made of it: `accept` makes its blocks *valid* and adds them to the index, `withdraw` drops them, so a row that went
+wrong poisons no other. Valid blocks stay until memory is needed. Then go, in this order: evictable leaves by worth
+(`eviction.py`), offers, blocks held for a request that waits, pinned prompts, and last the caches of preempted rows,
+which a running request still needs. A block goes after its children: an index holds no block that cannot be reached.
+
+**Disk** is a second tier. Memory tells it what is added and evicted (`pool.LowerTier`); the actor copies blocks to the
+host, a little in each pass, and a thread writes them in files of consecutive blocks. A request whose prefix is on disk
+has it read by a thread before it waits for a row; the actor makes arrays of it and adds them as valid blocks, which are
+held until the row has begun. Only the actor touches MLX: threads see bytes.
+
+**A crash loses blocks, never correctness.** A file is written under a temporary name, fsynced, renamed, and never
+changed; then its directory is fsynced. A torn write is a temporary file that nobody reads and the next writer removes.
+Whatever else happens to a file, its header and each of its blocks carry a checksum, and no byte is used before its
+checksum was found right. Nothing else is on disk: the index of files is rebuilt from their headers.
 """

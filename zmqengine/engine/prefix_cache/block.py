@@ -1,7 +1,9 @@
-"""Blocks of the prefix cache."""
+"""Blocks of the prefix cache, and the chain of hashes that names them."""
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+BLOCK_TOKENS = 64
+"""Tokens of a whole block. Prompts share whole blocks only, hence the small size."""
+PREFIX_TOKENS_MIN = 16
+"""A shorter shared prefix is not worth a copy."""
+KEY_BYTES = 16
+
 
 class Checkpoint(NamedTuple):
-    """The whole state, after some tokens, of the layers that cannot be cut: sliding windows, recurrent states.
+    """State, after the last token of a block, of the layers that cannot be cut: sliding windows, recurrent states.
 
-    `arrays` are MLX's; `form` is JSON that says where in the state each of them belongs.
+    `arrays` are MLX's; `form` is JSON that gives the place of each in the state.
     """
 
     form: str
@@ -22,16 +30,15 @@ class Checkpoint(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes of the arrays."""
-        return sum(array.nbytes for array in self.arrays)
+        return sum(each.nbytes for each in self.arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredBlock:
-    """The tokens from `start` on in some prompt, at most `keys.BLOCK_TOKENS`, and what a model's caches hold of them.
+    """At most `BLOCK_TOKENS` tokens of a prompt, from `start` on, and their part of the KV cache.
 
-    `arrays` are MLX's, the same number for every block of a model: each has (caches, 1, heads, tokens, width) of the
-    layers whose caches can be cut at any token. `checkpoint` is the state of all other layers after the last token.
-    A block with fewer tokens than `BLOCK_TOKENS` is the last one of its prompt.
+    `arrays` are MLX's, the same number in every block of a model, each of shape (caches, 1, heads, tokens, width), for
+    the layers that can be cut at any token. A block of fewer than `BLOCK_TOKENS` tokens is the last of its prompt.
     """
 
     key: bytes
@@ -43,20 +50,58 @@ class StoredBlock:
 
     @property
     def end(self) -> int:
-        """How many tokens a prompt has that ends here."""
+        """Tokens of a prompt that ends with this block."""
         return self.start + len(self.tokens)
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of the block, its tokens included."""
-        kept: int = sum(array.nbytes for array in self.arrays) + int(self.tokens.nbytes)
-        return kept + (self.checkpoint.bytes if self.checkpoint is not None else 0)
+        """Bytes of the block, tokens and checkpoint included."""
+        taken: int = sum(each.nbytes for each in self.arrays) + int(self.tokens.nbytes)
+        return taken + (self.checkpoint.bytes if self.checkpoint is not None else 0)
 
     def all_arrays(self) -> list[Any]:
-        """Bytes with those of the checkpoint."""
+        """Arrays of the block, then those of its checkpoint."""
         return [*self.arrays, *(self.checkpoint.arrays if self.checkpoint is not None else ())]
 
 
-def total_bytes(blocks: Sequence[StoredBlock]) -> int:
-    """Bytes of all of them."""
-    return sum(block.bytes for block in blocks)
+def salt_of(**facts: str) -> bytes:
+    """Root of a chain of hashes. Prompts share blocks only where all facts are equal: model, quantisation, scope."""
+    salt = hashlib.blake2b(digest_size=KEY_BYTES)
+    for name, value in sorted(facts.items()):
+        for part in (name, value):
+            encoded = part.encode()
+            salt.update(len(encoded).to_bytes(4, "little") + encoded)
+    return salt.digest()
+
+
+def block_keys(tokens: Sequence[int], salt: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
+    """Keys of all whole blocks of `tokens` in order. `known`: the first of them, not to be hashed again."""
+    keys = list(known)
+    packed = memoryview(array("I", tokens)).cast("B")
+    size = 4 * BLOCK_TOKENS
+    key = keys[-1] if keys else salt
+    for start in range(size * len(keys), len(packed) - size + 1, size):
+        key = _chain(key, packed[start : start + size])
+        keys.append(key)
+    return keys
+
+
+def chained(parent_key: bytes, tokens: Sequence[int]) -> bytes:
+    """Key of the block of `tokens` after the block, or the salt, `parent_key`."""
+    return _chain(parent_key, array("I", tokens).tobytes())
+
+
+def whole(tokens: int) -> int:
+    """Tokens in the whole blocks of a prompt of `tokens`."""
+    return tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def shared_tokens(first: np.ndarray, second: np.ndarray) -> int:
+    """Length of the common prefix."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _chain(parent_key: bytes, packed: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(packed, key=parent_key, digest_size=KEY_BYTES).digest()

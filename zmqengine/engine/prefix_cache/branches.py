@@ -1,34 +1,29 @@
-"""Where in a prompt a state that cannot be cut is worth keeping: where other prompts are likely to turn off.
+"""Choice of the positions in a prompt at which to keep a checkpoint.
 
-The end of a prompt, and of an output, is kept in any case. The next prompt of a conversation may turn off a little
-before: its head for an answer, and the reasoning after it, are often left out then. Other prompts turn off where
-one did before, or where one does that waits already. And in a long prompt nobody knows.
+The ends of a prompt and of its output always get one. Other prompts are likely to branch off in four places: before the
+head of the answer (a chat template's next turn often drops it with the reasoning), where an earlier prompt branched
+off, where a waiting prompt does (`step/prefill_order.py`), and anywhere in a long prompt.
 """
 
 from __future__ import annotations
 
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
+from zmqengine.engine.prefix_cache.block import whole
 
-# More than the head of an answer takes: "<|im_start|>assistant\n<think>\n" and its like.
+# An upper bound of the head of an answer, as in "<|im_start|>assistant\n<think>\n".
 _HEAD_TOKENS = 16
-# A shorter prompt is read again as fast as a state is kept.
+# Prefill of a shorter prompt takes no longer than the copy of a checkpoint.
 _BRANCH_TOKENS_MIN = 256
 _EVERY_TOKENS = 4096
 _PERIODIC_MAX = 8
 
 
 def branches(begin: int, end: int, known: int) -> list[int]:
-    """Positions at which to keep the state while the tokens from `begin` to `end` are read, the first one first.
+    """Positions, in order, at which prefill of the tokens from `begin` to `end` keeps a checkpoint.
 
-    `known` tokens are kept for others who went on differently. All are ends of whole blocks.
+    `known`: tokens shared with cached prompts that go on differently. All positions are ends of whole blocks.
     """
     if end - begin < _BRANCH_TOKENS_MIN:
         return []
     every = max(_EVERY_TOKENS, end // _PERIODIC_MAX)
     found = {whole(end - _HEAD_TOKENS), whole(known), *range(whole(every), end, whole(every))}
     return sorted(position for position in found if begin < position < end)
-
-
-def whole(tokens: int) -> int:
-    """The end of the last whole block of so many tokens."""
-    return tokens // BLOCK_TOKENS * BLOCK_TOKENS

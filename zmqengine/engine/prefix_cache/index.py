@@ -1,48 +1,45 @@
-"""Which blocks are kept, and how much of a prompt they make up."""
+"""Index of the prefix cache: a tree of blocks by the hashes that name them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from zmqengine.engine.prefix_cache.block import StoredBlock
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, StoredBlock, shared_tokens
 
-# Blocks that begin with the same token after the same beginning, looked at for one that shares more. So a look-up costs
-# the length of the prompt however many prompts there are.
+# Siblings that start with the same token and are compared with a prompt, the newest first. The bound makes a lookup
+# cost the length of the prompt, however many prompts are cached.
 _SIBLINGS_MAX = 32
 
 
 class Node:
-    """A kept block and its place in the tree. `worth` and `tick` are those of `eviction.EvictionOrder`, `pins` and
-    `awaiting` those of `staying.Staying`; one that `is_restored` came from a slower tier and was not used since."""
+    """A block in the tree.
 
-    __slots__ = ("awaiting", "block", "children", "is_kept", "is_restored", "parent", "pins", "tick", "worth")
+    `holds`: references of pins and waiting requests; a held block is not evicted. `worth`, `tick`: its place in
+    `eviction.EvictionOrder`. `is_restored`: it came from a lower tier and was not hit since.
+    """
+
+    __slots__ = ("block", "children", "holds", "is_kept", "is_restored", "parent", "tick", "worth")
 
     def __init__(self, block: StoredBlock, parent: Node | None) -> None:
         self.block = block
         self.parent = parent
         self.children = 0
-        self.pins = self.awaiting = 0
+        self.holds = 0
         self.is_kept = True
         self.is_restored = False
         self.worth = 0.0
         self.tick = 0
 
     @property
-    def stays(self) -> bool:
-        """Whether it may not go."""
-        return self.pins > 0 or self.awaiting > 0
-
-    @property
     def is_leaf(self) -> bool:
-        """Whether nothing kept goes on from it."""
+        """Whether no cached block follows it."""
         return self.children == 0
 
     def path(self) -> list[Node]:
-        """From the beginning of the prompt to this block."""
+        """The chain from the first block of the prompt to this one."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -53,10 +50,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Match:
-    """How a prompt begins: `whole` blocks one after the other, then the first `shared` tokens of `partial`.
+    """Cached prefix of a prompt: `whole` blocks, then the first `shared` tokens of `partial`.
 
-    `short` is the longest short block that the prompt goes on with after the whole ones.
-    `differs` holds what is kept in place of the prompt's next tokens, if anything is.
+    `short`: the longest block after the whole ones that is shorter than the rest of the prompt and equal to it.
+    `differs`: cached tokens in place of the prompt's next ones, if any are.
     """
 
     whole: list[Node] = field(default_factory=list)
@@ -67,32 +64,40 @@ class Match:
 
     @property
     def tokens(self) -> int:
-        """How many are shared."""
+        """Length of the prefix."""
         return (self.whole[-1].block.end if self.whole else 0) + self.shared
 
     @property
     def nodes(self) -> list[Node]:
-        """All of them."""
+        """Blocks of the prefix."""
         return self.whole if self.partial is None else [*self.whole, self.partial]
 
 
 class BlockIndex:
-    """Kept blocks by their keys, as a tree: no block without the one before it."""
+    """Blocks by key, as a tree: a block is present only with its parent."""
 
     def __init__(self) -> None:
         self._nodes: dict[bytes, Node] = {}
+        # Parent's key -> first token -> siblings, the oldest first.
         self._children: dict[bytes, dict[int, dict[Node, None]]] = {}
         self.leaves = 0
 
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
     def get(self, key: bytes) -> Node | None:
-        """The block with this key, if it is kept."""
+        """The block of this key. One operation on a dict: any thread may call it."""
         return self._nodes.get(key)
 
+    def following(self, key: bytes) -> list[Node]:
+        """Blocks whose parent is `key`."""
+        return [node for siblings in self._children.get(key, {}).values() for node in siblings]
+
     def match(self, keys: Sequence[bytes], tokens: np.ndarray, salt: bytes) -> Match:
-        """How much of `tokens` is kept; `keys` are those of its whole blocks."""
+        """The longest cached prefix of `tokens`; `keys` are the keys of its whole blocks."""
         whole: list[Node] = []
         for key in keys:
             node = self._nodes.get(key)
@@ -101,15 +106,16 @@ class BlockIndex:
             whole.append(node)
         rest = tokens[len(whole) * BLOCK_TOKENS :]
         partial, shared, short = self._closest(keys[len(whole) - 1] if whole else salt, rest)
+        following: np.ndarray | None = None
         if partial is not None:
-            following: np.ndarray | None = partial.block.tokens[shared:]
-        else:
-            following = self._first_child(whole[-1]) if whole else None
+            following = partial.block.tokens[shared:]
+        elif whole and (after := self.following(whole[-1].block.key)):
+            following = after[0].block.tokens
         is_told = shared < len(rest) and following is not None and len(following) > 0
         return Match(whole, partial, shared, short, following if is_told else None)
 
     def add(self, block: StoredBlock) -> Node | None:
-        """Keep a block; None if the one before it is not kept, or it is here already."""
+        """Add a block; None if it is present or its parent is not."""
         parent = self._nodes.get(block.parent_key)
         if block.key in self._nodes or (parent is None and block.start):
             return None
@@ -124,8 +130,8 @@ class BlockIndex:
         return node
 
     def remove(self, node: Node) -> None:
-        """Drop a leaf."""
-        assert node.is_leaf, "what goes on from a block goes before it"
+        """Remove a leaf."""
+        assert node.is_leaf, "a block is removed after its children"
         block = node.block
         del self._nodes[block.key]
         family = self._children[block.parent_key]
@@ -142,11 +148,11 @@ class BlockIndex:
             self.leaves += node.parent.is_leaf
 
     def covers(self, block: StoredBlock) -> bool:
-        """Whether a kept block after the same beginning holds all its tokens."""
+        """Whether a sibling holds all tokens of the block."""
         return self._closest(block.parent_key, block.tokens)[1] == len(block.tokens)
 
-    def stand_ins(self, node: Node) -> list[Node]:
-        """Shorter blocks after the same beginning whose tokens this one holds as well. They are leaves."""
+    def covered_by(self, node: Node) -> list[Node]:
+        """Shorter siblings whose tokens are the first ones of this block. They are leaves."""
         block = node.block
         siblings = self._children[block.parent_key][int(block.tokens[0])]
         return [
@@ -157,7 +163,7 @@ class BlockIndex:
         ]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all blocks."""
         for node in self._nodes.values():
             node.is_kept = False
         self._nodes.clear()
@@ -165,8 +171,8 @@ class BlockIndex:
         self.leaves = 0
 
     def _closest(self, key: bytes, tokens: np.ndarray) -> tuple[Node | None, int, Node | None]:
-        """The block after the one of `key` that begins with most of `tokens`, and how many; and the longest one that
-        has no others."""
+        """The child of `key` that shares most of `tokens`, how many it shares, and the longest child that has no
+        other tokens."""
         best: Node | None = None
         short: Node | None = None
         most = longest = 0
@@ -178,16 +184,3 @@ class BlockIndex:
             if longest < shared == len(node.block.tokens):
                 short, longest = node, shared
         return best, most, short
-
-    def _first_child(self, node: Node) -> np.ndarray | None:
-        family = self._children.get(node.block.key)
-        if not family:
-            return None
-        return next(iter(next(iter(family.values())))).block.tokens
-
-
-def shared_tokens(first: np.ndarray, second: np.ndarray) -> int:
-    """How many tokens at the beginning are the same."""
-    length = min(len(first), len(second))
-    different = np.flatnonzero(first[:length] != second[:length])
-    return int(different[0]) if len(different) else length

@@ -1,4 +1,4 @@
-"""Rows that were taken out of the batch and will come back: their caches, ahead of all others in line to be kept."""
+"""Caches of preempted rows, kept until the rows resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqengine.engine.row import Caches, MadeToken, Row
 
 @dataclass(frozen=True, eq=False)
 class ParkedRow:
-    """Caches of the first `held` tokens of `row`, and the token that follows all of them if it is known."""
+    """Caches of the first `held` tokens of a preempted row, and its next token if a step has made it."""
 
     row: Row
     caches: Caches
@@ -23,16 +23,16 @@ class ParkedRow:
 
     @classmethod
     def of(cls, row: Row, caches: Caches, made: MadeToken | None = None) -> ParkedRow:
-        """`row` as it leaves."""
+        """Park `row` as it leaves the batch."""
         return cls(row, caches, row.held, made, kv.byte_count(caches))
 
     @property
     def reusable(self) -> int:
-        """How many tokens the row need not read again when it comes back."""
+        """Tokens that need no prefill when the row resumes."""
         return min(self.held, len(self.row.tokens) - 1)
 
     def is_same(self, row: Row) -> bool:
-        """Whether `row` is this one, come back: the token to follow depends on all of this."""
+        """Whether `row` resumes this one: everything that decides its next token is equal."""
         ours = self.row
         return (
             len(ours.tokens) == len(row.ids)
@@ -47,7 +47,7 @@ class ParkedRow:
 
 
 class ParkedRows:
-    """Parked rows by the id they had, the one parked longest ago first."""
+    """Parked rows by id, the one parked longest ago first."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[int, ParkedRow] = OrderedDict()
@@ -62,18 +62,18 @@ class ParkedRows:
         self.bytes += parked.bytes
 
     def take(self, row: Row) -> ParkedRow | None:
-        """Take out the one that has come back as `row`."""
+        """Remove and return the parked row that `row` resumes."""
         found = next((parked for parked in self._rows.values() if parked.is_same(row)), None)
         return None if found is None else self.pop(found.row.id)
 
     def pop(self, row_id: int) -> ParkedRow | None:
-        """Take out the row that had this id."""
+        """Remove and return the row that had this id."""
         parked = self._rows.pop(row_id, None)
         self.bytes -= parked.bytes if parked is not None else 0
         return parked
 
     def trim(self, bytes_max: int) -> None:
-        """Drop rows until `bytes_max` is kept."""
+        """Drop the oldest rows until the others fit in `bytes_max`."""
         while self._rows and self.bytes > bytes_max:
             self.pop(next(iter(self._rows)))
 

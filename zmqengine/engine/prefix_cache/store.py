@@ -1,32 +1,41 @@
-"""Prompts that were read, and what followed them, within a number of bytes."""
+"""The prefix cache in memory, as the rest of the engine calls it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import kv
-from zmqengine.engine.prefix_cache.block import StoredBlock
-from zmqengine.engine.prefix_cache.branches import whole
-from zmqengine.engine.prefix_cache.counts import Counts
-from zmqengine.engine.prefix_cache.index import Node
-from zmqengine.engine.prefix_cache.kept_blocks import KeptBlocks
-from zmqengine.engine.prefix_cache.lookup import PREFIX_TOKENS_MIN, Lookup
-from zmqengine.engine.prefix_cache.offers import Offer, Offers, make_offer
+from zmqengine.engine.prefix_cache.block import (
+    BLOCK_TOKENS,
+    PREFIX_TOKENS_MIN,
+    StoredBlock,
+    block_keys,
+    chained,
+    salt_of,
+    shared_tokens,
+    whole,
+)
+from zmqengine.engine.prefix_cache.index import Match, Node
+from zmqengine.engine.prefix_cache.offers import Offer, make_offer
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow, ParkedRows
+from zmqengine.engine.prefix_cache.pool import BlockPool
 from zmqengine.engine.row import Caches, Row
 
 _PINNED_SHARE = 0.5
+_SCOPES_MAX = 4096
 _TOKEN_BYTES = 4
 
 
 class Hit(NamedTuple):
-    """Caches that hold the first `tokens` of a row, for it alone. `known` of them are kept, if not usable as they are.
+    """New caches of one row that hold its first `tokens`. `known` of its tokens are cached, usable or not.
 
-    `differs` is what is kept in place of the tokens that follow those, if anything is.
+    `differs`: cached tokens in place of those after `known`, if any are.
     """
 
     tokens: int
@@ -36,150 +45,181 @@ class Hit(NamedTuple):
 
 
 class PrefixCache:
-    """What was read, by blocks of tokens, in at most `bytes_max`, which `limit` may lower and raise again.
+    """Blocks of prompts and outputs, blocks on offer and caches of preempted rows, in `bytes_max` together.
 
-    Without a `layout` nothing is kept but parked rows. `facts` say what decides what caches hold: prompts that are
-    alike under other facts, or in another scope, are others. What is worth least goes first; then what is on *offer*,
-    which nobody gets before a finite logit was made of it; then what is awaited or pinned; then parked rows.
+    Without a `layout` only preempted rows are kept. `facts` and the scope of a row make the salt of its chain. Memory
+    is freed in this order: evictable blocks by worth, offers, blocks held for requests, pinned blocks, preempted rows.
+    `counts`: events since the start, for `status`.
     """
 
     def __init__(
         self, model: Any, layout: kv.BlockLayout | None, bytes_max: int, facts: Mapping[str, str]
     ) -> None:
         self.bytes_max = self._bytes_most = bytes_max
-        self.kept = KeptBlocks(cut_anywhere=layout is not None and layout.is_cut_anywhere)
-        self.lookup = Lookup(self.kept, facts)
-        self.counts = Counts()
+        self.pool = BlockPool(cut_anywhere=layout is not None and layout.is_cut_anywhere)
+        self.parked = ParkedRows()
+        self.counts = Counter(memory_hit_tokens=0, disk_hit_tokens=0, restored_tokens=0, divergences=0)
+        self.salt: Callable[[str], bytes] = lru_cache(_SCOPES_MAX)(
+            lambda scope: salt_of(**facts, scope=scope)
+        )
+        """Root of the chain for prompts in a scope."""
         self._model = model
         self._layout = layout
-        self._offers = Offers()
-        self.parked = ParkedRows()
+        # The oldest first.
+        self._offers: dict[Offer, None] = {}
         self._unsettled: list[mx.array] = []
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all blocks but those of preempted rows."""
-        return self.kept.kept_bytes + self._offers.bytes
+        """Bytes of all blocks, those on offer included."""
+        return self.pool.bytes + sum(offer.bytes for offer in self._offers)
 
     @property
     def keeps_states(self) -> bool:
-        """Whether what is kept can be used only where a state was kept."""
+        """Whether cached prefixes are usable at checkpoints only."""
         return self._layout is not None and not self._layout.is_cut_anywhere
 
     def may_keep(self, row: Row) -> bool:
-        """Whether there is room for all that `row` reads."""
+        """Whether all tokens of `row` fit."""
         return self._layout is not None and len(row.tokens) <= self._tokens_max(self._layout)
 
-    # --- what is there ---
+    # --- lookup ---
+
+    def longest(self, row: Row) -> int:
+        """Tokens that `fetch` would give."""
+        length = self.pool.usable(self._match(row, len(row.ids) - 1))[1]
+        return length if length >= PREFIX_TOKENS_MIN else 0
+
+    def longest_offered(self, row: Row) -> int:
+        """Tokens that `fetch` would give if all offers were accepted."""
+        tokens, salt, longest = row.ids[:-1], self.salt(row.scope), 0
+        for offer in self._offers:
+            if offer.salt == salt and len(offer.tokens) > longest:
+                shared = shared_tokens(offer.tokens, tokens)
+                if offer.checkpoint is None or shared == len(offer.tokens):
+                    longest = max(longest, shared)
+        return longest
 
     def fetch(self, row: Row) -> Hit:
-        """Caches that hold the longest beginning of what `row` has to read, and how long it is.
-
-        It is always shorter than that: a row needs one token to start from.
-        """
-        match = self.lookup.match(row, len(row.ids) - 1)
-        nodes, length = self.kept.usable(match)
+        """Build caches of the longest cached prefix of a row, its last token excluded: that starts its decode."""
+        match = self._match(row, len(row.ids) - 1)
+        nodes, length = self.pool.usable(match)
         hit = Hit(0, None, match.tokens, match.differs)
         if self._layout is not None and length >= PREFIX_TOKENS_MIN:
             parts = [node.block.arrays for node in nodes]
             caches = self._layout.build(self._model, parts, length, nodes[-1].block.checkpoint)
             hit = hit._replace(tokens=length, caches=caches)
-            self.kept.use(nodes)
-            self.counts.hit(nodes, length)
+            self.pool.use(nodes)
+            self._count_hit(nodes, length)
         if row.is_pinned and match.nodes and match.tokens == len(row.ids) - 1:
             self._pin(match.nodes[-1])
         return hit
 
-    def awaited(self, row: Row) -> int:
-        """How many tokens `fetch` would give if all that is on offer were accepted."""
-        return self._offers.awaited(row.ids[:-1], self.lookup.salt(row.scope))
-
     def wants(self, row: Row) -> bool:
-        """Whether what `row` holds now would tell anything new."""
-        if self.bytes_max <= 0 or self.lookup.is_known(row):
+        """Whether the caches of `row` hold something that is not cached yet."""
+        if self.bytes_max <= 0 or row.held < PREFIX_TOKENS_MIN or self._is_cached(row):
             return False
-        self.counts.refused["not possible with this model"] += self._layout is None
+        self.counts["refused_not_possible_with_this_model"] += self._layout is None
         return self._layout is not None
 
-    # --- what comes ---
+    # --- offer -> valid ---
 
     def offer(self, row: Row, source: Caches | kv.BatchRow) -> Offer | None:
-        """Hold a copy of what `row` holds and is not kept yet, until `accept` or `withdraw`. `settle` must follow.
+        """Copy the tokens of `row` that are not cached, for `accept` or `withdraw`; None if they do not fit.
 
-        `source`: the caches of the row alone, or the row in its batch. None if there is no room.
+        `source`: the caches of the row alone, or the row in its batch. The caller must `settle` afterwards.
         """
         layout = self._layout
-        assert layout is not None, "nothing is wanted"
-        keys = self.lookup.keys(row, row.held)
-        begin = max(self.lookup.kept_tokens(keys, row.held), whole(self._offers.tokens_of(row.id)))
+        assert layout is not None, "`wants` was not asked"
+        keys = self._keys(row, row.held)
+        cached = next((at for at, key in enumerate(keys) if self.pool.index.get(key) is None), len(keys))
+        offered = max((len(offer.tokens) for offer in self._offers if offer.row == row.id), default=0)
+        begin = max(min(row.held, cached * BLOCK_TOKENS), whole(offered))
         end = row.held if self.may_keep(row) else min(row.held, max(begin, whole(self._tokens_max(layout))))
-        # A state fits whole or not at all.
+        # A checkpoint cannot be cut to fit.
         if end < row.held and (end == begin or self.keeps_states):
-            self.counts.refused["too long"] += 1
+            self.counts["refused_too_long"] += 1
             return None
-        offer = make_offer(row, begin, end, [self.lookup.salt(row.scope), *keys], layout, source)
+        offer = make_offer(row, begin, end, [self.salt(row.scope), *keys], layout, source)
         if offer.bytes > self.bytes_max - self.parked.bytes:
-            self.counts.refused["too long"] += 1
+            self.counts["refused_too_long"] += 1
             return None
         self._unsettled += offer.arrays()
-        self._offers.add(offer)
+        self._offers[offer] = None
         self._make_room()
         return offer
 
     def accept(self, offer: Offer | None) -> None:
-        """A finite logit was made of what is on offer: let others have it."""
-        if offer is None or not self._offers.remove(offer):
+        """Make the blocks of an offer valid: a finite logit was made of them."""
+        if offer is None or not self._drop_offer(offer):
             return
         for block in offer.blocks:
-            self.kept.add(block)
-        node = self.kept.index.get(offer.key)
+            self.pool.add(block)
+        node = self.pool.index.get(offer.key)
         if node is None:
-            # What came before it has gone meanwhile, or a longer block has come.
+            # Its parent was evicted meanwhile, or a longer block was added.
             return
         if offer.checkpoint is not None and node.block.checkpoint is None:
-            self.kept.add_state(node, offer.checkpoint)
+            self.pool.add_checkpoint(node, offer.checkpoint)
         if offer.is_pinned:
             self._pin(node)
         self._make_room()
 
     def withdraw(self, offer: Offer) -> None:
         """Drop an offer whose logits are not finite."""
-        self.counts.refused["not finite"] += self._offers.remove(offer)
+        self.counts["refused_not_finite"] += self._drop_offer(offer)
 
     def prove(self, row: Row) -> None:
-        """`row` ends before its first logit: look at what it offers instead, which waits for it."""
-        are_good = True
+        """Accept the finite offers of a row that ends before its first logit. Waits for the device."""
+        is_valid = True
         for offer in row.offers:
-            # What was read after something bad is no better.
-            are_good = are_good and offer in self._offers and kv.all_finite(offer.arrays())
-            if are_good:
+            # Blocks after an invalid one were computed from it.
+            is_valid = is_valid and offer in self._offers and kv.all_finite(offer.arrays())
+            if is_valid:
                 self.accept(offer)
             else:
                 self.withdraw(offer)
         row.offers = []
 
-    def insert_blocks(self, blocks: Sequence[StoredBlock], awaited_by: Hashable) -> int:
-        """Keep blocks from elsewhere that are known to be good, each the parent of the next, as far as there is room,
-        and until `release` as long as there is.
+    # --- blocks from a lower tier ---
 
-        Returns how many tokens of their prompt are kept now.
-        """
-        known = {block.key for block in blocks if self.kept.holds(block)}
-        taken = self.parked.bytes + self._offers.bytes + self.kept.staying.bytes
-        nodes = self.kept.add_all(blocks, self.bytes_max - taken)
-        self.counts.restored(nodes, known)
-        self.kept.staying.hold(nodes, awaited_by)
-        self._make_room()
-        return nodes[-1].block.end if nodes and nodes[-1].is_kept else 0
+    def insert_blocks(self, blocks: Sequence[StoredBlock], awaited_by: Hashable) -> int:
+        """Add valid blocks, each the parent of the next, as far as evictable blocks make room, and hold them until
+        `release`; returns how many tokens of their prompt are cached."""
+        pool, end = self.pool, 0
+        if (parent := pool.index.get(blocks[0].parent_key)) is not None:
+            pool.hold(parent, awaited_by)
+        for block in blocks:
+            node = pool.index.get(block.key)
+            if node is not None:
+                # Before room is made: it must not be evicted for its own checkpoint.
+                pool.hold(node, awaited_by)
+            checkpoint = None if node is None or node.block.checkpoint is not None else block.checkpoint
+            missing = block.bytes if node is None else 0 if checkpoint is None else checkpoint.bytes
+            if not self._evict_for(missing):
+                break
+            if node is None:
+                node = pool.add(block)
+                if node is None:
+                    break
+                pool.hold(node, awaited_by)
+            elif checkpoint is not None:
+                pool.add_checkpoint(node, checkpoint)
+            if missing:
+                node.is_restored = True
+                self.counts["restored_tokens"] += len(block.tokens)
+            end = block.end
+        pool.tell_evicted()
+        return end
 
     def release(self, awaited_by: Hashable) -> None:
-        """Release awaited blocks, used or not."""
-        self.kept.staying.release(awaited_by)
+        """Release the blocks held for a request, used or not."""
+        self.pool.release(awaited_by)
 
-    # --- rows that will come back ---
+    # --- preempted rows ---
 
     def park(self, parked: ParkedRow) -> int:
-        """Keep a row until it comes back; returns how many tokens it need not read again. `settle` must follow."""
+        """Keep a row until it resumes; returns how many tokens it keeps. The caller must `settle` afterwards."""
         if parked.bytes > self.bytes_max:
             return 0
         self._unsettled += kv.arrays(parked.caches)
@@ -188,22 +228,22 @@ class PrefixCache:
         return parked.reusable
 
     def forget(self, row_id: int) -> None:
-        """This parked row will not come back: keep it as any other. `settle` must follow."""
+        """Turn a parked row that will not resume into blocks. The caller must `settle` afterwards."""
         parked = self.parked.pop(row_id)
-        # Without a token made of them, nobody knows that its caches are good.
+        # Without a token made from them, its caches may hold NaN.
         if parked is not None and parked.made is not None and self.wants(parked.row):
             self.accept(self.offer(parked.row, parked.caches))
 
-    # --- room ---
+    # --- memory ---
 
     def settle(self) -> None:
-        """Start to compute what was stored, so that no block keeps a whole batch alive, or waits for another thread."""
+        """Start computing the copies, so that no block keeps a whole batch alive, or is lazy in another thread."""
         if self._unsettled:
             kv.start(self._unsettled)
             self._unsettled = []
 
     def limit(self, bytes_max: int) -> int:
-        """Keep at most `bytes_max` from now on, and no more than at first; returns the bytes dropped."""
+        """Lower or raise `bytes_max`, up to the first one; returns the bytes freed."""
         before = self.held_bytes + self.parked.bytes
         self.bytes_max = min(bytes_max, self._bytes_most)
         self._make_room()
@@ -211,32 +251,67 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop everything."""
-        self.kept.clear()
+        self.pool.clear()
         self._offers.clear()
         self.parked.clear()
         self._unsettled = []
 
+    def numbers(self) -> dict[str, int]:
+        """Figures for `status`."""
+        return {"blocks": len(self.pool.index), "pinned_bytes": self.pool.pinned_bytes, **self.counts}
+
     def _make_room(self) -> None:
-        while self.held_bytes + self.parked.bytes > self.bytes_max:
-            if self.kept.evict():
-                continue
-            if (offer := self._offers.oldest()) is not None:
-                self._offers.remove(offer)
-                self.counts.refused["no room"] += 1
-            elif not self.kept.staying.let_go():
+        while not self._evict_for(0):
+            if self._offers:
+                self._drop_offer(next(iter(self._offers)))
+                self.counts["refused_no_room"] += 1
+            elif not self.pool.release_oldest():
                 break
         self.parked.trim(self.bytes_max)
-        self.kept.tell_evicted()
+        self.pool.tell_evicted()
+
+    def _evict_for(self, bytes_: int) -> bool:
+        """Evict blocks until `bytes_` more fit; False if they do not with no evictable block left."""
+        fixed = self.held_bytes - self.pool.bytes + self.parked.bytes + bytes_
+        while self.pool.bytes + fixed > self.bytes_max:
+            if not self.pool.evict():
+                return False
+        return True
 
     def _tokens_max(self, layout: kv.BlockLayout) -> int:
         return max(0, self.bytes_max - self.parked.bytes) // (layout.token_bytes + _TOKEN_BYTES)
 
+    def _drop_offer(self, offer: Offer) -> bool:
+        is_held = offer in self._offers
+        self._offers.pop(offer, None)
+        return is_held
+
     def _pin(self, node: Node) -> None:
-        if not self.kept.staying.pin(node, int(self.bytes_max * _PINNED_SHARE)):
-            self.counts.refused["too long to pin"] += 1
+        if not self.pool.pin(node, int(self.bytes_max * _PINNED_SHARE)):
+            self.counts["refused_too_long_to_pin"] += 1
 
+    def _count_hit(self, nodes: Sequence[Node], length: int) -> None:
+        for node in nodes:
+            tier = "disk" if node.is_restored else "memory"
+            self.counts[f"{tier}_hit_tokens"] += min(node.block.end, length) - node.block.start
+            node.is_restored = False
 
-def numbers(store: PrefixCache) -> dict[str, int]:
-    """The prefix cache's figures for `status`."""
-    blocks, pinned_bytes = len(store.kept.index), store.kept.staying.pinned_bytes
-    return {"blocks": blocks, "pinned_bytes": pinned_bytes, **store.counts.numbers()}
+    def _match(self, row: Row, tokens: int) -> Match:
+        ids = row.ids if tokens <= len(row.ids) else np.asarray(row.tokens[:tokens], np.uint32)
+        return self.pool.index.match(self._keys(row, whole(tokens)), ids[:tokens], self.salt(row.scope))
+
+    def _is_cached(self, row: Row) -> bool:
+        if self.pool.cut_anywhere:
+            return self._match(row, row.held).tokens == row.held
+        node = self.pool.index.get(self._keys(row, row.held)[-1])
+        return node is not None and node.block.checkpoint is not None
+
+    def _keys(self, row: Row, tokens: int) -> list[bytes]:
+        """Keys of the whole blocks in a row's first `tokens`, then of the short block after them, if there is one."""
+        count = tokens // BLOCK_TOKENS
+        salt = self.salt(row.scope)
+        if len(row.keys) < count:
+            row.keys = block_keys(row.tokens[: count * BLOCK_TOKENS], salt, row.keys)
+        keys = row.keys[:count]
+        rest = row.tokens[count * BLOCK_TOKENS : tokens]
+        return [*keys, chained(keys[-1] if keys else salt, rest)] if rest else keys

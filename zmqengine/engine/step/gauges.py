@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.interface import EngineMemory, EngineStats, ModelInfo, StepResult
-from zmqengine.engine.prefix_cache.store import PrefixCache, numbers
+from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.prefill import Prefill
 
@@ -55,8 +55,8 @@ class Gauges:
             prompt_tokens=self._prompt_tokens + prefill.prompt_tokens,
             cached_tokens=self._cached_tokens + prefill.cached_tokens,
             generated_tokens=self._generated_tokens,
-            prompt_cache_entries=self._store.kept.index.leaves,
-            prompt_cache=numbers(self._store),
+            prompt_cache_entries=self._store.pool.index.leaves,
+            prompt_cache=self._store.numbers(),
         )
 
     def memory(self, decode: LengthBuckets, prefill: Prefill, reading_bytes: int) -> EngineMemory:

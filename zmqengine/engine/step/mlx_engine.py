@@ -27,8 +27,8 @@ from zmqengine.engine.load.shapes_warm_up import read_shapes
 from zmqengine.engine.load.warm_up import warm_up
 from zmqengine.engine.models.mlx_lm import mlx_lm_version
 from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.prefix_cache.block import salt_of
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
-from zmqengine.engine.prefix_cache.keys import salt_of
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row

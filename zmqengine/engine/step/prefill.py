@@ -149,7 +149,7 @@ class Prefill:
             found = branches(row.held, row.read_tokens - 1, hit.known)
             row.branches = sorted({*found, *(stop for stop in row.branches if stop > row.held)})
         if (divergence := _divergence(row, hit)) is not None:
-            self._store.counts.divergences += 1
+            self._store.counts["divergences"] += 1
             result.divergences.append(divergence)
 
     def _take_back(self, result: StepResult) -> None:

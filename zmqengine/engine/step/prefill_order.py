@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqengine.engine.prefix_cache.branches import whole
-from zmqengine.engine.prefix_cache.index import shared_tokens
+from zmqengine.engine.prefix_cache.block import shared_tokens, whole
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
 
@@ -21,8 +20,8 @@ def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
     picked: list[Row] = []
     for row in rows:
         if row.caches is None:
-            row.held = store.lookup.longest(row)
-            if store.awaited(row) >= row.held + _LED_TOKENS_MIN:
+            row.held = store.longest(row)
+            if store.longest_offered(row) >= row.held + _LED_TOKENS_MIN:
                 continue
             if any(_leads(older, row, store) for older in picked):
                 continue

@@ -8,14 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zmqengine.engine.prefix_cache.block import StoredBlock
+from zmqengine.engine.prefix_cache.block import (
+    BLOCK_TOKENS,
+    PREFIX_TOKENS_MIN,
+    StoredBlock,
+    block_keys,
+    chained,
+    shared_tokens,
+)
 from zmqengine.engine.prefix_cache.disk.directory import Directory
 from zmqengine.engine.prefix_cache.disk.file_index import Place
 from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
 from zmqengine.engine.prefix_cache.disk.unwritten import Unwritten
-from zmqengine.engine.prefix_cache.index import shared_tokens
-from zmqengine.engine.prefix_cache.keys import BLOCK_TOKENS, block_keys, chained
-from zmqengine.engine.prefix_cache.lookup import PREFIX_TOKENS_MIN
 
 _RATE_KEPT = 0.7
 # Less says nothing about bytes a second.
@@ -79,20 +83,6 @@ class Restoring:
         self._unwritten = unwritten
         self._find = find
         self._cut_anywhere = cut_anywhere
-
-    def longest(self, keys: Sequence[bytes]) -> int:
-        """How many tokens of a prompt with these blocks memory and disk could give together."""
-        tokens = 0
-        for number, key in enumerate(keys):
-            in_memory, place = self._find(key), self._place(key)
-            if in_memory is None and place is None:
-                break
-            has_state = (in_memory is not None and in_memory.checkpoint is not None) or (
-                place is not None and place.has_state
-            )
-            if self._cut_anywhere or has_state:
-                tokens = (number + 1) * BLOCK_TOKENS
-        return tokens
 
     def is_faster(self, bytes_: int, tokens: int) -> bool:
         """Whether so many bytes are back sooner than the model has read so many tokens, as far as that is known."""

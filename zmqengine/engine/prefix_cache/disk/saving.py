@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from zmqengine.engine.prefix_cache.block import StoredBlock
+from zmqengine.engine.prefix_cache.block import PREFIX_TOKENS_MIN, StoredBlock
 from zmqengine.engine.prefix_cache.disk.directory import Directory
 from zmqengine.engine.prefix_cache.disk.host_arrays import to_host
 from zmqengine.engine.prefix_cache.disk.host_block import HostArray, HostBlock
 from zmqengine.engine.prefix_cache.disk.writer import Writer
-from zmqengine.engine.prefix_cache.lookup import PREFIX_TOKENS_MIN
 
 FILE_BYTES_MAX = 64 << 20
 LOSSES = ("evicted", "refused", "slow_disk")

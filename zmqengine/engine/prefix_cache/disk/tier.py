@@ -18,6 +18,7 @@ from zmqengine.engine.prefix_cache.disk.restoring import Plan, Restoring
 from zmqengine.engine.prefix_cache.disk.room import Bounds
 from zmqengine.engine.prefix_cache.disk.saving import LOSSES, Saving
 from zmqengine.engine.prefix_cache.disk.writer import REASONS, Writer
+from zmqengine.engine.prefix_cache.pool import LowerTier
 from zmqengine.engine.prefix_cache.store import PrefixCache
 
 PIECE_BYTES = 16 << 20
@@ -33,7 +34,7 @@ def open_tier(
     return DiskTier(store, Directory(options.cache_path, salt, bounds), ring)
 
 
-class DiskTier:
+class DiskTier(LowerTier):
     """Keeps what `store` keeps in `directory` as well, and gives it back to this and to later workers.
 
     `plan` and `read` may be called by any thread, all else by the actor; nothing waits for the disk but `read`,
@@ -48,9 +49,9 @@ class DiskTier:
         self._writer = Writer(directory, ring)
         self._saving = Saving(directory, self._writer, self._find)
         self._restoring = Restoring(
-            directory, self._writer.unwritten, self._find, cut_anywhere=store.kept.cut_anywhere
+            directory, self._writer.unwritten, self._find, cut_anywhere=store.pool.cut_anywhere
         )
-        store.kept.tier = self
+        store.pool.tier = self
 
     # --- from memory to disk ---
 
@@ -96,13 +97,9 @@ class DiskTier:
         """How fast the model reads prompts. What would come back slower is neither restored nor written."""
         self._restoring.tokens_per_s = tokens_per_s
 
-    def longest(self, keys: Sequence[bytes]) -> int:
-        """How many tokens of the prompt with these keys could be given back."""
-        return self._restoring.longest(keys)
-
     def salt(self, scope: str) -> bytes:
         """Root of the hash chain for prompts in this scope."""
-        return self._store.lookup.salt(scope)
+        return self._store.salt(scope)
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
         """Which blocks to read for a prompt."""
@@ -168,7 +165,7 @@ class DiskTier:
 
     def _find(self, key: bytes) -> StoredBlock | None:
         # Nothing but a look into a dict: threads may do it.
-        node = self._store.kept.index.get(key)
+        node = self._store.pool.index.get(key)
         return None if node is None else node.block
 
     def _made(self, blocks: Sequence[HostBlock]) -> list[StoredBlock]:
