@@ -13,8 +13,8 @@ from zmqengine_client.aio.client import AsyncClient
 from zmqengine_client.aio.group import AsyncGroup, News
 from zmqengine_client.aio.streams import AsyncTextStream, AsyncTokenStream
 from zmqengine_client.core.chunks import Completion, PromptProgress, TextChunk, TokenChunk
-from zmqengine_client.core.events import ClientEvent, Counters
 from zmqengine_client.core.options import Options
+from zmqengine_client.core.outbox import ClientEvent, Counters
 from zmqengine_client.keys import CurveKeys, load_keys
 from zmqengine_client.sync.client import Client
 from zmqengine_client.sync.group import Group

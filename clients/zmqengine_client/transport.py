@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from zmqengine_client.core.actions import (
+from zmqengine_client.core.outbox import (
     Action,
     Channel,
     CloseWorkerSockets,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
+from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import Session
-from zmqengine_client.core.session_config import SessionConfig
 
 
 def session(**options: Any) -> Session:

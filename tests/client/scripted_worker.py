@@ -41,7 +41,7 @@ from zmqengine.protocol.messages import (
     Welcome,
     WorkerState,
 )
-from zmqengine_client.core.actions import CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.core.outbox import CloseWorkerSockets, OpenCommands, OpenOutput, Send
 from zmqengine_client.core.session import Session
 from zmqengine_client.transport import CONTROL_QUEUE_MAX
 

@@ -29,11 +29,11 @@ from zmqengine_client.aio.preparation import Preparation
 from zmqengine_client.aio.questions import AsyncQuestions, ReplyT
 from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
 from zmqengine_client.aio.waiting import AsyncNotifier
-from zmqengine_client.core.events import ClientEvent, Counters
+from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import Options
+from zmqengine_client.core.outbox import ClientEvent, Counters
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import Session
-from zmqengine_client.core.session_config import SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.tokenizer import Tokenizer

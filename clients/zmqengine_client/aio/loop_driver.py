@@ -12,7 +12,7 @@ from collections.abc import Callable
 import zmq
 
 from zmqengine.errors import WorkerLost
-from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.outbox import ClientEvent
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import Session
 from zmqengine_client.keys import CurveKeys

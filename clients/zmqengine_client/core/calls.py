@@ -1,4 +1,7 @@
-"""Commands that wait for their reply. Every command is idempotent, so one without a reply is sent again as it was."""
+"""Commands that wait for their reply, and acknowledgements of ended requests, sent in batches.
+
+Every command is idempotent, so one without a reply is sent again as it was.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from itertools import count
 from math import inf
 
 from zmqengine.protocol.codec import encode
-from zmqengine.protocol.messages import Command
-from zmqengine_client.core.actions import Send
-from zmqengine_client.core.outbox import Outbox
+from zmqengine.protocol.messages import Ack, Command
+from zmqengine_client.core.outbox import Outbox, Send
 from zmqengine_client.core.request import Request
 
 RETRY_S = 1.0
 RETRY_MAX_S = 4.0
+ACK_WAIT_S = 0.005
+ACK_BATCH_MAX = 64
+ACK_MESSAGE_MAX = 4096
 
 
 class Call:
@@ -103,3 +108,38 @@ class CallTable:
     def _put(self, call: Call, now: float) -> None:
         self.last_sent_at = now
         self.outbox.actions.append(Send("cmd", call.frames))
+
+
+class Acknowledgements:
+    """Ids of requests received whole, which the worker may forget: collected for a few milliseconds, sent together."""
+
+    def __init__(self, calls: CallTable) -> None:
+        self._calls = calls
+        self._ids: dict[str, None] = {}
+        self.due_at = inf
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ids
+
+    def add(self, request_id: str, now: float) -> None:
+        """Acknowledge this one with the next batch."""
+        self._ids[request_id] = None
+        self.due_at = now if len(self._ids) >= ACK_BATCH_MAX else min(self.due_at, now + ACK_WAIT_S)
+
+    def advance(self, now: float) -> None:
+        """Send the batch if it is due."""
+        if now >= self.due_at:
+            self.flush(now)
+
+    def flush(self, now: float) -> None:
+        """Send the batch."""
+        ids = list(self._ids)
+        self.clear()
+        for start in range(0, len(ids), ACK_MESSAGE_MAX):
+            part = ids[start : start + ACK_MESSAGE_MAX]
+            self._calls.send(lambda call, part=part: Ack(call, part), now)  # type: ignore[misc]
+
+    def clear(self) -> None:
+        """The session they belong to is gone."""
+        self._ids.clear()
+        self.due_at = inf

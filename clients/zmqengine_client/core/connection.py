@@ -16,14 +16,26 @@ from zmqengine.protocol.messages import (
     WatermarkRow,
     Welcome,
 )
-from zmqengine_client.core.actions import CloseWorkerSockets, OpenCommands, OpenOutput
 from zmqengine_client.core.calls import CallTable
-from zmqengine_client.core.events import ClientEvent, EventKind
+from zmqengine_client.core.outbox import ClientEvent, CloseWorkerSockets, EventKind, OpenCommands, OpenOutput
 from zmqengine_client.core.phases import CONNECTION, ConnectionEvent, Phase, follow
-from zmqengine_client.core.session_config import SessionConfig
 
 STEP_S = 2.0
 """Welcome or granted has to come within this time, or the connection is made anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """Identity and timeouts of a client; `Client` explains the fields."""
+
+    address: str
+    name: str
+    session_secret: bytes
+    connect_timeout_s: float = 10.0
+    ready_timeout_s: float | None = 600.0
+    answer_timeout_s: float = 10.0
+    worker_lost_timeout_s: float = 60.0
+    resume: bool = True
 
 
 @dataclass(frozen=True, slots=True)

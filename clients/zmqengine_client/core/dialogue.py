@@ -19,14 +19,13 @@ from zmqengine.protocol.messages import (
     Welcome,
 )
 from zmqengine_client.core.calls import Call, CallTable
-from zmqengine_client.core.connection import Connection
+from zmqengine_client.core.connection import Connection, SessionConfig
 from zmqengine_client.core.control import Control
 from zmqengine_client.core.liveness import Liveness
 from zmqengine_client.core.outbox import Outbox
-from zmqengine_client.core.patience import Patience
 from zmqengine_client.core.phases import Phase
+from zmqengine_client.core.presence import Patience
 from zmqengine_client.core.request_table import RequestTable
-from zmqengine_client.core.session_config import SessionConfig
 
 
 class Dialogue:

@@ -13,13 +13,12 @@ from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarg
 from zmqengine.protocol.messages import Accepted, End, Insert, Limits, ModelCard
 from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_token_ids
 from zmqengine_client.core.calls import CallTable
-from zmqengine_client.core.connection import Connection, Opening
-from zmqengine_client.core.events import ClientEvent
+from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.live_requests import LiveRequests
 from zmqengine_client.core.options import insert_of
+from zmqengine_client.core.outbox import ClientEvent
 from zmqengine_client.core.phases import RequestEvent, RequestPhase
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session_config import SessionConfig
 
 RETRY_AFTER_S = 0.25
 RETRIED_AFTER_RESTART = ("not_ready", "overloaded")

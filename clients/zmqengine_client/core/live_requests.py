@@ -15,8 +15,7 @@ from zmqengine.protocol.messages import (
     Watermark,
     WatermarkRow,
 )
-from zmqengine_client.core.acknowledgements import Acknowledgements
-from zmqengine_client.core.calls import CallTable
+from zmqengine_client.core.calls import Acknowledgements, CallTable
 from zmqengine_client.core.chunks import PromptProgress
 from zmqengine_client.core.connection import Connection
 from zmqengine_client.core.phases import Phase, RequestEvent, RequestPhase

@@ -1,19 +1,81 @@
-"""What the core has to say: actions for the half that drives it, news for those who wait, events for the owner."""
+"""Everything the core hands to the half that drives it: actions on sockets, changed requests, events, counters."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from zmqengine_client.core.actions import Action
-from zmqengine_client.core.events import ClientEvent, Counters
+from msgspec import Struct
 
 log = logging.getLogger("zmqengine.client")
 
+Channel = Literal["ctl", "cmd", "out"]
+
+
+class Send(NamedTuple):
+    """Send these frames. If the socket cannot take them now they may be dropped: the core repeats what matters."""
+
+    channel: Channel
+    frames: tuple[bytes, bytes]
+
+
+class OpenControl(NamedTuple):
+    """Connect a new DEALER to the worker's ctl address: libzmq does not try again where a key was refused."""
+
+
+class OpenCommands(NamedTuple):
+    """Connect a new DEALER to the worker's cmd address."""
+
+    address: str
+
+
+class OpenOutput(NamedTuple):
+    """Make a new SUB, subscribe to exactly `topic`, then connect. It replaces an open one."""
+
+    address: str
+    topic: bytes
+
+
+class CloseWorkerSockets(NamedTuple):
+    """Close cmd and out with all that is queued on them."""
+
+
+Action = Send | OpenControl | OpenCommands | OpenOutput | CloseWorkerSockets
+
+EventKind = Literal["connected", "lost", "restarted", "resumed", "fatal", "fenced"]
+
+
+class ClientEvent(Struct, frozen=True):
+    """Something happened to the connection.
+
+    connected: a session is open. lost: the connection to the worker broke, with a session or before there was one;
+    the streams wait. restarted: the worker that answers is another process. resumed: this request goes on in the
+    new worker. fatal: the worker says that it is about to exit. fenced: another client took the session over.
+    """
+
+    kind: EventKind
+    message: str
+    request_id: str | None = None
+
+
+class Counters(Struct):
+    """Totals since the client was made."""
+
+    reconnects: int = 0
+    worker_restarts: int = 0
+    resumed_streams: int = 0
+    gaps: int = 0
+    duplicate_tokens: int = 0
+    frames: int = 0
+    frames_lost: int = 0
+    tokens: int = 0
+    command_retries: int = 0
+    malformed: int = 0
+
 
 class Listener(Protocol):
-    """Who waits for a request or a control call: told once after it has changed."""
+    """A waiter on a request or a control call, notified once after it has changed."""
 
     def notify(self) -> None: ...
 
@@ -28,7 +90,7 @@ class Changeable(Protocol):
 
 
 class Outbox:
-    """What has come up since that half last looked."""
+    """Actions, changes and events since the half last collected them."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -48,7 +110,7 @@ class Outbox:
         return actions
 
     def take_changed(self) -> list[Changeable]:
-        """What has news. From here on it is marked again when there is more."""
+        """Requests and control calls that changed. A later change marks them again."""
         changed, self.changed = self.changed, []
         for item in changed:
             item.changed = False

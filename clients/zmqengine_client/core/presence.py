@@ -1,17 +1,20 @@
-"""What is known of the worker at the other end of ctl."""
+"""Knowledge of the worker at the other end of ctl, and how long a client waits for it."""
 
 from __future__ import annotations
 
 from math import inf
 
+from zmqengine.errors import AnswerTimeout, ModelLoadError, NotReady, WorkerLost, ZmqEngineError
 from zmqengine.protocol.messages import Description
+from zmqengine_client.core.connection import Connection, SessionConfig
+from zmqengine_client.core.phases import RequestPhase
+from zmqengine_client.core.request import Request
 
 
 class Presence:
-    """When ctl last said something, when a worker that was there went, and how far a loading one is.
+    """The worker as seen through ctl: when it last answered, when it went away, how far it has loaded.
 
-    `progressed_at` is when a worker that is getting ready was last further than before; `refused` is that this
-    client's key was not authorized.
+    `progressed_at`: when a loading worker last reported progress. `refused`: this client's key is not authorized.
     """
 
     def __init__(self) -> None:
@@ -43,13 +46,102 @@ class Presence:
         return was_there
 
     def described(self, description: Description, now: float) -> None:
-        """The worker told how it is."""
-        if description.state in ("loading", "warming") and _how_far(description) != _how_far(
+        """Take a new description of the worker."""
+        if description.state in ("loading", "warming") and _progress(description) != _progress(
             self.description
         ):
             self.progressed_at = now
         self.description = description
 
 
-def _how_far(description: Description | None) -> object:
+def _progress(description: Description | None) -> object:
     return description and (description.epoch, description.state, description.progress)
+
+
+class Patience:
+    """Timeouts of requests and control calls. Each error says what the user can do about it."""
+
+    def __init__(self, config: SessionConfig, presence: Presence) -> None:
+        self._config = config
+        self._presence = presence
+
+    def control_timeout_s(self, timeout_s: float | None) -> float:
+        """Seconds that a control call waits for its answer."""
+        if timeout_s is not None:
+            return timeout_s
+        config = self._config
+        return config.answer_timeout_s if self._presence.was_heard else config.connect_timeout_s
+
+    def control_error(self, waited_s: float) -> ZmqEngineError:
+        """The error of a control call without an answer."""
+        if self._presence.connected and self._presence.was_heard:
+            return AnswerTimeout(
+                f"the worker at {self._config.address} has not answered for {waited_s:.1f} s; it may be hanging: "
+                "see its log, or restart it"
+            )
+        return self.lost_error(waited_s)
+
+    def opening_error(
+        self, since: float, now: float, timeout_s: float | None = None
+    ) -> ZmqEngineError | None:
+        """The error that ends a wait for a ready worker begun at `since`; None to wait on."""
+        config, presence = self._config, self._presence
+        ready_s = inf if config.ready_timeout_s is None else config.ready_timeout_s
+        connect_s = config.connect_timeout_s
+        if timeout_s is not None:
+            ready_s, connect_s = timeout_s, min(timeout_s, connect_s)
+        waited = now - since
+        silent = now - max(since, presence.heard_at)
+        description = presence.description if presence.heard_at > since else None
+        if description is None or silent >= config.connect_timeout_s:
+            return self.lost_error(silent) if silent >= connect_s else None
+        if description.state == "failed" and waited >= connect_s:
+            return ModelLoadError(description.message or "the worker could not load its model")
+        if waited >= ready_s and description.state != "ready":
+            return NotReady(
+                f"the worker at {config.address} is still {description.state} after {waited:.1f} s"
+                f" ({description.progress.stage}); wait longer with ready_timeout_s",
+                retry_after_ms=1000,
+            )
+        return None
+
+    def request_error(self, request: Request, connection: Connection, now: float) -> ZmqEngineError | None:
+        """The error that ends a request without a live session; None to wait on."""
+        config, presence = self._config, self._presence
+        if request.phase is not RequestPhase.WAITING:
+            patience_s = config.worker_lost_timeout_s
+            if not config.resume:
+                patience_s = min(patience_s, config.connect_timeout_s)
+            # A worker that is loading, and gets on with it, is not lost: a large model takes longer than any patience.
+            gone_s = now - max(connection.lost_at, presence.progressed_at)
+            return self._given_up_error(gone_s, now) if gone_s >= patience_s else None
+        since = max(request.added_at, connection.opening_since or inf)
+        if now - since >= config.answer_timeout_s:
+            return AnswerTimeout(
+                f"the worker at {config.address} is ready but opens no session; it may be hanging: see its log"
+            )
+        error = self.opening_error(request.added_at, now)
+        gone_s = now - max(connection.lost_at, presence.lost_at)
+        may_come_back = gone_s < config.worker_lost_timeout_s
+        return None if may_come_back and isinstance(error, WorkerLost) else error
+
+    def lost_error(self, silent_s: float) -> WorkerLost:
+        """No worker answers at the address."""
+        keys = "; the handshake failed: check the keys" if self._presence.handshake_failures else ""
+        return WorkerLost(
+            f"no worker has answered at {self._config.address} for {silent_s:.1f} s{keys}: "
+            "is it running? Start it with: zmqengine worker",
+            retry_after_ms=1000,
+        )
+
+    def _given_up_error(self, gone_s: float, now: float) -> ZmqEngineError:
+        """The error of streams whose worker does not come back, or makes no progress at its start."""
+        description = self._presence.description
+        silent = now - self._presence.heard_at >= self._config.connect_timeout_s
+        if description is None or silent or description.state == "ready":
+            return self.lost_error(gone_s)
+        return WorkerLost(
+            f"the worker at {self._config.address} was started again and has been {description.state} "
+            f"({description.progress.stage}) for {gone_s:.1f} s without getting further: see its log",
+            retry_after_ms=1000,
+        )

@@ -7,12 +7,11 @@ from math import inf
 from zmqengine.errors import AnswerTimeout, ZmqEngineError, from_code
 from zmqengine.protocol.messages import Abort, Accepted, Insert, Rejected, Replay, Resume
 from zmqengine_client.core.calls import Call, CallTable
-from zmqengine_client.core.connection import Connection, Opening
+from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.inserting import Inserting
 from zmqengine_client.core.live_requests import LiveRequests
 from zmqengine_client.core.phases import Phase, RequestEvent, RequestPhase
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session_config import SessionConfig
 
 
 class RequestTable:

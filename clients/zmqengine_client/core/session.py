@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from zmqengine.errors import NotAuthorized, WorkerLost, ZmqEngineError
 from zmqengine.protocol.codec import control_reply_decoder, output_decoder
 from zmqengine.protocol.messages import Fatal, Granted, TokenFrame, Watermark
-from zmqengine_client.core.actions import Channel, OpenControl
+from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.control import Control, ControlCall
 from zmqengine_client.core.dialogue import Dialogue, fenced
-from zmqengine_client.core.events import ClientEvent
-from zmqengine_client.core.outbox import Outbox
-from zmqengine_client.core.patience import Patience
+from zmqengine_client.core.outbox import Channel, ClientEvent, OpenControl, Outbox
 from zmqengine_client.core.phases import Phase
-from zmqengine_client.core.presence import Presence
+from zmqengine_client.core.presence import Patience, Presence
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session_config import SessionConfig
 
 
 class Session:

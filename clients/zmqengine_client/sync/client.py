@@ -23,11 +23,11 @@ from zmqengine.protocol.messages import (
     Ping,
     Status,
 )
-from zmqengine_client.core.events import ClientEvent, Counters
+from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import Options
+from zmqengine_client.core.outbox import ClientEvent, Counters
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import Session
-from zmqengine_client.core.session_config import SessionConfig
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
