@@ -31,10 +31,9 @@ MLX_FREE = {
 }
 # mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
 MLX_LM_FILES = {
-    "zmqengine/bench/bare.py",
-    "zmqengine/bench/mlx_lm_server.py",
-    "zmqengine/bench/random_model.py",
-    "zmqengine/bench/steps.py",
+    "zmqengine/bench/servers/bare_generator.py",
+    "zmqengine/bench/servers/mlx_lm_server.py",
+    "zmqengine/bench/models/random_model.py",
     "zmqengine/engine/models/mlx_lm.py",
 }
 # Package -> what it may import of ours, itself included.
@@ -195,12 +194,12 @@ def test_no_folder_holds_more_than_its_reader_can_take_in() -> None:
     folders: dict[Path, int] = {}
     for path in module_graph.modules().values():
         folders[path.parent] = folders.get(path.parent, 0) + 1
-    crowded = {folder.relative_to(ROOT).as_posix(): count for folder, count in folders.items() if count > 25}
+    crowded = {folder.relative_to(ROOT).as_posix(): count for folder, count in folders.items() if count > 20}
     assert set(crowded) <= CROWDED
 
 
 # To be taken apart next: the core of the client, the commands and the benchmarks.
-CROWDED = {"clients/zmqengine_client/core", "zmqengine/bench", "zmqengine/cli"}
+CROWDED: set[str] = set()
 
 
 def test_a_circle_is_found() -> None:

@@ -38,7 +38,12 @@ SOURCES = {
     if path.suffix == ".py" or path.name == "SPEC.md"
 }
 # These use parameters as anybody may, and `temperature` is a word of stories as well.
-USERS = ("zmqengine/pico/", "zmqengine/bench/", "zmqengine/conformance/", "zmqengine/cli/demo_front_end.py")
+USERS = (
+    "zmqengine/pico/",
+    "zmqengine/bench/",
+    "zmqengine/conformance/",
+    "zmqengine/cli/commands/demo/front_end.py",
+)
 
 
 def section(title: str) -> str:
@@ -164,7 +169,8 @@ def test_a_new_option_is_one_declaration() -> None:
 def test_an_option_is_declared_once_and_read_somewhere(config: type, homes: list[str]) -> None:
     """The command line names none of them, and there is none that nobody reads."""
     assert set(homes) <= files_of(section("A worker option"))
-    commands = "".join(SOURCES[f"zmqengine/cli/{name}.py"] for name in ("worker", "http", "config_flags"))
+    names = ("commands/worker", "commands/http", "config_flags")
+    commands = "".join(SOURCES[f"zmqengine/cli/{name}.py"] for name in names)
     for each in options_of(config):
         declared = [
             home

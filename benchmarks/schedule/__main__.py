@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zmqengine.cli.bench import (
+from zmqengine.cli.commands.bench import (
     OUT_FILE,
     REPORT_FILE,
     finish,

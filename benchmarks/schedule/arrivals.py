@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from benchmarks.schedule.machine import Machine
 from benchmarks.schedule.options import ScheduleOptions
-from zmqengine.bench.targets import TargetError
+from zmqengine.bench.targets.target import TargetError
 
 Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 

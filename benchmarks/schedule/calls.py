@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from benchmarks.schedule.lines import Line
-from zmqengine.bench.measures import Measures
+from zmqengine.bench.load.measures import Measures
 from zmqengine.worker.requests.ticket import Ticket
 
 CALLS_MAX = 20_000

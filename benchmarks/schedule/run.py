@@ -17,9 +17,9 @@ from benchmarks.schedule.lines import FirstComeFirstServed, Line
 from benchmarks.schedule.machine import Machine
 from benchmarks.schedule.options import ScheduleOptions
 from benchmarks.schedule.replay import Outcome, Replay, Totals
-from zmqengine.bench import machine as this_machine
-from zmqengine.bench.measures import PERCENTILES, Measures
-from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.bench.load.measures import PERCENTILES, Measures
+from zmqengine.bench.reports import machine as this_machine
+from zmqengine.bench.reports.report import Cell, ModelFacts, Report, TargetFacts
 from zmqengine.worker.requests.ticket import PriorityClass
 from zmqengine.worker.scheduler.policy import ServiceOrder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zmqengine.cli.bench import finish, out_option, ranges_option, show_progress
+from zmqengine.cli.commands.bench import finish, out_option, ranges_option, show_progress
 
 SPECULATION_WORK = ("echo", "edit", "edit draft", "new text", "sampled text", "set drafts", "draft model")
 

@@ -17,9 +17,9 @@ from benchmarks.speculation.work import (  # first: it chooses what MLX binds to
 import mlx.core as mx
 import msgspec
 
-from zmqengine.bench import machine as this_machine
-from zmqengine.bench.measures import Measures
-from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.bench.load.measures import Measures
+from zmqengine.bench.reports import machine as this_machine
+from zmqengine.bench.reports.report import Cell, ModelFacts, Report, TargetFacts
 from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.speculation.speculation import Speculation

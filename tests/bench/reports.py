@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from zmqengine.bench.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.bench.reports.report import Cell, ModelFacts, Report, TargetFacts
 
 
 def report_of(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +14,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks.suite import run_suite
 from tests.bench.reports import report_of
 from tests.bench.sse_server import SseServer
-from zmqengine.bench.constrained import WORK
-from zmqengine.bench.model_shapes import SHAPES
-from zmqengine.bench.report import load, save
-from zmqengine.bench.scenarios import SCENARIOS
-from zmqengine.bench.server_usage import listening_pid
-from zmqengine.cli.bench import CONSTRAINED_WORK, SCENARIO_NAMES, SHAPE_NAMES, bench
+from zmqengine.bench.reports.report import load, save
+from zmqengine.bench.scenarios import SCENARIO_NAMES, scenario_named
+from zmqengine.bench.targets.server_usage import listening_pid
+from zmqengine.bench.targets.target import TargetError
+from zmqengine.cli.commands.bench import bench
 from zmqengine.errors import ConfigError, ZmqEngineError
 
 START_TIMEOUT_S = 60.0
@@ -108,7 +110,6 @@ def test_a_model_is_made(tmp_path: Path) -> None:
         (["serve", "--url", "http://127.0.0.1:9/v1", "--set", "users=x"], "--set"),
         (["serve", "--url", "http://127.0.0.1:9/v1", "--scenario", "users"], "cannot connect"),
         (["overhead", "--model", "/nowhere"], "zmqengine bench model"),
-        (["suite", "--part", "nothing"], "unknown parts: nothing"),
     ],
 )
 def test_a_mistake_is_one_error_that_says_what_to_do(words: list[str], message: str) -> None:
@@ -118,8 +119,20 @@ def test_a_mistake_is_one_error_that_says_what_to_do(words: list[str], message: 
     assert message in str(result.exception)
 
 
-def test_the_names_on_the_command_line_are_those_of_the_code() -> None:
-    """They are written out there so that `--help` need not import everything."""
-    assert list(SCENARIO_NAMES) == list(SCENARIOS)
-    assert list(SHAPE_NAMES) == list(SHAPES)
-    assert CONSTRAINED_WORK == WORK
+@pytest.mark.parametrize("name", SCENARIO_NAMES)
+def test_a_scenario_is_found_by_its_name(name: str) -> None:
+    """The module of that name holds it."""
+    assert scenario_named(name).name == name
+
+
+def test_help_imports_nothing_that_the_extra_brings() -> None:
+    """Names of scenarios and shapes are there without numpy, httptools and matplotlib."""
+    script = "import sys; from zmqengine.cli.commands import bench; print({*bench.NEEDED} & {*sys.modules})"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "set()"
+
+
+def test_an_unknown_part_of_the_suite_is_named(tmp_path: Path) -> None:
+    """Before anything is started."""
+    with pytest.raises(TargetError, match="unknown parts: nothing"):
+        run_suite(tmp_path, None, only=["nothing"], on_progress=lambda text: None)

@@ -6,10 +6,17 @@ import asyncio
 
 import pytest
 
-from zmqengine.bench.constrained import FREE, HOSTILE, NEW, SEEN, ConstrainedOptions
-from zmqengine.bench.constrained_run import ConstrainedPlan, constrained
-from zmqengine.bench.report import Report, Rounds, errors_of
-from zmqengine.bench.tables import tables_of
+from zmqengine.bench.constrained import (
+    FREE,
+    HOSTILE,
+    NEW,
+    SEEN,
+    ConstrainedPlan,
+    constrained,
+)
+from zmqengine.bench.options import ConstrainedOptions
+from zmqengine.bench.reports.report import Report, Rounds, errors_of
+from zmqengine.bench.reports.tables import tables_of
 
 OPTIONS = ConstrainedOptions(
     rows=4, requests_per_row=1, prompt_tokens=8, max_tokens=24, firsts=2, hostiles=1, http_rows=2

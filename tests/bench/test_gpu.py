@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from zmqengine.bench import gpu, machine
-from zmqengine.bench.bare_process import BareProcess
-from zmqengine.bench.prompts import prompts_for, vocabulary_of_file
-from zmqengine.bench.targets import TargetError, TargetSpec
+from zmqengine.bench import gpu
+from zmqengine.bench.load.prompts import prompts_for, vocabulary_of_file
+from zmqengine.bench.reports import machine
+from zmqengine.bench.servers.bare_process import BareProcess
+from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.testing import FakeWorker
 

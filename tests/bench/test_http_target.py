@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.bench.sse_server import CLOSE, HOLD, SseServer, event
-from zmqengine.bench.http_connection import HttpConnection, HttpOutcome
-from zmqengine.bench.http_target import HttpSession
-from zmqengine.bench.load import closed_loop
-from zmqengine.bench.measures import summarise, token_gaps_ms, ttft_ms
-from zmqengine.bench.records import RequestRecord, RequestSpec
-from zmqengine.bench.sessions import open_session
-from zmqengine.bench.targets import TargetError, TargetSpec
+from zmqengine.bench.load.loops import closed_loop
+from zmqengine.bench.load.measures import summarise, token_gaps_ms, ttft_ms
+from zmqengine.bench.targets.http_connection import HttpConnection, HttpOutcome
+from zmqengine.bench.targets.http_target import HttpSession
+from zmqengine.bench.targets.records import RequestRecord, RequestSpec
+from zmqengine.bench.targets.sessions import open_session
+from zmqengine.bench.targets.target import TargetError, TargetSpec
 
 REQUEST = RequestSpec(text="once upon a", max_tokens=4)
 TIMEOUT_S = 60.0

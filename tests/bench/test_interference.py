@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zmqengine.bench.records import Arrival, RequestRecord
 from zmqengine.bench.scenarios.interference import figures
+from zmqengine.bench.targets.records import Arrival, RequestRecord
 
 
 def stream(*times_s: float) -> RequestRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqengine.bench.measures import (
+from zmqengine.bench.load.measures import (
     kind_of,
     longest_silence_ms,
     spread,
@@ -13,7 +13,7 @@ from zmqengine.bench.measures import (
     tpot_ms,
     ttft_ms,
 )
-from zmqengine.bench.records import Arrival, RequestRecord
+from zmqengine.bench.targets.records import Arrival, RequestRecord
 
 
 def record(

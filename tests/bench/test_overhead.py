@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from zmqengine.bench.overhead import BARE
-from zmqengine.bench.overhead_options import OverheadOptions
-from zmqengine.bench.overhead_run import OverheadPlan, overhead
-from zmqengine.bench.report import Report, Rounds, errors_of
+from zmqengine.bench.options import OverheadOptions
+from zmqengine.bench.overhead import BARE, OverheadPlan, overhead
+from zmqengine.bench.reports.report import Report, Rounds, errors_of
 
 OPTIONS = OverheadOptions(
     streams=(1, 4),

@@ -10,11 +10,11 @@ import pytest
 from mlx_lm import load
 from mlx_lm.generate import batch_generate
 
-from zmqengine.bench.model_facts import model_directory, model_facts
-from zmqengine.bench.model_shapes import SHAPES, ModelShape
-from zmqengine.bench.prompts import prompts_for, vocabulary_of_file
-from zmqengine.bench.random_model import make_model
-from zmqengine.bench.targets import TargetError
+from zmqengine.bench.load.prompts import prompts_for, vocabulary_of_file
+from zmqengine.bench.models.model_facts import model_directory, model_facts
+from zmqengine.bench.models.model_shapes import SHAPES, ModelShape
+from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.targets.target import TargetError
 
 
 @pytest.fixture(scope="session")

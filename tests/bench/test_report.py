@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.bench.reports import report_of
-from zmqengine.bench.compare import compare, comparison_table
-from zmqengine.bench.plot import plot
-from zmqengine.bench.report import Rounds, load, save
-from zmqengine.bench.tables import markdown, preface, tables_of
-from zmqengine.bench.targets import TargetError
+from zmqengine.bench.reports.compare import compare, comparison_table
+from zmqengine.bench.reports.plot import plot
+from zmqengine.bench.reports.report import Rounds, load, save
+from zmqengine.bench.reports.tables import markdown, preface, tables_of
+from zmqengine.bench.targets.target import TargetError
 
 SPEEDS = {"ours": [200.0, 300.0, 240.0], "theirs": [100.0, 200.0, 80.0]}
 

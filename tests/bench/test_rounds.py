@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.bench.sse_server import CLOSE, SseServer
+from zmqengine.bench.load.prompts import prompts_for
 from zmqengine.bench.options import SMALL
-from zmqengine.bench.prompts import prompts_for
-from zmqengine.bench.report import Cell, errors_of, failures_of
+from zmqengine.bench.reports.report import Cell, errors_of, failures_of
 from zmqengine.bench.rounds import Runner
-from zmqengine.bench.scenarios import SCENARIOS
-from zmqengine.bench.targets import TargetError, TargetSpec
+from zmqengine.bench.scenarios import scenario_named
+from zmqengine.bench.targets.target import TargetError, TargetSpec
 
 
 async def measure(
@@ -28,7 +28,7 @@ async def measure(
         runner = Runner(targets, prompts_for(None, "x"), SMALL, seed=1, on_progress=lambda text: None)
         if warm_up:
             await runner.warm_up()
-        return await runner.run(SCENARIOS[scenario], rounds)
+        return await runner.run(scenario_named(scenario), rounds)
 
 
 def server(*script: object) -> SseServer:

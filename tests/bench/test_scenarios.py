@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from zmqengine.bench.options import SMALL, ScenarioOptions
-from zmqengine.bench.plot import plot
-from zmqengine.bench.report import Report, Rounds, errors_of, load, save
-from zmqengine.bench.scenarios import SCENARIOS
+from zmqengine.bench.reports.plot import plot
+from zmqengine.bench.reports.report import Report, Rounds, errors_of, load, save
+from zmqengine.bench.reports.tables import tables_of
+from zmqengine.bench.scenarios import SCENARIO_NAMES, scenario_named
 from zmqengine.bench.serve import ServePlan, serve
-from zmqengine.bench.servers import StartPlan
-from zmqengine.bench.tables import tables_of
+from zmqengine.bench.servers.started import StartPlan
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 WORKER, HTTP = "zmqengine", "zmqengine http"
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def report() -> Report:
     start = StartPlan(model="fake", engine=f"fake:{ENGINE.to_json()}", http=1, second=True, slots=SMALL.slots)
-    plan = ServePlan(scenarios=tuple(SCENARIOS), start=start, options=SMALL, rounds=1, seed=7)
+    plan = ServePlan(scenarios=tuple(SCENARIO_NAMES), start=start, options=SMALL, rounds=1, seed=7)
     return asyncio.run(serve(plan, on_progress=lambda text: None))
 
 
@@ -34,7 +34,7 @@ def test_every_scenario_runs_against_a_real_worker_and_a_real_http_front_end(rep
     """Nothing fails and no request ends in an error."""
     assert errors_of(report.cells) == []
     measured = {(cell.scenario, cell.target) for cell in report.cells}
-    assert measured == {(name, target) for name in SCENARIOS for target in (WORKER, HTTP)}
+    assert measured == {(name, target) for name in SCENARIO_NAMES for target in (WORKER, HTTP)}
     assert [cell for cell in report.cells if cell.measures.get("errors")] == []
 
 
@@ -58,7 +58,7 @@ def test_users_are_measured_as_earlier_reports_did(report: Report) -> None:
         told = cell.measures
         assert 0 < told["ttft_min_ms"] <= told["ttft_max_ms"] <= told["wall_s"] * 1000
         assert told["tokens_per_s"] == pytest.approx(told["tokens"] / told["wall_s"], rel=0.05)
-    assert {"1", "2", "4", "8", "16", "64"} <= set(SCENARIOS["users"].cases(ScenarioOptions()))
+    assert {"1", "2", "4", "8", "16", "64"} <= set(scenario_named("users").cases(ScenarioOptions()))
 
 
 def test_the_staggered_burst_has_its_figures(report: Report) -> None:
@@ -119,7 +119,7 @@ def test_the_report_of_a_run_is_kept_shown_and_drawn(report: Report, tmp_path: P
     save(report, tmp_path / "report.json")
     plot(report, tmp_path / "report.svg")
     assert {table.title.split(":")[0] for table in tables_of(load(tmp_path / "report.json"))} == set(
-        SCENARIOS
+        SCENARIO_NAMES
     )
     figure = Rounds(report).figure("users", "4", HTTP, "tokens_per_s")
     assert figure is not None

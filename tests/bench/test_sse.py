@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench.sse_server import event
-from zmqengine.bench.sse import answer_of_body, answer_of_stream, tokens_of_chunks
+from zmqengine.bench.targets.sse import answer_of_body, answer_of_stream, tokens_of_chunks
 
 STREAM = (
     b": keepalive\n\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zmqengine.bench.scenarios.trace import SAMPLE, TraceLine, read_trace
-from zmqengine.bench.targets import TargetError
+from zmqengine.bench.targets.target import TargetError
 
 
 def test_a_trace_is_json_lines_or_csv(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from benchmarks.schedule.machine import Machine
 from benchmarks.schedule.options import SMALL, ScheduleOptions
 from benchmarks.schedule.replay import Outcome, Replay, Totals
 from benchmarks.schedule.run import LINES, MODEST, waits_by_case
-from zmqengine.bench.report import load
-from zmqengine.bench.targets import TargetError
-from zmqengine.cli.bench import bench
+from zmqengine.bench.reports.report import load
+from zmqengine.bench.targets.target import TargetError
+from zmqengine.cli.commands.bench import bench
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.scheduler.policy import ServiceOrder
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqengine.cli.columns import Columns, side_by_side
+from zmqengine.cli.commands.demo.two_streams import Columns, side_by_side
 
 
 def test_texts_stand_beside_each_other() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Terminal
-from zmqengine.cli.demo_tools import read_calls
+from zmqengine.cli.commands.demo.tools import read_calls
 from zmqengine.worker.open_engine import CLAIMS_DIRECTORY
 
 FIGURES = re.compile(r"front-end (\d+): (\d+) tokens, (\d+) tokens/s, first token after (\d+) ms")
@@ -122,7 +122,7 @@ def test_a_worker_that_cannot_start_is_one_line() -> None:
 def test_the_front_ends_know_nothing_of_the_worker() -> None:
     """They import the client library, and neither MLX nor the worker."""
     program = (
-        "import sys, zmqengine.cli.demo_front_end; "
+        "import sys, zmqengine.cli.commands.demo.front_end; "
         "print([name for name in sys.modules if name.startswith(('mlx', 'zmqengine.worker', 'zmqengine.engine'))])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

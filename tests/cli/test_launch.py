@@ -13,7 +13,7 @@ import pytest
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
-from zmqengine.cli.programs import PROGRAMS
+from zmqengine.cli.commands.launch_programs import PROGRAMS
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine_http import HttpConfig
 

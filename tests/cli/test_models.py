@@ -109,7 +109,7 @@ def test_the_doctors_code_is_for_scripts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("ZMQENGINE_ADDRESS", raising=False)
     well = Machine([Finding("ok", "python", "Python")], 8 << 30)
-    monkeypatch.setattr("zmqengine.cli.doctor.look_at_machine", lambda: well)
+    monkeypatch.setattr("zmqengine.cli.commands.doctor.look_at_machine", lambda: well)
 
     def doctor(*arguments: str) -> tuple[int, str]:
         ended = CliRunner().invoke(zmqengine, ["doctor", *arguments], standalone_mode=False)

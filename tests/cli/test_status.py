@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.support.workers import wait_until
-from zmqengine.cli.status import PROGRESS_MIN_S, is_stuck
+from zmqengine.cli.commands.status import PROGRESS_MIN_S, is_stuck
 from zmqengine.protocol.messages import Status
 from zmqengine.worker.timers import IDLE_WAIT_MS_MAX
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from zmqengine.cli.byte_size import byte_size, shown
+from zmqengine.cli.commands.worker import worker
 from zmqengine.cli.main import main
-from zmqengine.cli.worker import worker
+from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.process.parent import EXIT_HOPELESS
 

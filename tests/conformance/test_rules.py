@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from tests.support.workers import START_S, WorkerProcess
-from zmqengine.cli.conformance import conformance
+from zmqengine.cli.commands.conformance import conformance
 from zmqengine.conformance import check
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.protocol.messages import Done, Replay, TokenRow

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from benchmarks.steps import operations
 from tests.support.engines import Run, finish, greedy, make_engine, step
-from zmqengine.bench.steps import operations
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.parts import parts_of

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from zmqengine.cli.http import http
+from zmqengine.cli.commands.http import http
 from zmqengine.cli.main import main
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import ConfigError

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("smg", reason="the gateway is not installed")
 
-from zmqengine.bench.http_target import HttpSession
-from zmqengine.bench.prompts import prompts_for
-from zmqengine.bench.servers import StartPlan, started
+from zmqengine.bench.load.prompts import prompts_for
+from zmqengine.bench.servers.started import StartPlan, started
+from zmqengine.bench.targets.http_target import HttpSession
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
 

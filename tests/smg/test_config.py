@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from zmqengine.cli.smg import smg
+from zmqengine.cli.commands.smg import smg
 from zmqengine_client.errors import ConfigError
 from zmqengine_smg import SmgConfig
 

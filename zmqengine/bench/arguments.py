@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from zmqengine.bench.server_usage import listening_pid
-from zmqengine.bench.targets import TargetSpec
+from zmqengine.bench.targets.server_usage import listening_pid
+from zmqengine.bench.targets.target import TargetSpec
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import resolve
 

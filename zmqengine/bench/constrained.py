@@ -9,23 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 
-from zmqengine.bench.load import closed_loop, collector_off, streams_in_flight
-from zmqengine.bench.measures import Measures, longest_silence_ms, spread, summarise, ttft_ms
-from zmqengine.bench.prompts import Prompts
-from zmqengine.bench.records import RequestSpec
-from zmqengine.bench.report import Cell
-from zmqengine.bench.server_usage import ServerUsage
-from zmqengine.bench.sessions import open_session
-from zmqengine.bench.targets import Session, TargetError, TargetSpec
+from zmqengine.bench.load.loops import closed_loop, collector_off, streams_in_flight
+from zmqengine.bench.load.measures import Measures, longest_silence_ms, spread, summarise, ttft_ms
+from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
+from zmqengine.bench.models.model_facts import CARD, model_facts
+from zmqengine.bench.models.model_shapes import SHAPES
+from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.options import ConstrainedOptions
+from zmqengine.bench.reports import machine
+from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.target_facts import target_facts
+from zmqengine.bench.servers.started import StartPlan, started
+from zmqengine.bench.targets.records import RequestSpec
+from zmqengine.bench.targets.server_usage import ServerUsage
+from zmqengine.bench.targets.sessions import open_session
+from zmqengine.bench.targets.target import Session, TargetError, TargetSpec
 from zmqengine.protocol.messages import Constraint
 
 FREE, SEEN, NEW = "free", "constrained", "new schema"
-WORK = ("all rows", "half of the rows", "first token", "hostile")
 Progress = Callable[[str], None]
 PLAN: dict[str, object] = {
     "type": "object",
@@ -60,22 +69,63 @@ HOSTILE: dict[str, Constraint] = {
 }
 
 
-class ConstrainedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is measured, and sizes of it.
+class ConstrainedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: a worker of each of the shapes in turn. `peers` serve the first over HTTP, as `http` of ours does."""
 
-    `firsts` are timed of each kind; each hostile constraint comes `hostiles` times.
-    """
+    shapes: tuple[str, ...]
+    models: str = ""
+    http: bool = False
+    peers: tuple[TargetSpec, ...] = ()
+    options: ConstrainedOptions = ConstrainedOptions()
+    rounds: int = 5
+    seed: int = 0
 
-    work: tuple[str, ...] = WORK
-    rows: int = 32
-    requests_per_row: int = 2
-    prompt_tokens: int = 64
-    max_tokens: int = 128
-    firsts: int = 20
-    hostiles: int = 5
-    honest_tokens: int = 8000
-    http_rows: int = 8
-    timeout_s: float = 180.0
+
+async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> Report:
+    """Make the models, measure one after the other, end everything. Raises TargetError."""
+    setting = machine.setting()
+    cells: list[Cell] = []
+    servers: list[TargetFacts] = []
+    async with AsyncExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-"))
+        models = [_model(shape, Path(plan.models or scratch), on_progress) for shape in plan.shapes]
+        for place, (shape, model) in enumerate(zip(plan.shapes, models, strict=True)):
+            prompts = prompts_for(vocabulary_of_file(model / "tokenizer.json"), f"{plan.seed} {shape}")
+            http = int(plan.http and place == 0)
+            async with started(StartPlan(model=str(model), http=http)) as targets:
+                worker = targets[0]
+                if place == 0:
+                    known = (await target_facts(worker)).facts
+                    servers = [
+                        TargetFacts(label=kind, kind="worker", facts=known) for kind in (FREE, SEEN, NEW)
+                    ]
+                runner = ConstrainedRunner(worker, prompts, plan.options, shape, on_progress)
+                cells += await runner.run(plan.rounds)
+                over_http = [*targets[1:], *plan.peers] if place == 0 else []
+                for target in over_http:
+                    servers.append(await target_facts(target))
+                for number in range(plan.rounds if over_http else 0):
+                    for target in over_http:
+                        chat = msgspec.structs.replace(target, api="chat")
+                        on_progress(f"{target.label}: round {number + 1} of {plan.rounds}")
+                        cells += await json_mode(chat, prompts, plan.options, number)
+        return Report(
+            kind="constrained",
+            model=model_facts(str(models[0])),
+            options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
+            base=FREE,
+            targets=servers,
+            cells=cells,
+            **setting,
+        )
+
+
+def _model(shape: str, directory: Path, on_progress: Progress) -> Path:
+    path = directory / shape
+    if not (path / CARD).is_file():
+        on_progress(f"making a model of shape {shape}")
+        make_model(shape, SHAPES[shape], path)
+    return path
 
 
 class ConstrainedRunner:

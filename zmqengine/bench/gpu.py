@@ -1,48 +1,41 @@
 """`zmqengine bench gpu`: what a GPU is asked for, model by model, each with one command's worth of servers.
 
 For each model: the worker, an HTTP front-end and `mlx_lm.server` beside mlx-lm's own generator on the same work; the
-first requests after the start; a long prompt beside streams; and the engine's steps in a process of their own. Models
-have random weights of the usual shapes. Each leaves `gpu-MODEL.json`.
+first requests after the start; a long prompt beside streams. Models have random weights of the usual shapes. Each
+leaves `gpu-MODEL.json`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from zmqengine.bench import machine
-from zmqengine.bench.bare_process import BareProcess
-from zmqengine.bench.measures import Measures, ttft_ms
-from zmqengine.bench.model_facts import CARD, model_facts
-from zmqengine.bench.model_shapes import SHAPES
-from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.overhead import BARE, OverheadRunner
-from zmqengine.bench.overhead_options import OverheadOptions
-from zmqengine.bench.overhead_run import group
-from zmqengine.bench.prompts import Prompts, prompts_for, vocabulary_of_file
-from zmqengine.bench.random_model import make_model
-from zmqengine.bench.report import Cell, Report, TargetFacts
+from zmqengine.bench.load.measures import Measures, ttft_ms
+from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
+from zmqengine.bench.models.model_facts import CARD, model_facts
+from zmqengine.bench.models.model_shapes import SHAPES
+from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.options import OverheadOptions, ScenarioOptions
+from zmqengine.bench.overhead import BARE, OverheadRunner, group
+from zmqengine.bench.reports import machine
+from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.rounds import Runner
-from zmqengine.bench.scenarios import SCENARIOS
-from zmqengine.bench.servers import StartPlan, started
-from zmqengine.bench.sessions import open_session
-from zmqengine.bench.steps_result import StepsResult
-from zmqengine.bench.target_facts import target_facts
-from zmqengine.bench.targets import TargetError, TargetSpec
+from zmqengine.bench.scenarios import scenario_named
+from zmqengine.bench.servers.bare_process import BareProcess
+from zmqengine.bench.servers.started import StartPlan, started
+from zmqengine.bench.targets.sessions import open_session
+from zmqengine.bench.targets.target import TargetError, TargetSpec
 
 Progress = Callable[[str], None]
 
-ENGINE = "engine"
 FIRST_REQUESTS = 10
 RESTS_S = (1.0,) * 5 + (6.0,) * 2
 """The longer ones are long enough for a worker to give back what it keeps for speed alone."""
-STEPS_TIMEOUT_S = 300.0
 
 
 class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +62,7 @@ def model_directory_of(name: str, models: Path) -> Path:
 
 
 async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[Report], None]) -> Report:
-    """Start everything, measure, end everything; then the steps of the engine alone. Raises TargetError.
+    """Start everything, measure, end everything. Raises TargetError.
 
     `keep` is given the report as far as it has come, after each part: a machine may be lent for a while only.
     """
@@ -101,16 +94,7 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[R
                 keep(report())
     finally:
         await _end(waiting)
-    on_progress(f"{directory.name}: steps of the engine alone")
-    try:
-        steps = await run_steps(directory)
-        cells += steps_cells(steps)
-        described.append(TargetFacts(label=ENGINE, kind="in process", server="zmqengine", facts=steps.facts))
-    except TargetError as error:
-        cells.append(Cell(scenario="steps", case="all", target=ENGINE, round=0, error=str(error)))
-    whole = report()
-    keep(whole)
-    return whole
+    return report()
 
 
 async def _describe(targets: list[TargetSpec], bare: BareProcess) -> list[TargetFacts]:
@@ -150,7 +134,7 @@ async def _beside(
         on_progress=tell,
     )
     # Twice: the second one finds what the first one left, as later long prompts do.
-    yield await long.run(SCENARIOS["interference"], 2)
+    yield await long.run(scenario_named("interference"), 2)
 
 
 async def _end(waiting: asyncio.Task[BareProcess]) -> None:
@@ -197,52 +181,3 @@ async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
         **{name: mhz for name, mhz in clocks.items() if mhz is not None},
     }
     return msgspec.structs.replace(cell, measures=measures)
-
-
-async def run_steps(directory: Path) -> StepsResult:
-    """The engine's steps, in a process of their own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "zmqengine.bench.steps",
-        str(directory),
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), STEPS_TIMEOUT_S)
-        return msgspec.json.decode(out.splitlines()[-1], type=StepsResult)
-    except (asyncio.TimeoutError, IndexError, msgspec.DecodeError) as error:
-        raise TargetError(f"the steps of {directory.name} could not be measured: {error!r}") from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-def steps_cells(result: StepsResult) -> list[Cell]:
-    """As cells of a report."""
-
-    def cell(scenario: str, case: str, measures: Measures) -> Cell:
-        return Cell(scenario=scenario, case=case, target=ENGINE, round=0, measures=measures)
-
-    found = [cell("steps", "start", {"open_s": result.open_s})]
-    found += [cell("steps", case, {"step_ms": value}) for case, value in result.step_ms.items()]
-    found += [
-        cell("step parts", case, {f"{name.replace(' ', '_')}_ms": value for name, value in parts.items()})
-        for case, parts in result.parts_ms.items()
-    ]
-    found += [
-        cell("changes", case, {f"{name}_ms": value for name, value in parts.items()})
-        for case, parts in result.changes_ms.items()
-    ]
-    found += [
-        cell("operations", case, {f"{name}_operations": value for name, value in parts.items()})
-        for case, parts in result.operations.items()
-    ]
-    for rows, costs in result.widths.items():
-        widths = {f"width_{width}_cost": value for width, value in costs.items()}
-        found.append(cell("widths", f"{rows} rows", {"width_1_ms": result.width_one_ms[rows], **widths}))
-    return found

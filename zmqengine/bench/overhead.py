@@ -12,23 +12,81 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from zmqengine.bench.bare import BareJob
-from zmqengine.bench.bare_process import BareProcess
-from zmqengine.bench.load import closed_loop, streams_in_flight
-from zmqengine.bench.load_process import LoadJob
-from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
-from zmqengine.bench.overhead_options import Case, OverheadOptions
-from zmqengine.bench.processes import run_together
-from zmqengine.bench.prompts import Prompts
-from zmqengine.bench.records import RequestSpec
-from zmqengine.bench.report import Cell
-from zmqengine.bench.server_usage import ServerUsage
-from zmqengine.bench.sessions import open_session
-from zmqengine.bench.targets import TargetError, TargetSpec
-from zmqengine.bench.worker_numbers import WorkerNumbers, figures
+from zmqengine.bench.load.load_process import LoadJob
+from zmqengine.bench.load.loops import closed_loop, streams_in_flight
+from zmqengine.bench.load.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.load.processes import run_together
+from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
+from zmqengine.bench.load.worker_numbers import WorkerNumbers, figures
+from zmqengine.bench.models.model_facts import model_directory, model_facts
+from zmqengine.bench.options import Case, OverheadOptions
+from zmqengine.bench.reports import machine
+from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.target_facts import target_facts
+from zmqengine.bench.servers.bare_generator import BareJob
+from zmqengine.bench.servers.bare_process import BareProcess
+from zmqengine.bench.servers.started import StartPlan, started
+from zmqengine.bench.targets.records import RequestSpec
+from zmqengine.bench.targets.server_usage import ServerUsage
+from zmqengine.bench.targets.sessions import open_session
+from zmqengine.bench.targets.target import TargetError, TargetSpec
 
 BARE = "bare generator"
 Progress = Callable[[str], None]
+
+
+class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: our worker on `model`, `http` front-ends of ours and `mlx_lm.server` if they are asked for."""
+
+    model: str
+    http: int = 0
+    mlx_lm: bool = False
+    options: OverheadOptions = OverheadOptions()
+    rounds: int = 5
+    seed: int = 0
+
+
+async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
+    """Start everything, measure round by round, end everything. Raises TargetError."""
+    setting = machine.setting()
+    directory = model_directory(plan.model)
+    model = str(directory)
+    on_progress("starting the generator and the servers")
+    bare = await BareProcess.start(directory)
+    try:
+        async with started(StartPlan(model=model, http=plan.http, mlx_lm=plan.mlx_lm)) as targets:
+            groups = group(targets)
+            prompts = prompts_for(vocabulary_of_file(directory / "tokenizer.json"), str(plan.seed))
+            runner = OverheadRunner(
+                bare, groups, prompts, plan.options, seed=plan.seed, on_progress=on_progress
+            )
+            cells = await runner.run(plan.rounds)
+            labelled = [
+                msgspec.structs.replace(await target_facts(members[0]), label=label)
+                for label, members in groups.items()
+            ]
+            generator = TargetFacts(label=BARE, kind="in process", server="mlx-lm", facts={"blas": bare.blas})
+            return Report(
+                kind="overhead",
+                model=model_facts(plan.model),
+                options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
+                base=BARE,
+                targets=[generator, *labelled],
+                cells=cells,
+                **setting,
+            )
+    finally:
+        await bare.end()
+
+
+def group(targets: Sequence[TargetSpec]) -> dict[str, Sequence[TargetSpec]]:
+    """The worker first; then one HTTP front-end, and all of them together; then the others."""
+    ours = [target for target in targets if target.kind == "http" and target.worker]
+    groups: dict[str, Sequence[TargetSpec]] = {t.label: [t] for t in targets if t.kind == "worker"}
+    groups |= {target.label: [target] for target in ours[:1]}
+    if len(ours) > 1:
+        groups[f"{ours[0].label} x{len(ours)}"] = ours
+    return groups | {t.label: [t] for t in targets if t.kind == "http" and not t.worker}
 
 
 class OverheadRunner:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from zmqengine.bench.measure import measure
+from zmqengine.bench.load.measures import Measures
+from zmqengine.bench.load.prompts import Prompts
+from zmqengine.bench.load.worker_numbers import WorkerNumbers, figures
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.prompts import Prompts
-from zmqengine.bench.report import Cell
-from zmqengine.bench.scenarios import Context, Scenario
-from zmqengine.bench.server_usage import ServerUsage
-from zmqengine.bench.sessions import open_session
-from zmqengine.bench.targets import Session, TargetError, TargetSpec
+from zmqengine.bench.reports.report import Cell
+from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.targets.server_usage import ServerUsage
+from zmqengine.bench.targets.sessions import open_session
+from zmqengine.bench.targets.target import Session, TargetError, TargetSpec
 
 Progress = Callable[[str], None]
 WARM_UP_REQUESTS = 4
@@ -109,3 +112,34 @@ class Runner:
             shared_seed=shared_seed,
             partner=partner,
         )
+
+
+async def measure(context: Context, scenario: Scenario, case: str) -> Measures:
+    """The scenario's own figures; processor time and memory of the server; processor time of the load."""
+    numbers = WorkerNumbers(context.target.worker) if context.target.worker else None
+    try:
+        passes_before = await numbers.read() if numbers else {}
+        server_before_s, load_before_s, started_s = context.usage.cpu_s(), _own_cpu_s(), time.perf_counter()
+        measures = await scenario.run(context, case)
+        elapsed_s = time.perf_counter() - started_s
+        server_after_s = context.usage.cpu_s()
+        measures = {"client_cpu_cores": (_own_cpu_s() - load_before_s) / elapsed_s, **measures}
+        if server_before_s is not None and server_after_s is not None:
+            server_s = server_after_s - server_before_s
+            measures["server_cpu_cores"] = server_s / elapsed_s
+            if measures.get("tokens"):
+                measures["server_cpu_per_token_us"] = server_s * 1e6 / measures["tokens"]
+        memory = context.usage.memory_bytes()
+        if memory is not None:
+            measures["server_memory_bytes"] = memory
+        if numbers:
+            measures |= figures(passes_before, await numbers.read())
+        return measures
+    finally:
+        if numbers:
+            await numbers.close()
+
+
+def _own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

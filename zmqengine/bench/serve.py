@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
-from zmqengine.bench import machine
-from zmqengine.bench.model_facts import model_directory, model_facts
+from zmqengine.bench.load.prompts import Vocabulary, prompts_for, vocabulary_of_file
+from zmqengine.bench.models.model_facts import model_directory, model_facts
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.prompts import Vocabulary, prompts_for, vocabulary_of_file
-from zmqengine.bench.report import Cell, ModelFacts, Report
+from zmqengine.bench.reports import machine
+from zmqengine.bench.reports.report import Cell, ModelFacts, Report
+from zmqengine.bench.reports.target_facts import target_facts, vocabulary_of_worker, with_worker_pid
 from zmqengine.bench.rounds import Runner
-from zmqengine.bench.scenarios import SCENARIOS
-from zmqengine.bench.servers import StartPlan, started
-from zmqengine.bench.target_facts import target_facts, vocabulary_of_worker, with_worker_pid
-from zmqengine.bench.targets import TargetError, TargetSpec
+from zmqengine.bench.scenarios import scenario_named
+from zmqengine.bench.servers.started import StartPlan, started
+from zmqengine.bench.targets.target import TargetError, TargetSpec
 
 Progress = Callable[[str], None]
 
@@ -51,10 +51,10 @@ async def serve(plan: ServePlan, on_progress: Progress) -> Report:
         await runner.warm_up()
         cells: list[Cell] = []
         for name in plan.scenarios:
-            if SCENARIOS[name].pairs and len(targets) < 2:
+            if scenario_named(name).pairs and len(targets) < 2:
                 on_progress(f"{name}: left out, it needs two targets")
                 continue
-            cells += await runner.run(SCENARIOS[name], plan.rounds)
+            cells += await runner.run(scenario_named(name), plan.rounds)
         return Report(
             kind="serve",
             model=_model(plan, targets),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
-from zmqengine.cli.interrupts import ctrl_c_calls
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine_client import Completion, TextStream
 
@@ -72,3 +76,28 @@ def _prompt_progress(stream: TextStream) -> str | None:
     if progress is None:
         return None
     return f"reading the prompt {bar(progress.done / max(1, progress.total))} of {progress.total} tokens"
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    pressed = False
+
+
+@contextlib.contextmanager
+def ctrl_c_calls(action: Callable[[], object]) -> Iterator[Interrupt]:
+    """Inside, the first Ctrl-C calls `action`, the second raises KeyboardInterrupt."""
+    interrupt = Interrupt()
+
+    def pressed(number: int, frame: FrameType | None) -> None:
+        if interrupt.pressed:
+            raise KeyboardInterrupt
+        interrupt.pressed = True
+        # On a thread of its own: the code that was interrupted may hold a lock that the action needs.
+        threading.Thread(target=action, daemon=True).start()
+
+    earlier = signal.signal(signal.SIGINT, pressed)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, earlier)

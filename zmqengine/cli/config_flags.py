@@ -7,7 +7,7 @@ from typing import Any, get_origin
 
 import click
 
-from zmqengine.cli.byte_size import byte_size, shown
+from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.option import Option, options_of
 
 _METAVARS = {"bytes": "SIZE", "s": "SECONDS", "ms": "MILLISECONDS", "tokens": "TOKENS"}

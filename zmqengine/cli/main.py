@@ -42,15 +42,15 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Those that are installed, the common ones first."""
-        return [name for name in COMMANDS if importlib.util.find_spec(f"zmqengine.cli.{name}")]
+        return [name for name in COMMANDS if importlib.util.find_spec(f"zmqengine.cli.commands.{name}")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"zmqengine.cli.{cmd_name}")
+        module = importlib.import_module(f"zmqengine.cli.commands.{cmd_name}")
         command = getattr(module, cmd_name, None)
-        assert isinstance(command, click.Command), f"zmqengine.cli.{cmd_name} has no command {cmd_name!r}"
+        assert isinstance(command, click.Command), f"{module.__name__} has no command {cmd_name!r}"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tests.http.agents.requests import claude_request, words
 from tests.http.agents.scripted_agent import FACTS, TEMPLATE
 from tests.http.scripted import ScriptedClient, ScriptedStream
-from zmqengine.bench.random_tokenizer import train_tokenizer
+from zmqengine.bench.models.random_tokenizer import train_tokenizer
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http import HttpApp, HttpConfig

@@ -15,8 +15,8 @@ from tests.http.agents.scripted_agent import TEMPLATE
 from tests.http.agents.sse import events, types
 from tests.http.serving import WAIT_S, Front, post, serving
 from tests.support.workers import WorkerProcess
-from zmqengine.bench.model_shapes import SHAPES
-from zmqengine.bench.random_model import make_model
+from zmqengine.bench.models.model_shapes import SHAPES
+from zmqengine.bench.models.random_model import make_model
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine_http import HttpConfig
 

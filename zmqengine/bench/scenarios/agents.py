@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from zmqengine.bench.load import collector_off
-from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.load.loops import collector_off
+from zmqengine.bench.load.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.load.prompts import Prompts
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.prompts import Prompts
-from zmqengine.bench.records import RequestRecord, RequestSpec
 from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.targets.records import RequestRecord, RequestSpec
 
 
 def cases(options: ScenarioOptions) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from zmqengine.bench.load import thinking_users
-from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.load.loops import thinking_users
+from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.scenarios.context import Context, Scenario
 

@@ -11,8 +11,8 @@ import time
 
 import numpy
 
-from zmqengine.bench.load import collector_off, outcomes_of, streams_in_flight
-from zmqengine.bench.measures import Measures, summarise, ttft_ms
+from zmqengine.bench.load.loops import collector_off, outcomes_of, streams_in_flight
+from zmqengine.bench.load.measures import Measures, summarise, ttft_ms
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.scenarios.context import Context, Scenario
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from zmqengine.bench.load import records_of
-from zmqengine.bench.measures import Measures
+from zmqengine.bench.load.loops import records_of
+from zmqengine.bench.load.measures import Measures
+from zmqengine.bench.load.prompts import Prompts
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.prompts import Prompts
-from zmqengine.bench.records import RequestRecord
-from zmqengine.bench.server_usage import ServerUsage
-from zmqengine.bench.targets import Outcome, Session, TargetSpec
+from zmqengine.bench.targets.records import RequestRecord
+from zmqengine.bench.targets.server_usage import ServerUsage
+from zmqengine.bench.targets.target import Outcome, Session, TargetSpec
 
 
 @dataclass(frozen=True)

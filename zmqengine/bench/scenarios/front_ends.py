@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zmqengine.bench.load_process import LoadJob
-from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.load.load_process import LoadJob
+from zmqengine.bench.load.measures import Measures, summarise
+from zmqengine.bench.load.processes import run_together
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.processes import run_together
 from zmqengine.bench.scenarios.context import Context, Scenario
 
 HINDERED = " hindered"

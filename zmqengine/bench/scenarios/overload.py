@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zmqengine.bench.load import open_loop
-from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.load.loops import open_loop
+from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.scenarios.context import Context, Scenario
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zmqengine.bench.load import closed_loop
-from zmqengine.bench.measures import Measures, spread, summarise, ttft_ms
+from zmqengine.bench.load.loops import closed_loop
+from zmqengine.bench.load.measures import Measures, spread, summarise, ttft_ms
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.scenarios.context import Context, Scenario
 

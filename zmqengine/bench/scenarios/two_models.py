@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from zmqengine.bench.load import closed_loop
-from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.load.loops import closed_loop
+from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.records import RequestSpec
 from zmqengine.bench.scenarios.context import Context, Scenario
-from zmqengine.bench.targets import Outcome, TargetError
+from zmqengine.bench.targets.records import RequestSpec
+from zmqengine.bench.targets.target import Outcome, TargetError
 
 
 def cases(options: ScenarioOptions) -> list[str]:

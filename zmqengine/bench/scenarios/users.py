@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqengine.bench.load import closed_loop
-from zmqengine.bench.load_process import LoadJob
-from zmqengine.bench.measures import Measures, summarise
+from zmqengine.bench.load.load_process import LoadJob
+from zmqengine.bench.load.loops import closed_loop
+from zmqengine.bench.load.measures import Measures, summarise
+from zmqengine.bench.load.processes import run_together
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.processes import run_together
-from zmqengine.bench.records import RequestSpec
 from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.targets.records import RequestSpec
 
 
 def cases(options: ScenarioOptions) -> list[str]:

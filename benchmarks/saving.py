@@ -1,0 +1,218 @@
+"""`python -m benchmarks.saving`: decode speed lost while cached prompts are written to disk.
+
+One engine, in one process and without a client. Each round reads prompts of some size together, then lets rows decode
+twice: once without the tier on disk being asked to save anything, and once with it saving as the worker has it do,
+until all is on disk. Which of them is first alternates.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from zmqengine.bench.arguments import with_settings
+from zmqengine.bench.models.model_facts import model_directory, model_facts
+from zmqengine.bench.reports import machine as this_machine
+from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.cli.commands.bench import finish, out_option, ranges_option, seed_option, show_progress
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.options import EngineOptions
+from zmqengine.worker.requests.preparing import Preparer
+from zmqengine.worker.requests.prompt_disk import PromptDisk
+
+Progress = Callable[[str], None]
+ALONE, SAVING = "undisturbed", "while saving"
+_SETTLE_STEPS = 20
+
+
+class SavingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes. A round writes about `round_bytes` of prompts of `read_tokens`, and takes `steps_min` steps each way or
+    more; rows that decode have read `prompt_tokens`."""
+
+    rows: int = 8
+    prompt_tokens: int = 64
+    round_bytes: int = 128 << 20
+    read_tokens: int = 1024
+    steps_min: int = 200
+
+
+class SavingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Prompts are kept in a new directory in `directory`, the system's for such if empty."""
+
+    model: str = "pico"
+    directory: str = ""
+    options: SavingOptions = SavingOptions()
+    rounds: int = 8
+    seed: int = 0
+
+
+class _Stretch(msgspec.Struct, frozen=True):
+    tokens: int
+    steps: int
+    seconds: float
+    written_bytes: int
+
+    def cell(self, case: str, target: str, number: int) -> Cell:
+        measures: dict[str, float] = {"tokens_per_s": self.tokens / self.seconds, "wall_s": self.seconds}
+        if self.written_bytes:
+            measures["written_bytes"] = self.written_bytes
+        return Cell(scenario="saving", case=case, target=target, round=number, measures=measures)
+
+
+def saving(plan: SavingPlan, on_progress: Progress) -> Report:
+    """Run the rounds. Nothing is left on disk."""
+    setting = this_machine.setting()
+    model = str(model_directory(plan.model))
+    options = plan.options
+    cells: list[Cell] = []
+    with tempfile.TemporaryDirectory(prefix="zmqengine-bench-", dir=plan.directory or None) as directory:
+        run = _Run(model, Path(directory), options, plan.seed)
+        steps = options.steps_min
+        try:
+            for number in range(-1, plan.rounds):
+                on_progress(f"saving: round {number + 1} of {plan.rounds}, reading prompts")
+                run.read_prompts()
+                found: dict[str, _Stretch] = {}
+                for target in (ALONE, SAVING) if number % 2 else (SAVING, ALONE):
+                    on_progress(f"saving: round {number + 1} of {plan.rounds}, {target}")
+                    # New rows: those that have decoded for longer are slower.
+                    run.start_rows()
+                    found[target] = run.save_all() if target == SAVING else run.decode(steps)
+                    run.end_rows()
+                    steps = max(options.steps_min, found[target].steps)
+                # The first is to get warm, and to learn how many steps a round takes.
+                if number >= 0:
+                    case = f"{options.rows} rows, {options.round_bytes >> 20} MiB a round"
+                    cells += [found[target].cell(case, target, number) for target in (ALONE, SAVING)]
+        finally:
+            run.close()
+    return Report(
+        kind="saving",
+        model=model_facts(plan.model),
+        options={**msgspec.to_builtins(options), "rounds": plan.rounds, "seed": plan.seed},
+        base=ALONE,
+        targets=[TargetFacts(label=label, kind="engine", facts=run.facts) for label in (ALONE, SAVING)],
+        cells=cells,
+        **setting,
+    )
+
+
+class _Run:
+    """An engine with a tier on disk, and rows that decode in it."""
+
+    def __init__(self, model: str, directory: Path, options: SavingOptions, seed: int) -> None:
+        from zmqengine.engine.open import open_mlx_engine
+
+        self._options = options
+        self._files = directory
+        opened = open_mlx_engine(
+            model,
+            EngineOptions(
+                rows_max=options.rows,
+                cache_dir=str(directory),
+                prompt_cache_bytes=2 * options.round_bytes,
+                cache_dir_free_bytes=0,
+                speculate="off",
+            ),
+        )
+        self.facts = opened.facts
+        self._engine = opened.engine
+        assert opened.engine.disk is not None, "prompts of this model cannot be kept"
+        self._tier = opened.engine.disk
+        self._disk = PromptDisk(self._tier, Preparer(lambda: None), lambda: 0)
+        self._draw = random.Random(seed)
+        self._ids = count(1)
+        self._rows: list[int] = []
+        self._prompt_bytes = 0
+
+    def read_prompts(self) -> None:
+        """Read as much as a round is to write, and keep it in memory."""
+        taken = 0
+        while taken < self._options.round_bytes:
+            self._engine.insert([self._request(self._options.read_tokens, 1)])
+            while self._engine.stats().rows_prefilling or self._engine.stats().rows_decoding:
+                self._engine.next()
+            # All of them are as long as the first one, which nothing had to make room for.
+            self._prompt_bytes = self._prompt_bytes or self._engine.memory().prompt_cache
+            taken += self._prompt_bytes
+
+    def start_rows(self) -> None:
+        """Rows that decode until `end_rows`."""
+        requests = [self._request(self._options.prompt_tokens, 1 << 20) for _ in range(self._options.rows)]
+        self._rows = [request.row for request in requests]
+        self._engine.insert(requests)
+        while self._engine.stats().rows_prefilling:
+            self._engine.next()
+        self.decode(_SETTLE_STEPS)
+
+    def end_rows(self) -> None:
+        """Take the rows out."""
+        self._engine.remove(self._rows)
+
+    def decode(self, steps: int) -> _Stretch:
+        """So many steps."""
+        return self._stretch(lambda done: done < steps, lambda step_s: None)
+
+    def save_all(self) -> _Stretch:
+        """Steps, with what the worker does after each, until all that was read is on disk."""
+        before = self._written()
+        stretch = self._stretch(
+            lambda done: done < self._options.steps_min or self._is_saving,
+            self._disk.save,
+        )
+        return msgspec.structs.replace(stretch, written_bytes=self._written() - before)
+
+    @property
+    def _is_saving(self) -> bool:
+        return self._disk.has_work or bool(self._tier.numbers()["waiting_bytes"])
+
+    def close(self) -> None:
+        """End the engine and the thread that writes."""
+        self._tier.close()
+        self._engine.close()
+
+    def _stretch(self, goes_on: Callable[[int], bool], after: Callable[[float], None]) -> _Stretch:
+        tokens = steps = 0
+        started_s = time.perf_counter()
+        while goes_on(steps):
+            step_s = time.perf_counter()
+            tokens += len(self._engine.next().tokens)
+            after(time.perf_counter() - step_s)
+            steps += 1
+        return _Stretch(tokens, steps, time.perf_counter() - started_s, 0)
+
+    def _request(self, tokens: int, max_tokens: int) -> RowRequest:
+        prompt = [self._draw.randrange(1, self._engine.info.vocab_size) for _ in range(tokens)]
+        return RowRequest(next(self._ids), prompt, max_tokens)
+
+    def _written(self) -> int:
+        return sum(entry.stat().st_size for entry in os.scandir(self._files / "prompts") if entry.is_file())
+
+
+@click.command()
+@click.option("--model", default="pico", show_default=True, help="pico or a directory.")
+@click.option(
+    "--dir", "directory", default="", help="On the disk to be measured. [default: the temporary one]"
+)
+@click.option("--rounds", default=8, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=32.")
+@seed_option
+@out_option
+@ranges_option
+def main(settings: tuple[str, ...], out: Path | None, ranges: bool, **others: Any) -> None:
+    """Measure decode speed while prompts are written to disk: 1 GB in all."""
+    plan = SavingPlan(options=with_settings(SavingOptions(), settings), **others)
+    finish(saving(plan, show_progress), out, None, ranges)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The performance sections of two pages are made from kept reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.readme import BEGIN, END, main, rewrite, section, summary
+from tests.bench.reports import report_of
+from zmqengine.bench.reports.plot import plot
+from zmqengine.bench.reports.report import save
+from zmqengine.bench.targets.target import TargetError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_sections_are_rewritten_between_the_markers(tmp_path: Path) -> None:
+    """The rest of each page stays, the picture is a relative link, and a second run changes nothing."""
+    readme, results = tmp_path / "README.md", tmp_path / "benchmarks"
+    results.mkdir()
+    pages = (readme, results / "README.md")
+    for page in pages:
+        page.write_text(f"# before\n{BEGIN}\nold\n{END}\nafter\n")
+    report = report_of({"ours": [2.0], "theirs": [1.0]}, base="theirs", cases=["1", "4", "8"])
+    save(report, results / "users-25m.json")
+    plot(report, results / "users-25m.svg")
+    arguments = ["--results", str(results), "--readme", str(readme)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    texts = [page.read_text() for page in pages]
+    for text, picture in zip(texts, ("benchmarks/users-25m.svg", "users-25m.svg"), strict=True):
+        assert text.startswith("# before\n")
+        assert text.endswith(f"{END}\nafter\n")
+        assert "old" not in text
+        assert "| ours | 2 (x2.00) | 2 (x2.00) | 2 (x2.00) |" in text
+        assert f"]({picture})" in text
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert [page.read_text() for page in pages] == texts
+
+
+def test_the_sections_in_the_repository_are_those_of_the_kept_reports() -> None:
+    """Nobody edits a figure by hand."""
+    results = ROOT / "benchmarks"
+    for page, made in ((ROOT / "README.md", summary(results)), (results / "README.md", section(results))):
+        assert made in page.read_text()
+
+
+def test_a_readme_without_markers_is_left_alone() -> None:
+    """The error names the two lines it needs."""
+    with pytest.raises(TargetError, match="performance: begin"):
+        rewrite("# nothing here", f"{BEGIN}\n{END}")

@@ -1,0 +1,1 @@
+"""Prompts, closed and open loops, load processes, and the figures computed from records."""

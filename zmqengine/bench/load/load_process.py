@@ -1,0 +1,76 @@
+"""A front-end of its own: `python -m zmqengine.bench.load.load_process RESULT`, driven over its standard streams.
+
+In: a line with a LoadJob, later any line to start. Out: a line once the session is open, and one when the file RESULT
+has a LoadResult. So that the processes of one measurement start together, whatever their start-up took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from zmqengine.bench.load.loops import closed_loop
+from zmqengine.bench.targets.records import RequestRecord, RequestSpec
+from zmqengine.bench.targets.sessions import open_session
+from zmqengine.bench.targets.target import Outcome, TargetSpec
+
+try:
+    # Reading a stream over HTTP takes a third less with it, which is then not taken for the server's.
+    from uvloop import run
+except ImportError:
+    from asyncio import run  # type: ignore[assignment]
+
+READY = b"ready\n"
+DONE = b"done\n"
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process saw, and the processor time it took while the work ran."""
+
+    records: list[RequestRecord]
+    cpu_s: float
+
+
+class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed loop of `users` over `requests`."""
+
+    target: TargetSpec
+    requests: list[RequestSpec]
+    users: int
+    timeout_s: float
+
+
+async def run_job(job: LoadJob) -> tuple[list[Outcome], float]:
+    """Open a session, say so, wait for the word, and run. Also the processor time of the run."""
+    session = await open_session(job.target, timeout_s=job.timeout_s, streams=job.users)
+    try:
+        _say(READY)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        before_s = time.process_time()
+        outcomes = await closed_loop(session, job.requests, job.users)
+        return outcomes, time.process_time() - before_s
+    finally:
+        await session.close()
+
+
+def main() -> None:
+    """Run one job."""
+    job = msgspec.json.decode(sys.stdin.readline(), type=LoadJob)
+    outcomes, cpu_s = run(run_job(job))
+    result = LoadResult(records=[outcome.record() for outcome in outcomes], cpu_s=cpu_s)
+    # Not through the pipe: asyncio was seen to lose the end of long lines when the process is gone (Python 3.11.7).
+    Path(sys.argv[1]).write_bytes(msgspec.json.encode(result))
+    _say(DONE)
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Ways to put load on a session: users who wait for their answer, requests that arrive on time, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from zmqengine.bench.targets.records import RequestRecord, RequestSpec
+from zmqengine.bench.targets.sse import CountTokens
+from zmqengine.bench.targets.target import Outcome, Session, Stream
+
+
+async def closed_loop(session: Session, requests: Sequence[RequestSpec], users: int) -> list[Outcome]:
+    """Each of `users` sends the next request as soon as its last one has been answered."""
+    waiting = iter(requests)
+    outcomes: list[Outcome] = []
+
+    async def one_user() -> None:
+        for request in waiting:
+            outcomes.append(await session.send(request).outcome())
+
+    with collector_off():
+        await asyncio.gather(*(one_user() for _ in range(users)))
+    return outcomes
+
+
+async def thinking_users(
+    session: Session, requests: Sequence[Sequence[RequestSpec]], think_s: Sequence[Sequence[float]]
+) -> list[Outcome]:
+    """As `closed_loop`, with each user's own requests and the time it thinks before each of them."""
+    outcomes: list[Outcome] = []
+
+    async def one_user(own: Sequence[RequestSpec], pauses_s: Sequence[float]) -> None:
+        for request, pause_s in zip(own, pauses_s, strict=True):
+            await asyncio.sleep(pause_s)
+            outcomes.append(await session.send(request).outcome())
+
+    with collector_off():
+        await asyncio.gather(*map(one_user, requests, think_s))
+    return outcomes
+
+
+async def open_loop(
+    session: Session, requests: Sequence[RequestSpec], arrival_s: Sequence[float]
+) -> list[Outcome]:
+    """Each request is sent at its time, whatever became of those before. Outcomes in the order of requests."""
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    streams: list[Stream] = []
+    with collector_off():
+        for request, at_s in zip(requests, arrival_s, strict=True):
+            await asyncio.sleep(start_s + at_s - loop.time())
+            streams.append(session.send(request))
+        return await outcomes_of(streams)
+
+
+async def outcomes_of(streams: Sequence[Stream]) -> list[Outcome]:
+    """The outcomes of streams, in their order."""
+    return list(await asyncio.gather(*(stream.outcome() for stream in streams)))
+
+
+def records_of(outcomes: Sequence[Outcome], count_tokens: CountTokens | None) -> list[RequestRecord]:
+    """What was seen, read apart now that the clock has stopped."""
+    return [outcome.record(count_tokens) for outcome in outcomes]
+
+
+@asynccontextmanager
+async def streams_in_flight(session: Session, requests: Sequence[RequestSpec]) -> AsyncIterator[list[Stream]]:
+    """Streams that are left, if they still run, at the end of the block."""
+    streams = [session.send(request) for request in requests]
+    try:
+        yield streams
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await outcomes_of(streams)
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection of ours in the middle of somebody's inter-token latency."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,1 @@
+"""Models of random weights, and the facts of a model directory."""

@@ -1,0 +1,179 @@
+"""A model of random weights in mlx-lm's own directory format, for machines that cannot download one.
+
+It costs what a trained model of its shape costs and writes nonsense. Two things are not left to chance. It
+never ends an answer by itself, so every server makes exactly as many tokens as it was asked for; and it only
+picks tokens that are whole ASCII text, so that no server's detokeniser holds text back. Both by one channel of
+the hidden state that is constant and positive: embeddings set it, no layer writes to it, and the head weighs
+it with a large negative number for every token that must not come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from tokenizers import Tokenizer
+
+from zmqengine.bench.models.model_facts import CARD
+from zmqengine.bench.models.model_shapes import ModelShape
+from zmqengine.bench.models.random_tokenizer import CHAT_TEMPLATE, END, train_tokenizer, widened
+
+TRAINED_MAX = 8192
+"""Tokens that are learnt; a wider vocabulary is made up from them, which takes no time."""
+SHARD_BYTES_MAX = 2 * 10**9
+CONSTANT_CHANNEL = 0
+
+Weights = Iterator[tuple[str, mx.array]]
+
+
+def make_model(
+    shape_name: str, shape: ModelShape, out: Path, *, bits: int | None = None, seed: int = 0
+) -> None:
+    """Write a model of this shape into `out`, quantised to `bits` if that is given. The same seed, the same model."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = min(shape.vocabulary, shape.words)
+    tokenizer = train_tokenizer(min(words, TRAINED_MAX), seed)
+    if words > TRAINED_MAX:
+        tokenizer = widened(tokenizer, words)
+    tokenizer.save(str(out / "tokenizer.json"))
+    mx.random.seed(seed)
+    config = _config(shape, tokenizer)
+    weights = _weights(shape, silent_ids(tokenizer, shape.vocabulary))
+    if bits:
+        config["quantization"] = {"group_size": 32 if shape.hidden % 64 else 64, "bits": bits}
+        weights = _quantised(weights, **config["quantization"])
+    _write_shards(out, weights)
+    _write_json(out / "config.json", config)
+    _write_json(out / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+    _write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END,
+            "pad_token": END,
+            "model_max_length": shape.context_tokens,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    card = {
+        "shape": shape_name,
+        "parameters": shape.parameters,
+        "dtype": shape.dtype,
+        "bits": bits,
+        "seed": seed,
+    }
+    _write_json(out / CARD, card)
+
+
+def silent_ids(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
+    """Ids the model must never pick: special tokens, ids without a token, and all that is not whole ASCII text."""
+    texts = [tokenizer.decode([id_], skip_special_tokens=True) for id_ in range(tokenizer.get_vocab_size())]
+    speaking = {id_ for id_, text in enumerate(texts) if text.isascii() and text.strip().isalpha()}
+    return [id_ for id_ in range(vocabulary) if id_ not in speaking]
+
+
+def _weights(shape: ModelShape, silent: list[int]) -> Weights:
+    """Every tensor of mlx-lm's llama, one at a time, so that an 8B model needs little memory to make."""
+    dtype, hidden, head = getattr(mx, shape.dtype), shape.hidden, shape.hidden // shape.heads
+
+    def linear(rows: int, columns: int) -> mx.array:
+        return mx.random.normal((rows, columns), scale=columns**-0.5).astype(dtype)
+
+    def into_hidden(columns: int) -> mx.array:
+        weight = linear(hidden, columns)
+        weight[CONSTANT_CHANNEL] = 0
+        return weight
+
+    ones = mx.ones((hidden,), dtype=dtype)
+    embedding = linear(shape.vocabulary, hidden)
+    embedding[:, CONSTANT_CHANNEL] = 1
+    yield "model.embed_tokens.weight", embedding
+    for layer in range(shape.layers):
+        name = f"model.layers.{layer}"
+        yield f"{name}.self_attn.q_proj.weight", linear(shape.heads * head, hidden)
+        yield f"{name}.self_attn.k_proj.weight", linear(shape.kv_heads * head, hidden)
+        yield f"{name}.self_attn.v_proj.weight", linear(shape.kv_heads * head, hidden)
+        yield f"{name}.self_attn.o_proj.weight", into_hidden(shape.heads * head)
+        yield f"{name}.mlp.gate_proj.weight", linear(shape.intermediate, hidden)
+        yield f"{name}.mlp.up_proj.weight", linear(shape.intermediate, hidden)
+        yield f"{name}.mlp.down_proj.weight", into_hidden(shape.intermediate)
+        yield f"{name}.input_layernorm.weight", ones
+        yield f"{name}.post_attention_layernorm.weight", ones
+    yield "model.norm.weight", ones
+    head_weight = linear(shape.vocabulary, hidden)
+    head_weight[:, CONSTANT_CHANNEL] = 0
+    ids = mx.array(silent)
+    head_weight[ids] = 0
+    head_weight[ids, CONSTANT_CHANNEL] = -1000
+    yield "lm_head.weight", head_weight
+
+
+def _quantised(weights: Weights, group_size: int, bits: int) -> Weights:
+    for name, weight in weights:
+        if weight.ndim == 1:
+            yield name, weight
+            continue
+        packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
+        stem = name.removesuffix(".weight")
+        yield f"{stem}.weight", packed
+        yield f"{stem}.scales", scales
+        yield f"{stem}.biases", biases
+
+
+def _write_shards(out: Path, weights: Weights) -> None:
+    for old in out.glob("model*.safetensors*"):
+        old.unlink()
+    places: dict[str, str] = {}
+    total = 0
+    for number, shard in enumerate(_shards(weights), 1):
+        name = f"model-{number:05d}.safetensors"
+        mx.save_safetensors(str(out / name), shard, metadata={"format": "mlx"})
+        places |= dict.fromkeys(shard, name)
+        total += sum(weight.nbytes for weight in shard.values())
+    _write_json(
+        out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places}
+    )
+
+
+def _shards(weights: Weights) -> Iterator[dict[str, mx.array]]:
+    shard: dict[str, mx.array] = {}
+    held = 0
+    for name, weight in weights:
+        mx.eval(weight)
+        if shard and held + weight.nbytes > SHARD_BYTES_MAX:
+            yield shard
+            shard, held = {}, 0
+        shard[name] = weight
+        held += weight.nbytes
+    yield shard
+
+
+def _config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.hidden // shape.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.context_tokens,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": shape.dtype,
+        "eos_token_id": tokenizer.token_to_id(END),
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Reports: facts, figures over rounds, tables, plots and comparisons."""

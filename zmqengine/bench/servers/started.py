@@ -1,0 +1,232 @@
+"""Servers that a run starts for itself: ours, `mlx_lm.server`, the SMG gateway. Each ends with the run.
+
+All get the same tuned BLAS on one thread, and a port that was free a moment ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from zmqengine.bench.models.model_facts import model_directory
+from zmqengine.bench.servers.gateway import WIRES, Wire, smg_commands
+from zmqengine.bench.targets.target import TargetError, TargetSpec
+from zmqengine.config import WorkerConfig
+from zmqengine.worker.process.parent import WORKER_CONFIG
+
+START_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 10.0
+ONE_THREAD = dict.fromkeys(
+    (
+        "OPENBLAS_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "BLIS_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    ),
+    "1",
+)
+
+
+class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which servers a run starts. `model` is what our worker takes: `pico`, a directory or a hub id.
+
+    `http` of our front-ends share the worker, and with `smg` a gateway over each of its two wires does. `mlx_lm` needs
+    a directory or a hub id. With `second`, each kind is
+    started twice, for `two-models`. `slots` is how many requests each server takes at a time; 0 leaves its own.
+    """
+
+    model: str
+    worker: bool = True
+    http: int = 0
+    mlx_lm: bool = False
+    smg: bool = False
+    second: bool = False
+    slots: int = 0
+    engine: str = "mlx"
+
+
+@asynccontextmanager
+async def started(plan: StartPlan) -> AsyncIterator[list[TargetSpec]]:
+    """The targets of the servers in `plan`, all of them ready; they are ended by process id on the way out."""
+    with tempfile.TemporaryDirectory(prefix="zmqengine-bench-", dir="/tmp") as directory:
+        servers = _Servers(Path(directory))
+        try:
+            targets = []
+            for suffix in ("", " (second)") if plan.second else ("",):
+                targets += await servers.start(plan, suffix)
+            yield targets
+        finally:
+            servers.end()
+
+
+class _Servers:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    async def start(self, plan: StartPlan, suffix: str) -> list[TargetSpec]:
+        targets = []
+        if plan.worker or plan.http or plan.smg:
+            worker = self._start_worker(plan, suffix)
+            await self._until_worker_ready(worker)
+            targets += [worker] if plan.worker else []
+            targets += [await self._start_http(worker, number, suffix) for number in range(plan.http)]
+            targets += [await self._start_smg(worker, wire, suffix) for wire in WIRES if plan.smg]
+        if plan.mlx_lm:
+            targets.append(await self._start_mlx_lm(plan, suffix))
+        return targets
+
+    def _start_worker(self, plan: StartPlan, suffix: str) -> TargetSpec:
+        address = f"ipc://{self._directory}/{len(self._processes)}/ctl"
+        config = WorkerConfig(
+            model=plan.model,
+            bind=address,
+            engine=plan.engine,
+            supervise=False,
+            die_with_parent=True,
+            log_level="warning",
+            rows_max=plan.slots or WorkerConfig().rows_max,
+            # Others make each token by itself, and random weights soon repeat themselves: `bench speculation` is apart.
+            speculate="off",
+        )
+        process = self._spawn(
+            "worker" + suffix, ["-m", "zmqengine.worker"], {WORKER_CONFIG: config.to_json()}
+        )
+        return TargetSpec(
+            label="zmqengine" + suffix, kind="worker", address=address, worker=address, pids=[process.pid]
+        )
+
+    async def _start_http(self, worker: TargetSpec, number: int, suffix: str) -> TargetSpec:
+        port = _free_port()
+        label = f"zmqengine http{f' {number + 1}' if number else ''}{suffix}"
+        arguments = ["http", "--worker", worker.address, "--port", str(port), "--log-level", "warning"]
+        process = self._spawn(label, ["-m", "zmqengine.cli.main", *arguments])
+        url = f"http://127.0.0.1:{port}"
+        await self._until_answers(label, process, f"{url}/ready")
+        models = msgspec.json.decode(await _get(f"{url}/v1/models"))
+        return TargetSpec(
+            label=label,
+            kind="http",
+            address=f"{url}/v1",
+            model=models["data"][0]["id"],
+            worker=worker.address,
+            pids=[process.pid, *worker.pids],
+        )
+
+    async def _start_smg(self, worker: TargetSpec, wire: Wire, suffix: str) -> TargetSpec:
+        label = f"smg {wire}{suffix}"
+        port = _free_port()
+        commands = smg_commands(wire, worker.address, self._directory, (port, _free_port(), _free_port()))
+        adapter_label = f"{label} adapter"
+        adapter = self._spawn(adapter_label, commands.adapter)
+        written = commands.tokenizer / "config.json"
+        await self._until(adapter_label, adapter, lambda: asyncio.to_thread(written.read_bytes))
+        gateway = self._spawn(label, commands.gateway)
+        url = f"http://127.0.0.1:{port}"
+        models = msgspec.json.decode(await self._until_answers(label, gateway, f"{url}/v1/models"))
+        # It lists a model before it has loaded the tokenizer.
+        first = msgspec.json.encode({"model": models["data"][0]["id"], "prompt": "Hello", "max_tokens": 1})
+        await self._until(label, gateway, lambda: _get(f"{url}/v1/completions", first))
+        return TargetSpec(
+            label=label,
+            kind="http",
+            address=f"{url}/v1",
+            model=models["data"][0]["id"],
+            worker=worker.address,
+            pids=[gateway.pid, adapter.pid, *worker.pids],
+        )
+
+    async def _start_mlx_lm(self, plan: StartPlan, suffix: str) -> TargetSpec:
+        port, label = _free_port(), "mlx_lm.server" + suffix
+        model = str(model_directory(plan.model))
+        arguments = ["--model", model, "--port", str(port), "--log-level", "WARNING"]
+        if plan.slots:
+            arguments += ["--decode-concurrency", str(plan.slots), "--prompt-concurrency", str(plan.slots)]
+        process = self._spawn(label, ["-m", "zmqengine.bench.servers.mlx_lm_server", *arguments])
+        url = f"http://127.0.0.1:{port}"
+        await self._until_answers(label, process, f"{url}/health")
+        return TargetSpec(
+            label=label, kind="http", address=f"{url}/v1", model="default_model", pids=[process.pid]
+        )
+
+    def _spawn(
+        self, label: str, arguments: Sequence[str], extra: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        with self._log(label).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1", **(extra or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes.append(process)
+        return process
+
+    def _log(self, label: str) -> Path:
+        return self._directory / f"{label.replace(' ', '-')}.log"
+
+    async def _until_worker_ready(self, worker: TargetSpec) -> None:
+        from zmqengine.bench.targets.worker_target import WorkerSession
+
+        session = await WorkerSession.open(worker, timeout_s=START_TIMEOUT_S)
+        await session.close()
+
+    async def _until_answers(self, label: str, process: subprocess.Popen[bytes], url: str) -> bytes:
+        return await self._until(label, process, lambda: _get(url))
+
+    async def _until(
+        self, label: str, process: subprocess.Popen[bytes], probe: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """What `probe` returns once it raises OSError no more."""
+        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
+        while asyncio.get_running_loop().time() < deadline_s:
+            if process.poll() is not None:
+                break
+            try:
+                return await probe()
+            except OSError:
+                await asyncio.sleep(0.1)
+        lines = self._log(label).read_text(errors="replace").strip().splitlines()[-3:]
+        raise TargetError(f"{label} did not start: {' | '.join(lines) or 'no answer'}")
+
+    def end(self) -> None:
+        """Ask each to end, then insist. The log of one that failed stays on the terminal."""
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def _get(url: str, content: bytes | None = None) -> bytes:
+    """The body of a 200 answer to a GET, or to a POST of `content`; OSError for any other."""
+    import urllib.request
+
+    def get() -> bytes:
+        request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            body: bytes = response.read()
+            return body
+
+    return await asyncio.get_running_loop().run_in_executor(None, get)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,148 @@
+"""Our worker as a target, through the plain client library: what a front-end of one's own sees."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from zmqengine.bench.targets.records import Arrival, RequestRecord, RequestSpec
+from zmqengine.bench.targets.sse import CountTokens
+from zmqengine.bench.targets.target import TargetError, TargetSpec
+from zmqengine.errors import ZmqEngineError
+from zmqengine_client import AsyncClient
+
+Clock = Callable[[], float]
+
+
+class WorkerOutcome:
+    """An answer of our worker: its record needs no more work."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+
+    def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
+        """What was seen of it."""
+        return self._record
+
+
+class WorkerStream:
+    """A request in flight, read token by token."""
+
+    def __init__(self, session: WorkerSession, request: RequestSpec) -> None:
+        self._session = session
+        self._started_s = session.clock()
+        self._arrivals: list[Arrival] = []
+        self._wanted = 0
+        self._reached = asyncio.Event()
+        self._cancelled = False
+        self._stream = session.client.generate_tokens(
+            request.prompt_ids,
+            max_tokens=request.max_tokens,
+            ignore_eos=True,
+            constraint=request.constraint,
+        )
+        self._task = asyncio.ensure_future(self._run())
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks of tokens have arrived."""
+        return len(self._arrivals)
+
+    async def wait_chunks(self, chunks: int) -> bool:
+        """Wait for so many chunks of tokens."""
+        if self.chunks < chunks and not self._task.done():
+            self._wanted = chunks
+            self._reached.clear()
+            await self._reached.wait()
+        return self.chunks >= chunks
+
+    def cancel(self) -> None:
+        """Stop reading, which aborts the request."""
+        if not self._task.done():
+            self._cancelled = True
+            self._task.cancel()
+
+    async def outcome(self) -> WorkerOutcome:
+        """Wait for the end."""
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if not (self._cancelled and self._task.cancelled()):
+                raise
+            return self._left()
+
+    def _left(self) -> WorkerOutcome:
+        return WorkerOutcome(
+            RequestRecord(
+                started_s=self._started_s,
+                ended_s=self._session.clock(),
+                arrivals=self._arrivals,
+                finish="abort",
+                cancelled=True,
+            )
+        )
+
+    async def _run(self) -> WorkerOutcome:
+        error = ""
+        try:
+            await asyncio.wait_for(self._read(), self._session.timeout_s)
+        except ZmqEngineError as failure:
+            error = f"{failure.code}: {failure.message}"
+        except asyncio.TimeoutError:
+            error = f"no end within {self._session.timeout_s:g} s"
+        finally:
+            self._reached.set()
+        ended_s = self._session.clock()
+        completion = None if error else self._stream.result
+        return WorkerOutcome(
+            RequestRecord(
+                started_s=self._started_s,
+                ended_s=ended_s,
+                arrivals=self._arrivals,
+                prompt_tokens=completion.prompt_tokens if completion else 0,
+                cached_tokens=completion.cached_tokens if completion else None,
+                finish=completion.finish if completion else "",
+                error=error,
+                output_ids=list(completion.tokens) if completion else [],
+            )
+        )
+
+    async def _read(self) -> None:
+        clock, arrivals = self._session.clock, self._arrivals
+        async with self._stream as stream:
+            async for chunk in stream:
+                arrivals.append(Arrival(clock(), len(chunk.tokens)))
+                if self._wanted and len(arrivals) >= self._wanted:
+                    self._wanted = 0
+                    self._reached.set()
+
+
+class WorkerSession:
+    """One session with one worker."""
+
+    def __init__(self, client: AsyncClient, *, timeout_s: float, clock: Clock = time.perf_counter) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self.clock = clock
+
+    @classmethod
+    async def open(cls, spec: TargetSpec, *, timeout_s: float) -> WorkerSession:
+        """A session with a worker that is ready. Raises TargetError if it cannot be reached."""
+        client = AsyncClient(spec.address, name="zmqengine bench")
+        try:
+            await client.wait_ready()
+        except ZmqEngineError as error:
+            await client.close()
+            raise TargetError(f"{spec.label}: {error}") from error
+        return cls(client, timeout_s=timeout_s)
+
+    def send(self, request: RequestSpec) -> WorkerStream:
+        """Insert a request."""
+        if not request.prompt_ids:
+            raise TargetError("a worker takes token ids, and no tokenizer is known")
+        return WorkerStream(self, request)
+
+    async def close(self) -> None:
+        """Say bye; what runs is aborted."""
+        await self.client.close()

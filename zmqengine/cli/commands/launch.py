@@ -1,0 +1,163 @@
+"""`zmqengine launch`: point an agent at a front-end, by its own variables and settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import click
+
+from zmqengine.cli.commands.launch_programs import NO_KEY, PROGRAMS, FrontEnd, Program, Setup
+
+WAIT_S = 120.0
+_CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
+    "messages": (
+        "/v1/messages",
+        {"max_tokens": 1, "tools": [{"name": "look", "input_schema": {"type": "object"}}]},
+    ),
+    "responses": (
+        "/v1/responses",
+        {"max_output_tokens": 16, "tools": [{"type": "function", "name": "look"}]},
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        {"max_tokens": 1, "tools": [{"type": "function", "function": {"name": "look"}}]},
+    ),
+}
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("program", type=click.Choice(list(PROGRAMS)))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the front-end is.")
+@click.option("--model", help="A name from its /v1/models. [default: the first that is no alias]")
+@click.option(
+    "--api-key", envvar="ZMQENGINE_API_KEY", help="A key, if it asks for one. [env: ZMQENGINE_API_KEY]"
+)
+@click.option("--run", is_flag=True, help="Start the program instead of printing what it needs.")
+def launch(
+    program: str, arguments: tuple[str, ...], url: str, model: str | None, api_key: str | None, run: bool
+) -> int:
+    """Print the environment and settings that point PROGRAM at a front-end, or start it with them (--run).
+
+    First a request of the kind that the program makes checks that the front-end answers. ARGUMENTS go to the program.
+    """
+    entry = PROGRAMS[program]
+    http = _Http(url.rstrip("/"), api_key)
+    name, context_tokens = http.choose_model(model)
+    folder = Path(click.get_app_dir("zmqengine")) / "launch"
+    front_end = FrontEnd(http.url, name, context_tokens, str(folder), api_key or NO_KEY)
+    for line in (*http.complaints(entry, name), *_too_small(entry, front_end)):
+        click.echo(f"zmqengine: {line}", err=True)
+    setup = entry.setup(front_end)
+    for path, content in setup.files.items():
+        _write(Path(path), http.get_text(content) if content.startswith(http.url) else content)
+    command = [entry.command, *setup.arguments, *arguments]
+    if not run:
+        _show(entry, front_end, setup, command)
+        return 0
+    if shutil.which(entry.command) is None:
+        raise click.ClickException(f"there is no {entry.command}; install it with: {entry.install}")
+    os.execvpe(entry.command, command, {**os.environ, **setup.environment})
+
+
+class _Http:
+    """A front-end, asked over HTTP. Every failure is one line that says what to do."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url
+        self._key = key
+        # A proxy from the environment has no part in what runs here.
+        self._opener = build_opener(ProxyHandler({}))
+
+    def choose_model(self, name: str | None) -> tuple[str, int]:
+        """The model of that name, or the first that is no alias, and its context."""
+        cards = json.loads(self.get_text(f"{self.url}/v1/models"))["data"]
+        by_name = {card["id"]: int(card["max_model_len"]) for card in cards}
+        if not by_name:
+            raise click.ClickException(
+                f"no model is ready at {self.url}: start a worker with `zmqengine worker`, or wait until it has loaded"
+            )
+        if name is not None and name not in by_name:
+            raise click.ClickException(f"there is no model {name!r} at {self.url}, only {', '.join(by_name)}")
+        chosen = name or next(
+            (card["id"] for card in cards if card["id"] == card["root"]), next(iter(by_name))
+        )
+        return chosen, by_name[chosen]
+
+    def complaints(self, program: Program, model: str) -> list[str]:
+        """What a request like the program's own is answered with, if that is not an answer."""
+        path, fields = _CHECKS[program.api]
+        said = "input" if program.api == "responses" else "messages"
+        body = {"model": model, said: [{"role": "user", "content": "Hello"}], **fields}
+        try:
+            self._ask(f"{self.url}{path}", json.dumps(body).encode())
+        except HTTPError as error:
+            message = _message(error)
+            if error.code == 400 and "tools" in message:
+                return [f"{model} takes no tools, so {program.title} can only talk with it"]
+            raise click.ClickException(f"{self.url}{path} answers {error.code}: {message}") from None
+        return []
+
+    def get_text(self, url: str) -> str:
+        """What a GET gives."""
+        try:
+            return self._ask(url, None)
+        except HTTPError as error:
+            raise click.ClickException(f"{url} answers {error.code}: {_message(error)}") from None
+
+    def _ask(self, url: str, body: bytes | None) -> str:
+        headers = {"content-type": "application/json"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        try:
+            with self._opener.open(Request(url, body, headers), timeout=WAIT_S) as response:
+                return str(response.read().decode())
+        except HTTPError:
+            raise
+        except (URLError, OSError, ValueError) as error:
+            raise click.ClickException(
+                f"nothing answers at {self.url} ({error}): start a front-end with `zmqengine http`, or give its --url"
+            ) from None
+
+
+def _message(error: HTTPError) -> str:
+    text = error.read().decode("utf-8", "replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200]
+
+
+def _too_small(program: Program, front_end: FrontEnd) -> list[str]:
+    if front_end.context_tokens >= program.context_tokens_min:
+        return []
+    return [
+        f"{front_end.model} has a context of {front_end.context_tokens} tokens; {program.title} needs some "
+        f"{program.context_tokens_min} to work with"
+    ]
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(content, encoding="utf-8")
+
+
+def _show(program: Program, front_end: FrontEnd, setup: Setup, command: list[str]) -> None:
+    """As lines for a shell: comments, exports, and the command as the last comment."""
+    click.echo(
+        f"# {program.title} with {front_end.model} ({front_end.context_tokens} tokens) at {front_end.url}"
+    )
+    for path in setup.files:
+        click.echo(f"# written: {path}")
+    for name, value in setup.environment.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+    click.echo(f"# then: {shlex.join(command)}")
+    click.echo(f"# For the prompt cache: {program.advice}")
