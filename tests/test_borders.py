@@ -45,11 +45,12 @@ ALLOWED = {
     "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol", "zmqengine.sampling_params"},
     "zmqengine.client_rules": {"zmqengine.errors"},
     "zmqengine.option": {"zmqengine.errors"},
+    "zmqengine.paths": set(),
     "zmqengine.config": {
         "zmqengine.client_rules", "zmqengine.engine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
     },
     "zmqengine.engine": {
-        "zmqengine.checkpoint", "zmqengine.errors", "zmqengine.engine", "zmqengine.option",
+        "zmqengine.checkpoint", "zmqengine.errors", "zmqengine.engine", "zmqengine.option", "zmqengine.paths",
         "zmqengine.request_rules", "zmqengine.sampling_params",
     },
     "zmqengine.pico": set(),
@@ -75,8 +76,8 @@ ALLOWED = {
         "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
     },
     "zmqengine_client": {
-        "zmqengine", "zmqengine.errors", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.sampling_params",
-        "zmqengine_client",
+        "zmqengine", "zmqengine.errors", "zmqengine.paths", "zmqengine.protocol", "zmqengine.request_rules",
+        "zmqengine.sampling_params", "zmqengine_client",
     },
     "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
         "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine_client", "zmqengine_http",

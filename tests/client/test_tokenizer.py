@@ -14,7 +14,7 @@ from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_client.text.tokenizer_cache import TokenizerDirectory, default_directory
+from zmqengine_client.text.tokenizer_cache import TokenizerDirectory
 
 
 def bundle(name: str = "h1", **fields: object) -> TokenizerBundle:
@@ -145,9 +145,3 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     cache = TokenizerDirectory(tmp_path)
     cache.store(bundle())
     assert cache.load("h1") is None
-
-
-def test_the_cache_directory_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By our own variable first, then as the system has it."""
-    monkeypatch.setenv("ZMQENGINE_CACHE_DIR", "/x/y")
-    assert default_directory() == Path("/x/y")

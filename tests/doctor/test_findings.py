@@ -152,3 +152,13 @@ def test_a_directory_without_the_right_to_write_is_told(base: Path) -> None:
         pytest.skip("root may write everywhere")
     base.mkdir(mode=0o500)
     assert bad(look_at_sockets()) == [("fail", "sockets")]
+
+
+def test_the_supported_releases_of_mlx_lm_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order the metadata has them; nothing is said where there is none."""
+    monkeypatch.setattr(
+        "importlib.metadata.requires", lambda name: ["mlx>=1", "mlx-lm<=0.32.2,>=0.32.0; extra"]
+    )
+    assert machine.tested_mlx_lm() == ("0.32.0", "0.32.2")
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: None)
+    assert machine.tested_mlx_lm() == ("", "")

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from tests.support.models import CHAT_TEMPLATE, EOS, VOCAB_SIZE
 from zmqengine import pico
-from zmqengine.engine.load.loader import context_tokens, find_arrays, load
+from zmqengine.checkpoint.cache_shape import context_tokens
+from zmqengine.engine.load.loader import find_arrays, load
 from zmqengine.engine.open import open_mlx_engine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ModelLoadError

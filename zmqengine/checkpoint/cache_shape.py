@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GROWTH_TOKENS = 256
-"""By so many tokens at a time mlx-lm's caches grow."""
+"""Tokens by which mlx-lm's KV caches grow at a time."""
 _FIXED_KINDS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "rwkv"}
 _FIXED_MODELS = {"mamba", "mamba2", "rwkv7"}
 _CONTEXT_KEYS = (
@@ -19,6 +19,8 @@ _CONTEXT_KEYS = (
     "n_ctx",
     "model_max_length",
 )
+_CONTEXT_TOKENS_UNKNOWN = 8192
+_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,22 @@ def shape_of(config: Mapping[str, Any]) -> ConfigShape:
         fixed_layers=kinds.count("fixed"),
         numbers_per_token=_numbers_per_token(text),
         sliding_tokens=_number(text, "sliding_window", "attention_window_size") or 0,
-        context_tokens=_number(text, *_CONTEXT_KEYS) or _number(config, *_CONTEXT_KEYS) or 8192,
+        context_tokens=context_tokens(config),
         latent=bool(text.get("kv_lora_rank")),
     )
 
 
+def context_tokens(config: Mapping[str, Any]) -> int:
+    """The longest context that a model was made for, prompt and output together."""
+    for part in (config, *(config.get(name) for name in _LANGUAGE_PARTS)):
+        if isinstance(part, Mapping) and (tokens := _number(part, *_CONTEXT_KEYS)):
+            return tokens
+    return _CONTEXT_TOKENS_UNKNOWN
+
+
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Models that also see or hear keep the language model's part under a name of its own."""
-    for key in ("text_config", "llm_config", "language_config"):
+    """The language model's part of a config.json: multimodal models keep it under a name of its own."""
+    for key in _LANGUAGE_PARTS:
         part = config.get(key)
         if isinstance(part, Mapping) and _number(part, "num_hidden_layers"):
             return part

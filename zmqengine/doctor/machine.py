@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -18,8 +19,6 @@ from zmqengine.doctor.finding import Finding
 
 PROBE_S = 120.0
 _SMALL_LIMIT_BYTES = 2 << 30
-_MLX_LM = ("0.32.0", "0.32.1", "0.32.2")
-"""Releases that the engine is tested with; the range in pyproject.toml is the same."""
 
 
 class Machine(NamedTuple):
@@ -100,11 +99,27 @@ def _mlx(report: dict[str, object]) -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("fail", "mlx-lm", "mlx-lm is not installed", "pip install 'zmqengine[worker]'")
         return
-    if found not in _MLX_LM:
-        text = f"mlx-lm {found} is not one of {', '.join(_MLX_LM)}, with which the engine is tested"
-        yield Finding("warn", "mlx-lm", text, f"pip install mlx-lm=={_MLX_LM[-1]}")
+    oldest, newest = tested_mlx_lm()
+    if newest and not _release(oldest) <= _release(found) <= _release(newest):
+        text = f"mlx-lm {found} is not one of {oldest} to {newest}, with which the engine is tested"
+        yield Finding("warn", "mlx-lm", text, f"pip install mlx-lm=={newest}")
     else:
         yield Finding("ok", "mlx-lm", f"mlx-lm {found}")
+
+
+def tested_mlx_lm() -> tuple[str, str]:
+    """The oldest and the newest release that this package requires; empty where its metadata is not installed."""
+    try:
+        required = importlib.metadata.requires("zmqengine") or []
+    except importlib.metadata.PackageNotFoundError:
+        return "", ""
+    bounds = next((line.partition(";")[0] for line in required if line.startswith("mlx-lm")), "")
+    oldest, newest = (re.search(rf"{sign}=([\d.]+)", bounds) for sign in "><")
+    return (oldest[1], newest[1]) if oldest and newest else ("", "")
+
+
+def _release(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def _environment(report: dict[str, object]) -> Iterator[Finding]:

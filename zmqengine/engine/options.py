@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from zmqengine.errors import ConfigError
 from zmqengine.option import DAY_MS, MIB, check, option
+from zmqengine.paths import cache_directory
 
 GIB = 1 << 30
 
@@ -98,11 +97,9 @@ class EngineOptions:
     @property
     def cache_path(self) -> Path | None:
         """The directory that `cache_dir` means."""
-        if self.cache_dir is None or self.cache_dir != "auto":
-            return None if self.cache_dir is None else Path(self.cache_dir).expanduser()
-        if sys.platform == "darwin":
-            return Path("~/Library/Caches/zmqengine").expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "zmqengine"
+        if self.cache_dir is None:
+            return None
+        return cache_directory() if self.cache_dir == "auto" else Path(self.cache_dir).expanduser()
 
     @property
     def wired_bytes(self) -> int | None:

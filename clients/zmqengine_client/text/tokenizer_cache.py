@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 import tempfile
 import threading
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from zmqengine.paths import cache_directory
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
 
@@ -48,21 +48,11 @@ def clear() -> None:
         _tokenizers.clear()
 
 
-def default_directory() -> Path:
-    """`$ZMQENGINE_CACHE_DIR`, or `zmqengine` under the user's cache directory."""
-    configured = os.environ.get("ZMQENGINE_CACHE_DIR")
-    if configured:
-        return Path(configured)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "zmqengine"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zmqengine"
-
-
 class TokenizerDirectory:
     """Bundles on disk. A file that cannot be read or written is as if it were not there."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._directory = (directory or default_directory()) / "tokenizers"
+        self._directory = (directory or cache_directory()) / "tokenizers"
 
     def load(self, bundle_hash: str) -> TokenizerBundle | None:
         """The bundle of this hash, if it is here and whole."""

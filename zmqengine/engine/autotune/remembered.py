@@ -13,7 +13,7 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-from zmqengine.engine.host.environment import cache_directory
+from zmqengine.paths import cache_directory
 
 log = logging.getLogger("zmqengine.engine")
 

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import NamedTuple
+
+from zmqengine.paths import cache_directory
 
 _GIB = 1 << 30
 
@@ -124,11 +125,6 @@ def _metal(chip: str, memory_bytes: int) -> Iterator[Setting]:
             "the same, for large models on machines with memory to spare",
             "github.com/ml-explore/mlx/issues/4521",
         )
-
-
-def cache_directory() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "zmqengine"
 
 
 def _chip() -> str:

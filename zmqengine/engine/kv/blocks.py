@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
 from zmqengine.engine.kv.batch import BatchRow
 from zmqengine.engine.kv.ragged import columns_of
 from zmqengine.engine.kv.rows import new_caches, single_caches
 from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
 
-# mlx-lm's caches grow by so many tokens at a time: a row may have as many to spare.
-_SPARE_TOKENS = 256
 _COPIED_TOKENS = 1024
 _ARRAY = "array"
 
@@ -125,7 +124,7 @@ class BlockLayout:
         singles = list(single_caches(caches))
         whole = sum(part[0].shape[-2] for part in parts[:-1]) if self._groups else 0
         for number, group in enumerate(self._groups):
-            spare = mx.zeros((1, group.heads, _SPARE_TOKENS, group.width), group.dtype)
+            spare = mx.zeros((1, group.heads, GROWTH_TOKENS, group.width), group.dtype)
             for index, (place, name) in enumerate(group.arrays):
                 # An array of its own for each, or its first write would copy all of them once more.
                 pieces = [part[number][index] for part in parts]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
 from zmqengine.engine.kv.rows import single_caches
 from zmqengine.engine.row import Caches
-
-# mlx-lm's caches grow by so many tokens at a time.
-_GROWTH_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class CacheShape:
 
     def project(self, tokens: int) -> int:
         """Bytes of caches that hold `tokens`, at most, whatever they began with."""
-        grown = tokens + _GROWTH_TOKENS
+        grown = tokens + GROWTH_TOKENS
         total = float(self.constant_bytes)
         for token_bytes, cap in self.layers:
             total += token_bytes * (grown if cap is None else min(grown, cap))

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.generation_config import sampling_facts
@@ -18,17 +19,6 @@ from zmqengine.errors import ModelLoadError
 
 Report = Callable[[str, "float | None"], None]
 
-# Where configurations of different models say how many tokens they were made for.
-_CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-    "model_max_length",
-)
-_CONTEXT_TOKENS_UNKNOWN = 8192
 _EVALUATED_BYTES = 256 << 20
 
 
@@ -121,16 +111,6 @@ def find_arrays(root: Any) -> Iterator[mx.array]:
             pending.extend(value)
         if hasattr(value, "__dict__") and not isinstance(value, (type, mx.array)) and _is_of_model(value):
             pending.extend(vars(value).values())
-
-
-def context_tokens(config: Mapping[str, Any]) -> int:
-    """How many tokens the model was made for, prompt and output together."""
-    for part in (config, config.get("text_config"), config.get("llm_config"), config.get("language_config")):
-        for key in _CONTEXT_KEYS:
-            value = part.get(key) if isinstance(part, Mapping) else None
-            if isinstance(value, int) and 0 < value < 1 << 40:
-                return value
-    return _CONTEXT_TOKENS_UNKNOWN
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""All that we use of mlx-lm, written for its releases 0.32.0 to 0.32.2. Nothing else imports it."""
+"""The only module of the engine that imports mlx-lm, written for the releases that pyproject.toml names."""
 
 from __future__ import annotations
 

@@ -1,0 +1,20 @@
+"""Directories of this user, for workers and clients alike."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """The directory of everything that can be made again: cached prompts, tokenizers, autotuned choices.
+
+    `$ZMQENGINE_CACHE_DIR`; else `$XDG_CACHE_HOME/zmqengine`; else `~/Library/Caches/zmqengine` on macOS and
+    `~/.cache/zmqengine` elsewhere. It need not exist yet.
+    """
+    if chosen := os.environ.get("ZMQENGINE_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base).expanduser() / "zmqengine"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "zmqengine"
