@@ -17,14 +17,7 @@ class Line(Protocol):
     def start(self, ticket: Ticket, now_s: float) -> None: ...
     def charge(self, ticket: Ticket, prefill_tokens: int, decode_tokens: int) -> None: ...
     def withdraw(self, ticket: Ticket) -> None: ...
-    def victim(
-        self,
-        running: Iterable[Ticket],
-        now_s: float,
-        *,
-        for_: Ticket | None = None,
-        between_flows: bool = False,
-    ) -> Ticket | None: ...
+    def victim(self, running: Iterable[Ticket], *, for_: Ticket | None = None) -> Ticket | None: ...
 
 
 class FirstComeFirstServed:
@@ -55,14 +48,7 @@ class FirstComeFirstServed:
         if ticket in self._line:
             self._line.remove(ticket)
 
-    def victim(
-        self,
-        running: Iterable[Ticket],
-        now_s: float,
-        *,
-        for_: Ticket | None = None,
-        between_flows: bool = False,
-    ) -> Ticket | None:
+    def victim(self, running: Iterable[Ticket], *, for_: Ticket | None = None) -> Ticket | None:
         """The greatest key; nobody makes room for another."""
         return max(running, key=self._key, default=None) if for_ is None else None
 

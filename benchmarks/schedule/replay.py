@@ -194,7 +194,7 @@ class Replay:
         while not self._options.has_room(len(staying), kv):
             if not going:
                 staying = dict(self._rows)
-            victim = self._line.victim(staying, self._now_s, for_=row.ticket, between_flows=True)
+            victim = self._line.victim(staying, for_=row.ticket)
             if victim is None:
                 return None
             going.append(staying.pop(victim))
@@ -265,7 +265,7 @@ class Replay:
                 self._line.prefill_cost = self._rates.prefill_cost
         parked = False
         while self._kv + self._decoding > options.kv_tokens and len(self._rows) > 1:
-            victim = self._line.victim(self._rows, self._now_s)
+            victim = self._line.victim(self._rows)
             assert victim is not None, "somebody runs"
             self._park(self._rows[victim])
             parked = True

@@ -166,8 +166,8 @@ def test_parked_for_nobody_and_by_nobody_where_first_come_is_first_served() -> N
     """What the order of service is compared with displaces no one."""
     line = FirstComeFirstServed(by_priority=True)
     rows = [Ticket("a", 1.0, priority, 1, 1, number, 0.0) for number, priority in enumerate((1, 1, 0))]
-    assert line.victim(rows, 0.0, for_=Ticket("b", 1.0, -1, 1, 1, 9, 0.0)) is None
-    assert line.victim(rows, 0.0) is rows[1]
+    assert line.victim(rows, for_=Ticket("b", 1.0, -1, 1, 1, 9, 0.0)) is None
+    assert line.victim(rows) is rows[1]
 
 
 def test_it_is_typed_and_leaves_a_report(tmp_path: Path) -> None:

@@ -120,13 +120,17 @@ class PlainOrder:
         plain.forget_if_idle()
 
     def victim(self, running: Sequence[Ticket], *, for_: Ticket | None = None) -> Ticket | None:
-        rows = [
-            row
-            for row in running
-            if for_ is None
-            or (self.kinds[row.arrival] is PriorityClass.BATCH and for_.priority_class < PriorityClass.BATCH)
-        ]
+        rows = [row for row in running if for_ is None or self._may_displace(for_, row, running)]
         return max(rows, key=lambda row: (self.kinds[row.arrival], row.arrival), default=None)
+
+    def _may_displace(self, new: Ticket, row: Ticket, running: Sequence[Ticket]) -> bool:
+        kind = self.kinds[row.arrival]
+        if kind is PriorityClass.BATCH and new.priority_class < PriorityClass.BATCH:
+            return True
+        if row.flow == new.flow or not row.priority_class == kind == new.priority_class:
+            return False
+        rows_of = {flow: sum(one.flow == flow for one in running) for flow in (row.flow, new.flow)}
+        return (rows_of[row.flow] - 1) / row.weight >= 2 * (rows_of[new.flow] + 1) / new.weight
 
     def _stop(self, plain: PlainClass, ticket: Ticket) -> None:
         plain.running.remove(ticket)

@@ -69,14 +69,14 @@ class Serving:
         return self._starts.total() - self._starts[flow]
 
     def _serve(self, row: Ticket) -> None:
-        before = row.served_cost
         if row in self._fresh:
             self._fresh.remove(row)
             self.order.charge(row, row.prompt_tokens, 0)
+            self.cost[row.flow] += row.prompt_tokens * self.order.prefill_cost  # type: ignore[assignment]
         else:
             self.order.charge(row, 0, 1)
             self._running[row] += 1
-        self.cost[row.flow] += row.served_cost - before  # type: ignore[assignment]
+            self.cost[row.flow] += 1
         if self._running[row] == row.max_tokens:
             del self._running[row]
             self.order.withdraw(row)

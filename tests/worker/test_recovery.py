@@ -88,8 +88,8 @@ def test_a_suspect_that_is_parked_on_probation_is_tried_again() -> None:
     a, b = requests(2)
     recovery.failed([a, b], 0.0)
     assert join(recovery) is a
-    assert recovery.lost_row(a)
-    assert not recovery.lost_row(b)
+    assert recovery.preempted(a)
+    assert not recovery.preempted(b)
     assert join(recovery) is a
     recovery.made_token(a)
     assert join(recovery) is b
@@ -138,7 +138,7 @@ def test_an_explained_failure_is_not_held_against_a_row_that_is_parked_meanwhile
         assert recovery.failed([parked, bad], 0.0) == []
         assert join(recovery) is parked
         recovery.made_token(parked)
-        assert not recovery.lost_row(parked)
+        assert not recovery.preempted(parked)
         assert join(recovery) is bad
         assert recovery.failed([bad], 0.0) == [bad]
         recovery.discard(bad)

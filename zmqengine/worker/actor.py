@@ -64,7 +64,7 @@ class Actor:
         self._inbox = Inbox(
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.lifecycle)
         )
-        self._gathering = BatchingDelay()
+        self._batching_delay = BatchingDelay()
         self._heap = Heap()
         self._sessions_seen = 0
         self._board_s = 0.0
@@ -94,7 +94,7 @@ class Actor:
 
         self._inbox.read(report, now_s)
         if not self.scheduler.running:
-            self._gather(report, now_s)
+            self._await_more(report, now_s)
         self._timers.keep(now_s)
         received_ns = time.perf_counter_ns()
         step_ns = self.batch.step(report, now_s)
@@ -104,7 +104,7 @@ class Actor:
 
         report.ended = self.counters.ends - ended_before
         if report.stepped and not self.scheduler.running:
-            self._gathering.emptied(report.ended, self._context.clock())
+            self._batching_delay.emptied(report.ended, self._context.clock())
         self.counters.passes += 1
         if now_s >= self._board_s or not self.batch.has_work:
             self._board_s = now_s + BOARD_S
@@ -137,15 +137,15 @@ class Actor:
         ready = self._poller.poll(wait_ms)
         self._board.wakeup.clear()
         if any(source is self._cmd for source, _ in ready):
-            # Those of one moment share a prefill; the first alone would hold up the rest.
+            # Requests of one moment share a prefill step; the first alone would hold up the rest.
             time.sleep(LOOK_S)
 
-    def _gather(self, report: PassReport, now_s: float) -> None:
-        """The batch is about to begin: take in those who come with the ones that are here."""
+    def _await_more(self, report: PassReport, now_s: float) -> None:
+        """Before a batch starts, read the requests that arrive together with the waiting ones."""
         order, rates = self.scheduler.order, self.scheduler.rates
         waiting = came = len(order)
-        for _ in range(self._gathering.looks_max(rates.step_s) if waiting else 0):
-            if not self._gathering.expects_more(waiting, came, now_s):
+        for _ in range(self._batching_delay.looks_max(rates.step_s) if waiting else 0):
+            if not self._batching_delay.expects_more(waiting, came, now_s):
                 break
             time.sleep(LOOK_S)
             report.commands += self._inbox.read_commands(now_s)

@@ -1,1 +1,1 @@
-"""One live request: its state, preparation off the actor, token log and recovery after a failed step."""
+"""One live request: its state, scheduling facts and token log, its deadline, and its preparation off the actor."""

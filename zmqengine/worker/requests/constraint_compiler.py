@@ -1,4 +1,4 @@
-"""Compiles constraints for the worker's model beside the actor, and keeps the latest."""
+"""Compiler of constraints into grammars, on threads beside the actor, with a cache of the latest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
 
 GRAMMARS_MAX = 256
-"""Compiled grammars that are kept for requests that ask for the same."""
+"""Compiled grammars kept, for requests with the same constraint."""
 
 
 class ConstraintCompiler:
-    """For one model, on whatever thread asks."""
+    """Compiles and caches grammars of one model. Any thread may call it."""
 
     def __init__(self, tokenizer_json: bytes, model: ModelInfo) -> None:
         self._tokenizer_json = tokenizer_json
@@ -31,12 +31,12 @@ class ConstraintCompiler:
         self._grammars: OrderedDict[bytes, Grammar] = OrderedDict()
 
     def warm_up(self) -> None:
-        """Build the table of the vocabulary. Never raises: whoever needs it is told what is wrong."""
+        """Build the vocabulary table ahead of the first request. Never raises: `compile` reports the error."""
         with contextlib.suppress(BadRequest):
             self._tokens()
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Raises `BadRequest` that says what is wrong with the constraint, or what of it cannot be enforced."""
+        """The grammar of a constraint. Raises `BadRequest` that says what is wrong or cannot be enforced."""
         contents = [constraint.kind, constraint.text, constraint.choices, constraint.after]
         key = hashlib.blake2b(msgspec.msgpack.encode(contents), digest_size=16).digest()
         with self._lock:

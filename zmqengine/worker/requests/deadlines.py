@@ -1,4 +1,4 @@
-"""Which request runs out of time next."""
+"""Deadlines of live requests, the earliest first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zmqengine.worker.requests.live_request import LiveRequest
 
 
 class Deadlines:
-    """Requests by their deadline. Nothing is kept of one that is discarded but a number, and that not for long."""
+    """Requests by deadline. Of a discarded request only its arrival number stays, until the next compaction."""
 
     def __init__(self) -> None:
         self._requests: dict[int, LiveRequest] = {}
@@ -25,7 +25,7 @@ class Deadlines:
             heapq.heappush(self._heap, (ticket.deadline_s, ticket.arrival))
 
     def discard(self, request: LiveRequest) -> None:
-        """The request has ended."""
+        """Forget a request that ended."""
         if self._requests.pop(request.ticket.arrival, None) is not None:
             self._compact()
 
@@ -40,13 +40,13 @@ class Deadlines:
         return due
 
     def next_s(self) -> float | None:
-        """When the next one is due, or None."""
+        """The earliest deadline, or None."""
         while self._heap and self._heap[0][1] not in self._requests:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def _compact(self) -> None:
-        # Amortised: as many discards as entries that are looked at.
+        # Amortised O(1): the entries scanned are at most twice the discards since the last compaction.
         if len(self._heap) > 2 * len(self._requests) + 64:
             self._heap = [entry for entry in self._heap if entry[1] in self._requests]
             heapq.heapify(self._heap)

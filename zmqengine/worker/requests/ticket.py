@@ -1,4 +1,4 @@
-"""One request as the order of service sees it."""
+"""Ticket: the scheduling facts of one request, in plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 
 class PriorityClass(IntEnum):
-    """Priority class by the sign of a wire priority; the lower goes first."""
+    """Priority class, by the sign of the priority on the wire; the lower goes first."""
 
     INTERACTIVE = 0
     NORMAL = 1
@@ -16,17 +16,17 @@ class PriorityClass(IntEnum):
 
     @classmethod
     def of(cls, priority: int) -> PriorityClass:
-        """Below 0 somebody looks on, above 0 nobody does."""
+        """The class of a priority: a user watches below 0, nobody waits above 0."""
         return cls.INTERACTIVE if priority < 0 else cls.BATCH if priority > 0 else cls.NORMAL
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request as the order of service sees it. What follows `deadline_s` is kept by `ServiceOrder`.
+    """Scheduling facts of a request; the fields from `phase` on belong to `ServiceOrder`.
 
-    `flow` names whom it is charged to, `weight` is that flow's share (> 0), `priority` the number on the wire,
-    `arrival` a number that grows from request to request. Cost is in made tokens: one is 1, one read is
-    `ServiceOrder.prefill_cost`.
+    `flow` is the account it is charged to, `weight` that flow's share (> 0), `priority` the number on the wire,
+    `arrival` a number that grows from request to request. The unit of cost is one decoded token; a prefilled token
+    costs `ServiceOrder.prefill_cost`.
     """
 
     flow: str
@@ -38,13 +38,12 @@ class Ticket:
     waiting_since_s: float
     deadline_s: float | None = None
     phase: Literal["new", "waiting", "running", "gone"] = "new"
-    served_cost: float = 0.0
     prepaid_cost: float = 0.0
     running_class: PriorityClass = PriorityClass.BATCH
-    """While it runs: the class it counts as when somebody has to make room."""
+    """The class it counts as while it runs, when a row has to be preempted."""
     has_started: bool = False
 
     @property
     def priority_class(self) -> PriorityClass:
-        """The class it waits in."""
+        """The class whose queue it waits in."""
         return PriorityClass.of(self.priority)

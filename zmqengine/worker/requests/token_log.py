@@ -1,4 +1,4 @@
-"""The output of one request, kept until the front-end has acknowledged it. It is the replay log of the stream."""
+"""Token log: the output of one request, kept until the front-end acknowledges it, to replay its stream."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WIRE_LOGPROB_BYTES = 15
 
 
 class TokenLog:
-    """Tokens by output index, with a cursor at the first one not published yet.
+    """Output tokens by index; `sent` is the index of the first one that was not sent yet.
 
-    `emitted` are output tokens of an earlier epoch: they have indices, but are never published.
+    `emitted` are output tokens of an earlier epoch: they have indices, but are never sent.
     """
 
     __slots__ = ("_emitted", "_logprobs", "nbytes", "sent", "tokens")
@@ -35,7 +35,7 @@ class TokenLog:
         return len(self.tokens)
 
     def append(self, token: int, logprobs: TokenLogprobs | None) -> int:
-        """Add the next token; returns by how many bytes the log grew (an estimate)."""
+        """Append a token; returns an estimate of the bytes by which the log grew."""
         self.tokens.append(token)
         grown = _TOKEN_BYTES
         if self._logprobs is not None:
@@ -45,7 +45,7 @@ class TokenLog:
         return grown
 
     def stop_within(self, start: int, bytes_max: int) -> int:
-        """How far from `start` on the tokens fit into so many bytes on the wire; at least one does, if there is one."""
+        """End of the tokens from `start` that fit in `bytes_max` on the wire; at least one token, if there is one."""
         if self._logprobs is None:
             return min(len(self.tokens), start + max(1, bytes_max // _WIRE_TOKEN_BYTES))
         stop, left = start, bytes_max
@@ -58,7 +58,7 @@ class TokenLog:
         return stop
 
     def slice(self, start: int, stop: int) -> tuple[list[int], list[TokenLogprob] | None]:
-        """Tokens of [start, stop) and their log-probabilities, as they go on the wire."""
+        """Tokens [start, stop) and their log-probabilities in the wire format."""
         tokens = self.tokens[start:stop].tolist()
         if self._logprobs is None:
             return tokens, None
@@ -70,7 +70,7 @@ class TokenLog:
 
 
 def _finite(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
-    """An impossible token has minus infinity, which no frame may hold: not every receiver can read it."""
+    """Replace the minus infinity of an impossible token, which not every receiver can read in a frame."""
     if logprobs is None:
         return None
     if logprobs.logprob >= LOGPROB_MIN and all(logprob >= LOGPROB_MIN for _, logprob in logprobs.top):
@@ -81,5 +81,5 @@ def _finite(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
     )
 
 
-# The tokens of an earlier epoch have no log-probabilities any more.
+# Tokens of an earlier epoch have no log-probabilities.
 _no_logprob = TokenLogprob(0.0, [])

@@ -1,4 +1,4 @@
-"""The waiting requests of one class: weighted fair queueing between flows, by what each has been served."""
+"""Fair queue of one priority class: weighted fair queueing between flows, by the cost each was served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmqengine.worker.scheduler.indexed_heap import IndexedHeap
 
 
 class _Account:
-    """One flow in one class. `counter` is its cost served, divided by its weight."""
+    """One flow in one class. `counter` is its virtual time: the cost it was served, divided by its weight."""
 
     __slots__ = ("counter", "flow", "line", "running", "since")
 
@@ -22,9 +22,9 @@ class _Account:
 
 
 class FairQueue:
-    """Flows by their counters, the least served first; in a flow by priority number and arrival.
+    """Waiting requests of one class: the least served flow first; in a flow by priority number, then arrival.
 
-    `passed_over` is how many starts better classes have had since one of this class started, or began to wait.
+    `passed_over` counts the starts of better classes since one of this class started, or began to wait.
     """
 
     def __init__(self) -> None:
@@ -34,35 +34,35 @@ class FairQueue:
         self._running = 0
         self._virtual_time = 0.0
         self._accounts: dict[str, _Account] = {}
-        # A counter grows while its flow waits, and the key here follows when it comes to the top: it is never more.
+        # A counter grows while its flow waits; its key here is updated lazily, at the top, and never exceeds it.
         self._flows: IndexedHeap[_Account] = IndexedHeap()
-        # Flows that have nothing here but were served more than others: they would be ahead if they were forgotten.
+        # Flows without requests that were served more than others. Forgetting them would forgive what they owe.
         self._debtors: IndexedHeap[_Account] = IndexedHeap()
         self._numbers = count()
 
     @property
     def flows(self) -> int:
-        """How many flows have requests waiting."""
+        """Number of flows with waiting requests."""
         return len(self._flows)
 
     def waiting_of(self, flow: str) -> int:
-        """How many requests of this flow wait in this class."""
+        """Number of waiting requests of a flow."""
         account = self._accounts.get(flow)
         return len(account.line) if account else 0
 
     def heads_flow(self, ticket: Ticket) -> bool:
-        """Whether it is the first of its flow."""
+        """Whether a waiting request is the first of its flow."""
         first = self._accounts[ticket.flow].line.first()
         return first is not None and first[1] is ticket
 
     def places_ahead(self, flow: str) -> int:
-        """About how many of this class start before one more of this flow, when flows take turns."""
+        """Estimate of the requests that start before one more of this flow, if flows take turns."""
         own = self.waiting_of(flow)
         others = self.waiting - own
         return own + min(others, (own + 1) * (self.flows - bool(own)))
 
     def push(self, ticket: Ticket, now_s: float) -> None:
-        """Put a request in line. A flow that had none waiting starts level with the least served."""
+        """Queue a request. A flow that had none waiting starts level with the least served."""
         if not self.waiting:
             self.passed_over = 0
             self._last_start_s = now_s
@@ -85,19 +85,19 @@ class FairQueue:
         return entry[1]
 
     def unserved_since_s(self) -> float:
-        """Since when its first request has waited, or nothing has started if that is longer ago.
+        """Time from which the class counts as unserved: its first request's arrival or its last start, the earlier.
 
-        The first request alone would not do: one flow could put a fresh one before its own again and again.
+        The first request alone would not do: a flow can put a new one before its own again and again.
         """
         first = self.first()
         return self._last_start_s if first is None else min(first.waiting_since_s, self._last_start_s)
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a waiting request out of the line."""
+        """Remove a waiting request."""
         self._close(self._leave_line(ticket))
 
     def start(self, ticket: Ticket, prepaid: float, now_s: float) -> None:
-        """A request leaves the line and runs; its flow pays this much in advance."""
+        """Move a request from waiting to running, and charge its flow `prepaid` in advance."""
         account = self._leave_line(ticket)
         account.running += 1
         self._running += 1
@@ -107,17 +107,17 @@ class FairQueue:
         self._last_start_s = now_s
 
     def charge(self, ticket: Ticket, cost: float) -> None:
-        """A running request has been served, first out of what is paid for."""
+        """Charge a running request's flow for a cost, first out of what it has prepaid."""
         paid = min(cost, ticket.prepaid_cost)
         ticket.prepaid_cost -= paid
         account = self._accounts[ticket.flow]
         account.counter += (cost - paid) / ticket.weight
         if not self.waiting:
-            # Nobody was kept waiting by this service, so nobody who comes now has it in hand.
+            # This service kept no flow waiting, so it gives none that arrives later an advantage.
             self._virtual_time = max(self._virtual_time, account.counter)
 
     def stop(self, ticket: Ticket) -> None:
-        """A running request has left its row: what was paid and not used goes back."""
+        """Stop a running request, and refund what it prepaid and did not use."""
         account = self._accounts[ticket.flow]
         account.running -= 1
         self._running -= 1
@@ -153,7 +153,7 @@ class FairQueue:
         return None
 
     def _advance(self) -> None:
-        """Virtual time is what the least served of those that wait has had; it never goes back."""
+        """Advance virtual time to the least counter of the waiting flows; it never goes back."""
         least = self._least_served()
         if least is not None:
             self._virtual_time = max(self._virtual_time, least.counter)
@@ -162,7 +162,7 @@ class FairQueue:
             del self._accounts[entry[1].flow]
 
     def _close(self, account: _Account) -> None:
-        """Forget a flow that has nothing here, unless it owes; with the last one all debts are forgotten."""
+        """Forget a flow without requests, unless it is in debt; with the last flow all debts are forgotten."""
         if account.running or len(account.line):
             return
         if not self.waiting and not self._running:

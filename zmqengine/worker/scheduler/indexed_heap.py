@@ -1,4 +1,4 @@
-"""A binary heap from which any item can be taken, wherever it stands."""
+"""A binary heap with removal of any item."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Key = tuple[float, int]
 
 
 class IndexedHeap(Generic[Item]):
-    """Items by key, the least first. No two keys are equal; items are told apart by identity or hash.
+    """Items by key, the least first. Keys are distinct, items hashable.
 
-    Each operation takes O(log n) at worst, `first` and `in` O(1). Nothing of an item stays once it is removed:
-    no dead entries wait to be skipped.
+    Each operation takes O(log n) at worst, `first` and `in` O(1). A removed item leaves no dead entry behind, so
+    nothing keeps an ended request alive.
     """
 
     __slots__ = ("_entries", "_places")
@@ -32,13 +32,13 @@ class IndexedHeap(Generic[Item]):
         return self._entries[0] if self._entries else None
 
     def push(self, item: Item, key: Key) -> None:
-        """Add an item that is not in the heap."""
+        """Add an item; it must not be in the heap."""
         assert item not in self._places, "an item is in the heap once"
         self._entries.append((key, item))
         self._sift_up(len(self._entries) - 1)
 
     def remove(self, item: Item) -> None:
-        """Take an item out. Raises KeyError if it is not in."""
+        """Remove an item. Raises KeyError if it is not in the heap."""
         place = self._places.pop(item)
         last = self._entries.pop()
         if place < len(self._entries):
@@ -46,7 +46,7 @@ class IndexedHeap(Generic[Item]):
             self._settle(place)
 
     def rekey(self, item: Item, key: Key) -> None:
-        """Move an item to where its new key belongs. Raises KeyError if it is not in."""
+        """Change an item's key. Raises KeyError if it is not in the heap."""
         place = self._places[item]
         self._entries[place] = (key, item)
         self._settle(place)

@@ -1,4 +1,4 @@
-"""The ledger of memory: what is promised to rows, and what is left for prompts that may be used again."""
+"""KV cache memory: bytes reserved for rows, and the rest for the prefix cache, within one limit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from zmqengine.engine.interface import Engine, EngineMemory
 from zmqengine.errors import ConfigError
 
 WORKSPACE_SHARE = 0.1
-"""Share of the limit kept free for a step's workspace."""
+"""Share of the limit kept free for a step's workspace; more where the engine's own estimate is higher."""
 
 
 class MemoryLedger:
-    """Bytes against one limit: weights, padding and workspace first, then rows, then the prompt cache.
+    """Bytes within one limit: weights, padding and workspace first, then rows, then the prefix cache.
 
-    A row's reservation is an upper bound of what its cache takes until the reservation is extended, so the sum of
-    all reservations bounds the KV bytes at every step. Raises `ConfigError` when nothing is left for rows.
+    A row's reservation bounds its KV cache until the reservation is extended, so the sum of all reservations bounds the
+    KV bytes of every step. The prefix cache gets what rows leave, up to `prompt_cache_bytes`, or up to
+    `prompt_cache_share` of what weights, padding and workspace leave.
 
-    The prompt cache gets what rows leave, up to `prompt_cache_share` of all that is not weights, padding and workspace,
-    or up to `prompt_cache_bytes`.
+    Raises `ConfigError` when nothing is left for rows.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class MemoryLedger:
         self._room_told = -1
 
     def resize(self, limit_bytes: int, least_bytes: int) -> None:
-        """Take another limit. It falls only as far as promises allow: what is reserved, and `least_bytes` for rows."""
+        """Change the limit. It leaves at least the reserved bytes, and `least_bytes`, for rows."""
         taken = self._taken_bytes(limit_bytes)
         least_bytes = max(least_bytes, self.reserved_bytes, self._engine.project_bytes(2))
         self.kv_bytes_max = max(limit_bytes - taken, least_bytes)
         self.limit_bytes = self.kv_bytes_max + taken
 
     def fits(self, bytes_: int) -> bool:
-        """Whether so many bytes more can be reserved now."""
+        """Whether `bytes_` more can be reserved now."""
         return self.reserved_bytes + bytes_ <= self.kv_bytes_max
 
     def change(self, bytes_: int) -> None:
-        """Reserve bytes, or with a negative number give them back."""
+        """Reserve bytes; a negative number returns them."""
         self.reserved_bytes += bytes_
         assert 0 <= self.reserved_bytes <= self.kv_bytes_max, "a reservation was not asked for"
 
     def settle(self) -> None:
-        """Let the prompt cache have what is left, and no more. Before every step, so that the limit holds in it."""
+        """Limit the prefix cache to what rows leave. To be called before every step, so that the limit holds in it."""
         most = self._prompt_cache_bytes
         if most is None:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
-        # A row to come takes what others have left empty; until then it is nobody else's.
+        # What is allocated for rows to come is not free for the prefix cache.
         room = max(0, min(most, self.kv_bytes_max - self.reserved_bytes - self._engine.empty_bytes))
         if room != self._room_told:
             self._room_told = room
@@ -70,11 +70,11 @@ class MemoryLedger:
 
     @property
     def prompt_cache_bytes(self) -> int:
-        """Bytes that the prefix cache may take now."""
+        """Limit of the prefix cache, in bytes."""
         return max(0, self._room_told)
 
     def largest_tokens(self, tokens_max: int) -> int:
-        """The most tokens, up to `tokens_max`, that one row alone may hold. At least 1."""
+        """The most tokens, up to `tokens_max`, that fit in memory for one row alone; at least 1."""
         low, high = 1, tokens_max
         while low < high:
             middle = (low + high + 1) // 2
@@ -90,7 +90,7 @@ class MemoryLedger:
         return memory.weights + self._engine.padding_bytes_max + workspace
 
     def parts(self, memory: EngineMemory) -> dict[str, int]:
-        """Bytes by purpose, and the limit on their sum."""
+        """Bytes by purpose, and the limit on their sum, for metrics."""
         return {
             "weights": memory.weights,
             "kv": memory.kv - memory.padding,
@@ -103,7 +103,7 @@ class MemoryLedger:
         }
 
     def numbers(self, memory: EngineMemory) -> dict[str, int]:
-        """Every part, in bytes, as `status` shows it."""
+        """Bytes by the names that `status` shows."""
         return {
             "memory_limit_bytes": self.limit_bytes,
             "weights_bytes": memory.weights,

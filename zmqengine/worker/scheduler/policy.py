@@ -1,26 +1,27 @@
-"""Scheduling policy: which request is served next and which makes room. Fair between flows, urgent classes first.
+"""Scheduling policy: which waiting request is served next, and which running row is preempted.
 
-A *flow* is whoever a request is charged to. Between the flows of a class the order is weighted fair queueing by
-cost served, as in the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
-2024), which is start-time fair queueing (Goyal et al., SIGCOMM 1996) for requests whose cost is known only
-once they are served. No clock, no sockets and no MLX here: equal calls give equal answers.
+Fair between flows, urgent classes first. A *flow* is the account that a request is charged to: a key, or a session
+without one. Between the flows of a class the order is weighted fair queueing by cost served, as in the virtual token
+counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), which is start-time fair queueing
+(Goyal et al., SIGCOMM 1996) for requests whose cost is known only once they are served. No clock, no sockets and no
+MLX here: equal calls give equal answers.
 
 The rules, each one tested:
 
-1. A better class goes first. Once its first request has waited `ageing_s`, or nothing of it has started for so long,
-   a worse class has one start of every `STARTS_PER_TURN` all the same: the next one after so many less one of better
-   classes. A class is never without service, and a deep queue does not become urgent by being deep.
-2. In a class, the flow that has been served least for its weight goes first. A flow that had nothing waiting
-   starts level with the least served of those that wait: being idle earns nothing. Cost is counted for each
-   class apart, so batch work done in idle hours is not held against the same flow's interactive requests.
-3. In a flow and class: the lower priority number, then the earlier arrival. A parked request keeps its arrival.
-4. For want of memory the row of the worst class is parked, then the youngest.
-5. For another request only a row that runs as BATCH is displaced, and only by one of a better class. Whoever
-   displaces runs as NORMAL or INTERACTIVE and so is never displaced: no two rows park each other for ever. A row
-   that started by rule 1 counts as of the class it went before, or its turn would be worth nothing.
-6. Where the caller asks for it, a row of the same class is displaced too, if its flow holds so many rows that
-   it has twice as many for its weight as the other one even afterwards; at less, parking would cost more than it
-   evens out. Each such exchange lowers the sum of rows^2 / weight over the flows, so these end as well.
+1. A better class goes first. Ageing: once the first request of a worse class has waited `ageing_s`, or nothing of that
+   class has started for that long, one of every `STARTS_PER_TURN` starts is for it. A class always gets service, and a
+   deep queue does not become urgent by being deep.
+2. In a class, the flow that was served least for its weight goes first. A flow that had nothing waiting starts level
+   with the least served of the waiting flows: being idle earns nothing. Cost is counted for each class apart, so batch
+   work done in idle hours is not held against the same flow's interactive requests.
+3. In a flow and class: the lower priority number, then the earlier arrival. A preempted request keeps its arrival.
+4. When memory is short, the row of the worst class is preempted, among those the youngest.
+5. For another request, only a row that runs as BATCH is preempted, and only for a better class. The request that takes
+   its place runs as NORMAL or INTERACTIVE and so is never preempted by this rule: no two rows preempt each other for
+   ever. A row that started by ageing counts as of the class it went before, or its turn would be worth nothing.
+6. A row of the same class is preempted for another flow if, even afterwards, its flow has at least twice as many rows
+   for its weight as the other; below that, a preemption costs more than it evens out. Each such exchange lowers the
+   sum of rows^2 / weight over the flows, so these end as well.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from zmqengine.worker.requests.ticket import PriorityClass, Ticket
 from zmqengine.worker.scheduler.fair_queue import FairQueue
 
 STARTS_PER_TURN = 20
+"""Under ageing, one start in so many is for a worse class: it costs the better ones 5 % of theirs."""
 PREFILL_COST = 0.5
 """Cost of prefilling a token relative to decoding one, until it is measured."""
 _DEFAULTS = WorkerConfig()
 
 
 class ServiceOrder:
-    """The line of waiting requests, and the accounts of those that run.
+    """The order of service: a fair queue for each priority class, and the accounts of running requests.
 
-    A request enters with `enqueue`, gets a row with `start`, goes back with `enqueue` if it is parked, and leaves
-    with `withdraw` from wherever it is; then nothing here refers to it. Every call takes O(log n), `victim`
-    O(rows). `queue_max` bounds what may wait, by `may_enqueue`.
+    A request enters with `enqueue`, gets a row with `start`, goes back with `enqueue` when it is preempted, and leaves
+    with `withdraw` in any phase; nothing here refers to it then. Every call takes O(log n), `victim` O(rows).
+    `queue_max` bounds the waiting requests, by `may_enqueue`.
     """
 
     def __init__(self, *, queue_max: int = _DEFAULTS.queue_max, ageing_s: float = _DEFAULTS.ageing_s) -> None:
@@ -56,19 +58,15 @@ class ServiceOrder:
         self._waiting = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return self._waiting
 
     def waiting_of(self, flow: str) -> int:
-        """How many of this flow wait."""
+        """Number of waiting requests of a flow."""
         return self._waiting_by_flow.get(flow, 0)
 
-    def waiting_by_class(self) -> dict[PriorityClass, int]:
-        """How many of each class wait."""
-        return {kind: queue.waiting for kind, queue in self._classes.items()}
-
     def may_enqueue(self, flow: str) -> bool:
-        """Whether one more of this flow may wait: it holds fewer places than are free.
+        """Whether a flow may have one more waiting request: it holds fewer places than are free.
 
         So one flow fills half of the queue, two a third each, and there is always a place for a newcomer. This is
         the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6:2, 1998).
@@ -76,7 +74,7 @@ class ServiceOrder:
         return self.waiting_of(flow) < self._queue_max - len(self)
 
     def enqueue(self, ticket: Ticket, now_s: float) -> None:
-        """Put a new request in line, or a parked one back: ahead of those of its flow that came later."""
+        """Queue a new request, or a preempted one again: ahead of its flow's later arrivals."""
         assert ticket.phase in ("new", "running"), f"a {ticket.phase} request cannot be put in line"
         queue = self._classes[ticket.priority_class]
         if ticket.phase == "running":
@@ -88,12 +86,12 @@ class ServiceOrder:
         self._waiting_by_flow[ticket.flow] += 1
 
     def first(self, now_s: float) -> Ticket | None:
-        """The request to serve next, without side effects; no request overtakes the first while that finds no room."""
+        """The waiting request to serve next. Changes nothing."""
         queue = self._next_queue(now_s)
         return None if queue is None else queue.first()
 
     def start(self, ticket: Ticket, now_s: float) -> None:
-        """A waiting request gets a row. Its prompt is paid for at once, or one pass would start a whole flow."""
+        """Give a waiting request a row. Its prompt is charged in advance, or one pass would start a whole flow."""
         assert ticket.phase == "waiting", f"a {ticket.phase} request cannot start"
         kind = ticket.priority_class
         ahead_of = [better for better in PriorityClass if better < kind and self._classes[better].waiting]
@@ -109,17 +107,16 @@ class ServiceOrder:
         ticket.has_started = True
 
     def charge(self, ticket: Ticket, prefill_tokens: int, decode_tokens: int) -> None:
-        """Tokens that were read and made for a running request.
+        """Charge a running request's flow for tokens that were prefilled and decoded.
 
-        Leave out what came from a cache, and what was read again for a parked row: it is not the flow's doing.
+        Leave out cached tokens, and those that a preempted row prefills again: they are not the flow's doing.
         """
         assert ticket.phase == "running", f"a {ticket.phase} request is not served"
         cost = prefill_tokens * self.prefill_cost + decode_tokens
-        ticket.served_cost += cost
         self._classes[ticket.priority_class].charge(ticket, cost)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """A request ended, wherever it is; one that is gone or was never in line is left alone."""
+        """Remove a request that ended, in any phase; one that was never queued, or is gone, is left alone."""
         if ticket.phase == "waiting":
             self._classes[ticket.priority_class].remove(ticket)
             self._forget_place(ticket.flow)
@@ -127,37 +124,26 @@ class ServiceOrder:
             self._classes[ticket.priority_class].stop(ticket)
         ticket.phase = "gone"
 
-    def victim(
-        self,
-        running: Iterable[Ticket],
-        now_s: float,
-        *,
-        for_: Ticket | None = None,
-        between_flows: bool = False,
-    ) -> Ticket | None:
-        """Whom of these to park: the worst class first, then the youngest.
+    def victim(self, running: Iterable[Ticket], *, for_: Ticket | None = None) -> Ticket | None:
+        """The row to preempt: of the worst class, the youngest (rule 4).
 
-        With `for_`, only one that it may displace (rules 5 and 6; 6 with `between_flows`), or None. Then start `for_`
-        at once: once a row is parked for it, the first in line may be that row's request again.
+        With `for_`, only a row that this request may displace (rules 5 and 6), or None. Then start `for_` at once:
+        after the preemption, `first` may name the victim's own request.
         """
         rows = list(running)
         if for_ is not None:
             held = Counter(row.flow for row in rows)
-            rows = [
-                row
-                for row in rows
-                if _displaces(for_, row) or (between_flows and _evens_out(for_, row, held))
-            ]
+            rows = [row for row in rows if _outranks(for_, row) or _evens_out(for_, row, held)]
         return max(rows, key=lambda row: (row.running_class, row.arrival), default=None)
 
     def places_ahead(self, flow: str, priority: int) -> int:
-        """About how many would start before one more request of this flow. O(1)."""
+        """Estimate of the requests that would start before one more request of this flow. O(1)."""
         kind = PriorityClass.of(priority)
         better = sum(self._classes[other].waiting for other in PriorityClass if other < kind)
         return better + self._classes[kind].places_ahead(flow)
 
     def reason(self, ticket: Ticket, now_s: float) -> str:
-        """Why it waits, for people."""
+        """Why a request waits, in a sentence for people."""
         if ticket.phase != "waiting":
             return "it runs" if ticket.phase == "running" else "it is not in line"
         if self.first(now_s) is ticket:
@@ -184,6 +170,7 @@ class ServiceOrder:
             del self._waiting_by_flow[flow]
 
     def _next_queue(self, now_s: float) -> FairQueue | None:
+        """The queue of the best class, or of a worse one whose turn has come by ageing (rule 1)."""
         filled = [queue for queue in self._classes.values() if queue.waiting]
         overdue = [
             queue
@@ -195,12 +182,13 @@ class ServiceOrder:
         return filled[0] if filled else None
 
 
-def _displaces(ticket: Ticket, row: Ticket) -> bool:
+def _outranks(ticket: Ticket, row: Ticket) -> bool:
+    """Rule 5."""
     return ticket.priority_class < row.running_class == PriorityClass.BATCH
 
 
 def _evens_out(ticket: Ticket, row: Ticket, held: Counter[str]) -> bool:
-    """Whether the row's flow has twice as many rows for its weight as the other, even once it has given this one."""
+    """Rule 6; `held` counts the rows of each flow."""
     if row.flow == ticket.flow or not row.priority_class == row.running_class == ticket.priority_class:
         return False
     return (held[row.flow] - 1) / row.weight >= 2 * (held[ticket.flow] + 1) / ticket.weight

@@ -1,4 +1,4 @@
-"""How fast requests are being served, and what follows from it: costs, waits, hints when to come back."""
+"""Measured rates of service, and estimates made from them: costs, waits, deadlines, hints when to retry."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.scheduler.policy import PREFILL_COST
 
 MEMORY_S = 20.0
-"""Seconds of service after which a measurement counts half."""
+"""Half-life of a measurement, in seconds of service."""
 MEASURED_MIN_S = 0.25
-"""Less service than this says nothing about rates: first steps compile and warm up."""
+"""Seconds of service before a rate is known: first steps compile and warm up."""
 PREFILL_COST_BOUNDS = (1 / 256, 4.0)
+"""Bounds on the measured cost of prefill, so that one odd measurement cannot make prompts free or all that counts."""
 RETRY_BOUNDS_MS = (100, 60_000)
 RETRY_UNKNOWN_MS = 1_000
 DEADLINE_MARGIN = 1.5
-"""Estimates are rough: a request is hopeless only if it would take this many times what it has."""
+"""A request is refused only if its estimate exceeds the time it has by this factor: estimates are rough."""
 
 
 class Estimate(NamedTuple):
-    """When a request would end. `met` says whether that is in time; without a deadline or without data it is."""
+    """Estimated time to a request's end. `met`: within its deadline, which it is without a deadline or data."""
 
     met: bool
     wait_s: float = 0.0
@@ -29,7 +30,7 @@ class Estimate(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """From now to the last token."""
+        """Seconds from now to the last token."""
         return self.wait_s + self.prefill_s + self.decode_s
 
     def __str__(self) -> str:
@@ -41,7 +42,7 @@ class Estimate(NamedTuple):
 
 
 class _Ratio:
-    """A rate as a ratio of two sums that fade with the seconds of service: many short steps count like a long one."""
+    """A rate: the ratio of two sums that decay with seconds of service, so many short steps count like a long one."""
 
     __slots__ = ("amount", "seconds")
 
@@ -62,11 +63,11 @@ class _Ratio:
 
 
 class ServiceRates:
-    """Exponentially weighted rates of prefill, decode and endings, fed with what each step did. Reads no clock.
+    """Exponentially weighted rates of prefill, decode and finished requests, updated after each step. Reads no clock.
 
-    Seconds are those that the engine worked: an idle worker forgets nothing. For costs, a step that reads prompts while
-    it makes tokens is split: what a step of decoding alone takes is decoding, the rest is reading. For how long a
-    request takes it is not: who reads waits for those who make tokens in the same step, and they for it.
+    Seconds are those that the engine worked: an idle worker forgets nothing. For costs, a step that both prefills and
+    decodes is split: the time of a decode step counts as decode, the rest as prefill. For durations it is not split:
+    a row that prefills waits for the rows that decode in the same step, and they for it.
     """
 
     def __init__(self) -> None:
@@ -84,9 +85,9 @@ class ServiceRates:
     def note_step(
         self, prefill_tokens: int, decode_tokens: int, seconds: float, rows: int | None = None
     ) -> None:
-        """One step of the engine: prompt tokens read, tokens made by so many `rows`, and how long it took.
+        """Record an engine step: prompt tokens prefilled, tokens decoded by `rows`, and seconds.
 
-        Without `rows` each made one token.
+        Without `rows`, each row decoded one token.
         """
         if seconds <= 0:
             return
@@ -105,13 +106,13 @@ class ServiceRates:
             self._decode.note(decode_tokens, decode_s)
 
     def note_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """So much of a prompt need not be read."""
+        """Record how much of a prompt came from the prefix cache."""
         keep = 0.98
         self._prompts = self._prompts * keep + prompt_tokens
         self._cached = self._cached * keep + cached_tokens
 
     def note_end(self, output_tokens: int) -> None:
-        """A request that had a row has ended, whatever the reason."""
+        """Record the end, for any reason, of a request that had a row."""
         self._endings.note(1.0, 0.0)
         keep = 0.98
         self._outputs = self._outputs * keep + output_tokens
@@ -119,32 +120,32 @@ class ServiceRates:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens read in a second of reading; None until it is known."""
+        """Tokens prefilled in a second of prefill; None until known."""
         return self._prefill.per_s
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step of decode alone; None until measured."""
+        """Seconds of a step that only decodes; None until known."""
         return None if self._steps.per_s is None else 1 / self._steps.per_s
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens made in a second of decoding, by all rows together; None until it is known."""
+        """Tokens decoded in a second of decode, by all rows together; None until known."""
         return self._decode.per_s
 
     @property
     def row_tokens_per_s(self) -> float | None:
-        """Tokens that a row makes in a second of service, while prompts of others are read; None until it is known."""
+        """Tokens that one row decodes in a second of service, prefill of others included; None until known."""
         return self._row_pace.per_s
 
     @property
     def read_tokens_per_s(self) -> float | None:
-        """Prompt tokens read in a second of service, while others make tokens; None until it is known."""
+        """Tokens prefilled in a second of service, decode of others included; None until known."""
         return self._read_pace.per_s
 
     @property
     def endings_per_s(self) -> float | None:
-        """Requests that end in a second of service; None until one has ended."""
+        """Requests that finish in a second of service; None until one has."""
         return self._endings.per_s
 
     @property
@@ -156,18 +157,18 @@ class ServiceRates:
         return min(high, max(low, self.decode_tokens_per_s / self.prefill_tokens_per_s))
 
     def expected_wait_s(self, places_ahead: int, *, row_is_free: bool = False) -> float | None:
-        """How long until a request with so many ahead of it gets a row; None if nothing has ended yet.
+        """Seconds until a request with `places_ahead` gets a row; None until a request has finished.
 
-        Where a row is free, as many as are ahead have to start before it, and that takes no time.
+        0 if a row is free: the requests ahead of it start without delay.
         """
         if row_is_free:
             return 0.0
         return None if self.endings_per_s is None else (places_ahead + 1) / self.endings_per_s
 
     def retry_after_ms(self, places: int = 1) -> int:
-        """When to try again: once so many of those in line have started. From 100 ms to a minute.
+        """Milliseconds until `places` waiting requests have started, from 100 ms to a minute.
 
-        While nothing has ended, what runs is expected to take as long again as it has taken.
+        Until a request has finished, the running ones are expected to take as long again as they have taken.
         """
         if self.endings_per_s is not None:
             wait_s = places / self.endings_per_s
@@ -181,7 +182,7 @@ class ServiceRates:
     def meets_deadline(
         self, ticket: Ticket, now_s: float, *, places_ahead: int, row_is_free: bool = False
     ) -> Estimate:
-        """Whether there is hope that a request ends before its deadline. What is not known is taken as 0."""
+        """Whether a request can be expected to end before its deadline; unknown parts of the estimate count as 0."""
         if ticket.deadline_s is None:
             return Estimate(True)
         wait_s = self.expected_wait_s(places_ahead, row_is_free=row_is_free) or 0.0
@@ -194,7 +195,7 @@ class ServiceRates:
         return Estimate(met, wait_s, prefill_s, decode_s, left_s)
 
     def _expected_output(self, ticket: Ticket) -> float:
-        """Its limit, but no more than requests usually make: most end before their limit."""
+        """The usual output length, or `max_tokens` if lower: most requests end before their limit."""
         if not self._outputs_count:
             return 0.0
         usual = self._outputs / self._outputs_count

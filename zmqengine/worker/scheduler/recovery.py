@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from zmqengine.worker.requests.live_request import LiveRequest
 
 STRIKES_MAX = 3
-"""Failed steps with no suspect on probation that one request may be part of."""
+"""Strikes that end a request: two may be coincidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A failed step, and whom it may be the fault of; nobody, once the guilty one is found."""
+    """A failed step and its suspects; none, once the guilty request is found."""
 
     at_s: float
     suspects: set[LiveRequest]
 
 
 class Recovery:
-    """Says in which order the rows of a failed batch go back into the engine.
+    """Orders the return of a failed batch's rows to the engine, and finds the guilty one.
 
-    After a failed step the engine is empty. Each row that was in it is a suspect: it joins alone, and the next one
-    only after it has made a token beside those that are cleared. If a step fails while a suspect is on probation,
-    that one is guilty. A row that fails later than its first token is found by its strikes: the failures in the window
-    that nobody was found guilty of, and that it was part of.
+    After a failed step the engine is empty, and each row that was in it is a suspect. One suspect is admitted at a
+    time, on probation: the next one follows when it has made a token beside the cleared rows. If a step fails while a
+    suspect is on probation, that one is guilty. A row that fails later than its first token is found by its strikes:
+    the failures in the window that it was part of and that no guilty row explains.
     """
 
     def __init__(self, *, failures_max: int, window_s: float) -> None:
@@ -38,36 +38,36 @@ class Recovery:
 
     @property
     def is_active(self) -> bool:
-        """Whether only those it names may join the batch."""
+        """Whether only requests named by `next_to_join` may start."""
         return bool(self._suspects) or self._on_probation is not None or bool(self._cleared)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their turn to go back."""
+        """Number of requests that wait to return."""
         return len(self._suspects) + len(self._cleared)
 
     @property
     def has_failed_too_often(self) -> bool:
-        """Whether there were more failures than allowed in the window."""
+        """Whether the window holds more failures than allowed."""
         return len(self._failures) > self._failures_max
 
     def failed(self, in_engine: list[LiveRequest], now_s: float) -> list[LiveRequest]:
-        """Record a failed step with these rows in the engine; returns the requests to end with `error`.
+        """Record a failed step with these requests in the engine; returns the guilty ones, to end with `error`.
 
-        The others are held here until they have joined again.
+        The others wait here until they have a row again.
         """
         while self._failures and self._failures[0].at_s < now_s - self._window_s:
             self._failures.popleft()
         self._failures.append(_Failure(now_s, set(in_engine)))
         guilty = self._convict(in_engine)
         innocent = [request for request in in_engine if request not in guilty]
-        # The batch was fine until the one on probation joined: then the rest go back together.
+        # The batch was fine before the one on probation joined, so the rest return together.
         (self._suspects if self._on_probation is None else self._cleared).extend(innocent)
         self._on_probation = None
         return guilty
 
     def next_to_join(self) -> LiveRequest | None:
-        """The row that joins the batch next: cleared ones, then one suspect at a time; None for none now."""
+        """The request to start next: cleared ones, then one suspect at a time; None if none may start now."""
         if self._cleared:
             return self._cleared[0]
         if self._on_probation is None and self._suspects:
@@ -75,7 +75,7 @@ class Recovery:
         return None
 
     def joined(self, request: LiveRequest) -> None:
-        """The one that was named has a row again."""
+        """Record that the named request has a row again."""
         if self._cleared:
             assert self._cleared.popleft() is request
         else:
@@ -83,12 +83,12 @@ class Recovery:
             self._on_probation = request
 
     def made_token(self, request: LiveRequest) -> None:
-        """A step with this request succeeded."""
+        """Record that a request made a token: it passed its probation."""
         if request is self._on_probation:
             self._on_probation = None
 
-    def lost_row(self, request: LiveRequest) -> bool:
-        """The request has no row any more without having ended; returns whether its way back leads through here."""
+    def preempted(self, request: LiveRequest) -> bool:
+        """Record a preemption. True if the request was on probation: it waits here then, not in the service order."""
         if request is not self._on_probation:
             return False
         self._on_probation = None
@@ -96,7 +96,7 @@ class Recovery:
         return True
 
     def discard(self, request: LiveRequest) -> None:
-        """The request has ended."""
+        """Forget a request that ended."""
         if request is self._on_probation:
             self._on_probation = None
         for waiting in (self._cleared, self._suspects):
@@ -111,7 +111,7 @@ class Recovery:
             guilty = [self._on_probation]
         for failure in self._failures:
             if not failure.suspects.isdisjoint(guilty):
-                # That explains it: it is held against nobody else.
+                # The guilty row explains this failure, so it is no strike against the others.
                 failure.suspects.clear()
         return guilty
 

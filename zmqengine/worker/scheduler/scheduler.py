@@ -143,7 +143,7 @@ class Scheduler:
             self._engine.remove(list(self.leaving))
             self.leaving = {}
         while (request := self._first(now_s)) is not None:
-            preempted = self._rows_to_preempt(request, now_s)
+            preempted = self._rows_to_preempt(request)
             if preempted is None:
                 break
             for row in preempted:
@@ -163,13 +163,13 @@ class Scheduler:
         ticket = self.order.first(now_s)
         return None if ticket is None else self._waiting[ticket]
 
-    def _rows_to_preempt(self, request: LiveRequest, now_s: float) -> list[LiveRequest] | None:
+    def _rows_to_preempt(self, request: LiveRequest) -> list[LiveRequest] | None:
         """Rows to preempt so that this request can start now, often none; None if it has to wait."""
         staying = {row.ticket: row for row in self.running.values()}
         preempted: list[LiveRequest] = []
         needed_bytes = self._reservation(request)[1]
         while not self._has_room(staying.values(), needed_bytes):
-            ticket = self.order.victim(staying, now_s, for_=request.ticket, between_flows=True)
+            ticket = self.order.victim(staying, for_=request.ticket)
             if ticket is None:
                 return None
             preempted.append(staying.pop(ticket))
@@ -191,7 +191,7 @@ class Scheduler:
         for request in growing:
             while request.phase == "running" and not self._reserve(request):
                 rows = {row.ticket: row for row in self.running.values()}
-                ticket = self.order.victim(rows, now_s)
+                ticket = self.order.victim(rows)
                 assert ticket is not None, "a row that is alone fits"
                 self._preempt(rows[ticket], now_s)
 
@@ -234,7 +234,7 @@ class Scheduler:
                 "kept": kept,
             },
         )
-        if not self.recovery.lost_row(request):
+        if not self.recovery.preempted(request):
             self._wait(request, now_s)
 
     def free(self, request: LiveRequest) -> None:

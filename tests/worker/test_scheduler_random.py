@@ -1,4 +1,4 @@
-"""Thousands of random operations on the batch, against a plain model of it: what each stream must be."""
+"""Thousands of random operations on a worker, against a plain model of it: the tokens and end of each stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch: one owner, memory by need, parking, preparing, and who has to wait."""
+"""The scheduler in a worker: admission by memory, preemption, preparation, fairness and refusals."""
 
 from __future__ import annotations
 

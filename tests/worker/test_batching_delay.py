@@ -1,4 +1,4 @@
-"""A batch that is about to begin waits a moment for those who come with the first, and nobody else does."""
+"""The batching delay: an idle worker waits for the rest of a burst, and for nothing else."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def test_one_user_alone_is_not_kept(begin: Begin) -> None:
 def test_where_steps_are_short_there_is_no_waiting(begin: Begin) -> None:
     """It would take longer than what it saves; nor where nothing is known yet."""
     assert begin(ended=4, coming=0, step_s=None)[1] == 0
-    gathering = BatchingDelay()
-    assert gathering.looks_max(LOOK_S) == 0
-    assert gathering.looks_max(None) == 0
-    assert gathering.looks_max(10.0) == LOOKS_MAX
+    delay = BatchingDelay()
+    assert delay.looks_max(LOOK_S) == 0
+    assert delay.looks_max(None) == 0
+    assert delay.looks_max(10.0) == LOOKS_MAX
 
 
 def test_while_they_come_there_is_another_look() -> None:
     """A bunch that came with the first look may have a second part; one that came alone has none."""
-    gathering = BatchingDelay()
-    assert gathering.expects_more(2, 2, now_s=0.0)
-    assert not gathering.expects_more(2, 0, now_s=0.0)
-    assert not gathering.expects_more(1, 1, now_s=0.0)
+    delay = BatchingDelay()
+    assert delay.expects_more(2, 2, now_s=0.0)
+    assert not delay.expects_more(2, 0, now_s=0.0)
+    assert not delay.expects_more(1, 1, now_s=0.0)
