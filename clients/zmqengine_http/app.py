@@ -1,4 +1,4 @@
-"""The ASGI application: routes, keys, errors, one log line a request."""
+"""The ASGI application: routes, access checks, request bodies, errors, and one log line per request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from starlette.types import ASGIApp
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.config import HttpConfig
-from zmqengine_http.endpoint import Endpoint
+from zmqengine_http.endpoint import Endpoint, Service
 from zmqengine_http.endpoints import ENDPOINTS
 from zmqengine_http.prompt.prompts import Tokenizing
-from zmqengine_http.service import Service
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.access import Access
 from zmqengine_http.serving.errors import ApiError, ErrorShape, from_engine
@@ -27,7 +26,7 @@ from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import open_traces
 from zmqengine_http.stable_head import AnswerMemory, StableHead
 from zmqengine_http.workers.pool import Pool
-from zmqengine_http.workers.worker import Connect, Worker
+from zmqengine_http.workers.worker import Connect, PooledWorker
 
 EXPOSED = (
     "x-request-id",
@@ -38,21 +37,21 @@ EXPOSED = (
     "x-ignored-fields",
     "x-unenforced-keywords",
 )
-"""Response headers that a page of another origin may read: what clients log and what retries need."""
+"""Response headers exposed to pages of other origins: request ids to log, and retry advice."""
 READY_WAIT_S = 5.0
-"""How long one of several processes waits for a worker before it takes connections."""
+"""Longest wait of one of several processes for a worker before it accepts connections."""
 
 
 class HttpApp:
-    """An ASGI application that follows its workers from start-up to shut-down. `service` is what its endpoints share.
+    """An ASGI application that stays connected to its workers from start-up to shutdown.
 
-    `connect` makes the client of an address; by default an `AsyncClient` with the keys of the configuration. Raises
-    `ConfigError` for keys that cannot be read.
+    `service` is the state that its endpoints share. `connect` makes the client for an address; by default an
+    `AsyncClient` with the keys of the configuration. Raises `ConfigError` for keys that cannot be read.
     """
 
     def __init__(self, config: HttpConfig, connect: Connect | None = None) -> None:
         make = connect or connector_of(config)
-        workers = [Worker(address, make, config.probe_ms) for address in dict.fromkeys(config.workers)]
+        workers = [PooledWorker(address, make, config.probe_ms) for address in dict.fromkeys(config.workers)]
         self.service = Service(
             config,
             Pool(workers, config.aliases),
@@ -63,7 +62,7 @@ class HttpApp:
         )
         handled = {endpoint.path: _Handled(self.service, endpoint) for endpoint in ENDPOINTS}
         self._plain = {path: each for path, each in handled.items() if "{" not in path}
-        # A bare router: the middleware of an application would cost a call for every token.
+        # A bare router: the middleware of a Starlette application would add a call per token.
         routes = [Route(path, each) for path, each in handled.items()]
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
         self._router.default = _Handled(self.service, Endpoint("", "", _not_found, "", open=True))
@@ -78,11 +77,12 @@ class HttpApp:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event, as ASGI has it."""
+        """Serve one ASGI scope: a request, a websocket or the lifespan."""
         await self._app(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # What is asked for by its very path is not searched for. The router has all else: parameters, mounts, start-up.
+        # Paths without parameters skip the router, which handles everything else: parameters, mounts, the
+        # lifespan.
         direct = scope["type"] == "http" and not scope.get("root_path")
         plain = self._plain.get(scope["path"]) if direct else None
         await (plain or self._router)(scope, receive, send)
@@ -99,17 +99,18 @@ class HttpApp:
                 task.cancel()
             await asyncio.gather(*following, return_exceptions=True)
             self.service.tokenizing.close()
-            self.service.traces.close()
+            if self.service.traces is not None:
+                self.service.traces.close()
 
     async def _wait_ready(self) -> None:
-        """Others serve already: what comes to this one may wait as well, for a while, rather than be refused."""
+        """Wait a while for a worker: the other processes may serve already, so waiting beats a refusal."""
         until = time.monotonic() + READY_WAIT_S
         while not self.service.pool.ready and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
 
 def connector_of(config: HttpConfig) -> Connect:
-    """What makes the client of an address. Raises `ConfigError` for keys that cannot be read."""
+    """A function that makes the client for an address. Raises `ConfigError` for keys that cannot be read."""
     keys = None
     if config.client_key is not None and config.server_key is not None:
         keys = load_keys(config.client_key, config.server_key)
@@ -125,7 +126,8 @@ async def _not_found(service: Service, exchange: Exchange) -> None:
 
 
 class _Handled:
-    """A handler with all that surrounds it: the checks, errors as responses, the log line."""
+    """An endpoint as an ASGI application: access checks, the body, errors as responses, metrics, the log
+    line."""
 
     def __init__(self, service: Service, endpoint: Endpoint) -> None:
         self._service = service
@@ -134,7 +136,7 @@ class _Handled:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            # A websocket to one of our paths: refused before it opens.
+            # A websocket to one of our paths is refused before it opens.
             await send({"type": "websocket.close", "code": 1000})
             return
         exchange = Exchange(scope, receive, send)
@@ -144,7 +146,7 @@ class _Handled:
         try:
             self._access.check(exchange, open_to_all=self._endpoint.open)
             self._check_method(scope["method"])
-            await self._endpoint.handler(self._service, exchange)
+            await self._answer(exchange)
         except Disconnected:
             exchange.facts["disconnected"] = True
         except ZmqEngineError as error:
@@ -158,8 +160,23 @@ class _Handled:
         finally:
             seconds = time.monotonic() - started
             self._service.meter.ended(self._endpoint.path, exchange.status, seconds)
-            self._service.traces.record(exchange, self._endpoint.path, seconds)
+            if self._service.traces is not None:
+                self._service.traces.record(exchange, self._endpoint.path, seconds)
             _log(exchange, seconds)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        endpoint, config = self._endpoint, self._service.config
+        if endpoint.body is None:
+            await endpoint.answer(self._service, exchange)
+            return
+        data = await exchange.read_body(config.body_bytes_max)
+        read = endpoint.body.read(data, ignore_unknown=config.unknown_fields == "ignore")
+        del data
+        exchange.note_ignored(read.ignored, read.unknown_inside)
+        await exchange.unless_gone(endpoint.answer(self._service, exchange, read.request))
+        # Requests that came together end together. Metrics and the log line wait until the last of them has
+        # ended: one kind of work after the other takes half the time of both in turn.
+        await asyncio.sleep(0)
 
     def _check_method(self, method: str) -> None:
         allowed = self._endpoint.method

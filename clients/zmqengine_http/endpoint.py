@@ -1,35 +1,51 @@
-"""An endpoint as data. Routing, reading and checking its body, the shape of its refusals and its part of the OpenAPI
-document all derive from one `Endpoint`.
+"""An endpoint as data, and the state that all endpoints share.
+
+Routing, reading and validating the body, the shape of refusals and the OpenAPI document all derive from one
+`Endpoint`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from zmqengine_http.service import Service
+from zmqengine_http.config import HttpConfig
+from zmqengine_http.prompt.prompts import Tokenizing
 from zmqengine_http.serving.body import Body
-from zmqengine_http.serving.errors import ErrorShape
+from zmqengine_http.serving.errors import ErrorShape, openai_error
 from zmqengine_http.serving.exchange import Exchange
-from zmqengine_http.serving.openai_error_shape import openai_error
+from zmqengine_http.serving.meter import Meter
+from zmqengine_http.serving.tracing import Traces
+from zmqengine_http.stable_head import StableHead
+from zmqengine_http.workers.pool import Pool
 
 RequestT = TypeVar("RequestT", bound=Struct)
-Handler = Callable[[Service, Exchange], Awaitable[None]]
+
+
+class Service(NamedTuple):
+    """The state of one front-end process, shared by all endpoints; `traces` is None unless tracing is on."""
+
+    config: HttpConfig
+    pool: Pool
+    tokenizing: Tokenizing
+    head: StableHead
+    meter: Meter
+    traces: Traces | None
 
 
 class Endpoint(NamedTuple):
-    """A path and what answers it; made by `get` and `post`.
+    """A path and its handler; made by `get` and `post`.
 
-    `open`: no key is asked for. `streams`: the answer may be server-sent events. `error_shape` makes the bodies of
-    refusals. Without a `method` any is taken.
+    `answer` gets the service, the exchange and, if there is a `body`, the decoded request. An empty `method`
+    accepts any. `open`: no API key is required. `streams`: the response may be server-sent events.
+    `error_shape` encodes refusals.
     """
 
     path: str
     method: str
-    handler: Handler
+    answer: Callable[..., Coroutine[Any, Any, None]]
     summary: str
     body: Body[Any] | None = None
     open: bool = False
@@ -38,10 +54,15 @@ class Endpoint(NamedTuple):
 
 
 def get(
-    path: str, handler: Handler, summary: str, *, open: bool = False, error_shape: ErrorShape = openai_error
+    path: str,
+    answer: Callable[[Service, Exchange], Coroutine[Any, Any, None]],
+    summary: str,
+    *,
+    open: bool = False,
+    error_shape: ErrorShape = openai_error,
 ) -> Endpoint:
     """An endpoint for GET and HEAD."""
-    return Endpoint(path, "GET", handler, summary, open=open, error_shape=error_shape)
+    return Endpoint(path, "GET", answer, summary, open=open, error_shape=error_shape)
 
 
 def post(
@@ -53,16 +74,5 @@ def post(
     streams: bool = False,
     error_shape: ErrorShape = openai_error,
 ) -> Endpoint:
-    """An endpoint for POST: the body is read and checked, then `answer` runs until it is done or the client left."""
-
-    async def handler(service: Service, exchange: Exchange) -> None:
-        data = await exchange.read_body(service.config.body_bytes_max)
-        read = body.read(data, ignore_unknown=service.config.unknown_fields == "ignore")
-        del data
-        exchange.note_ignored(read.ignored, read.unknown_inside)
-        await exchange.unless_gone(answer(service, exchange, read.request))
-        # Answers of requests that came together end together. The books are closed behind the last of them: one kind
-        # of work after the other takes half the time of both in turn.
-        await asyncio.sleep(0)
-
-    return Endpoint(path, "POST", handler, summary, body, streams=streams, error_shape=error_shape)
+    """An endpoint for POST with a JSON body; `answer` is cancelled if the client disconnects."""
+    return Endpoint(path, "POST", answer, summary, body, streams=streams, error_shape=error_shape)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 import zmqengine
-from zmqengine_http.endpoint import Endpoint, get
-from zmqengine_http.service import Service
+from zmqengine_http.endpoint import Endpoint, Service, get
 from zmqengine_http.serving.exchange import JSON, Exchange
 
 _STATUSES = {

@@ -13,7 +13,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_smg.engine_messages import DEAD, Addresses, Init, Outputs, Ready, Registration
+from zmqengine_smg.engine_messages import DEAD, Addresses, Handshake, Init, Outputs, Registration
 
 log = logging.getLogger("zmqengine.smg")
 
@@ -94,7 +94,7 @@ async def _shake_hands(context: zmq.asyncio.Context, address: str) -> Addresses:
     loss = _Loss(socket)
     try:
         socket.connect(address)
-        await socket.send(msgspec.msgpack.encode(Ready("HELLO")))
+        await socket.send(msgspec.msgpack.encode(Handshake("HELLO")))
         body = await _unless_lost(socket.recv(), loss)
         try:
             init = msgspec.msgpack.decode(body, type=Init)
@@ -102,7 +102,7 @@ async def _shake_hands(context: zmq.asyncio.Context, address: str) -> Addresses:
             raise HandshakeFailed(f"the gateway's answer cannot be read: {error}") from None
         if not init.addresses.inputs or not init.addresses.outputs:
             raise HandshakeFailed("the gateway gave no addresses")
-        await socket.send(msgspec.msgpack.encode(Ready("READY")))
+        await socket.send(msgspec.msgpack.encode(Handshake("READY")))
         return init.addresses
     finally:
         loss.close()

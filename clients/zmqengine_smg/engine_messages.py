@@ -28,7 +28,7 @@ RAW_VIEW = 3
 # --- handshake ---------------------------------------------------------------------------------------------
 
 
-class Ready(Struct, frozen=True):
+class Handshake(Struct, frozen=True):
     """HELLO and READY, from the engine."""
 
     status: str

@@ -19,7 +19,7 @@ from zmqengine_smg.grpc_errors import status_of, trailers_of
 from zmqengine_smg.grpc_requests import read_request
 from zmqengine_smg.grpc_responses import chunk_message, last_message, whole_message
 from zmqengine_smg.tokenizer_files import chunks, tokenizer_zip
-from zmqengine_smg.upstream import Model, Upstream
+from zmqengine_smg.upstream import Upstream, UpstreamModel
 
 log = logging.getLogger("zmqengine.smg")
 
@@ -148,7 +148,7 @@ class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
             if self._running.get(request_id) is stream:
                 del self._running[request_id]
 
-    async def _model(self, context: grpc.aio.ServicerContext[Any, Any]) -> Model:
+    async def _model(self, context: grpc.aio.ServicerContext[Any, Any]) -> UpstreamModel:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(
                 self._upstream.wait_for(lambda: self._upstream.model is not None), MODEL_WAIT_S

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from zmqengine_smg.upstream import Model
+from zmqengine_smg.upstream import UpstreamModel
 
 CHUNK_BYTES = 64 * 1024
 
 
-def tokenizer_files(model: Model) -> dict[str, bytes]:
+def tokenizer_files(model: UpstreamModel) -> dict[str, bytes]:
     """The files by name: `tokenizer.json`, its configuration with the chat template, and the end tokens.
 
     The gateway ends an output at the `eos_token_id` of `generation_config.json`, so all end tokens stand there.
@@ -46,7 +46,7 @@ def tokenizer_files(model: Model) -> dict[str, bytes]:
     }
 
 
-def tokenizer_zip(model: Model) -> bytes:
+def tokenizer_zip(model: UpstreamModel) -> bytes:
     """The files as a zip archive, the same bytes every time."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -64,7 +64,7 @@ def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
         yield archive[start:end], digest if end >= len(archive) else ""
 
 
-def write_tokenizer(model: Model, directory: Path) -> None:
+def write_tokenizer(model: UpstreamModel, directory: Path) -> None:
     """Write the files into `directory`, which is made if it is missing; each is replaced whole."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in tokenizer_files(model).items():

@@ -20,7 +20,7 @@ PROBE_UNREADY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class UpstreamModel:
     """What is known of a worker once its model is loaded."""
 
     card: ModelCard
@@ -54,7 +54,7 @@ class Upstream:
         )
         self.state = "unknown"
         self.state_since = time.monotonic()
-        self.model: Model | None = None
+        self.model: UpstreamModel | None = None
         self.numbers: Mapping[str, int | float] = {}
         self.on_change: list[Callable[[], None]] = []
         self._news = asyncio.Event()
@@ -118,7 +118,7 @@ class Upstream:
                 "and register it with the gateway again"
             )
         if known is None or known.card != card or known.limits != limits:
-            self.model = Model(card, limits, await self.client.tokenizer())
+            self.model = UpstreamModel(card, limits, await self.client.tokenizer())
 
     def _on_event(self, event: ClientEvent) -> None:
         if event.kind in ("lost", "fatal", "fenced"):

@@ -17,7 +17,7 @@ from zmqengine_client import AsyncClient
 from zmqengine_metrics.snapshot import Snapshot
 from zmqengine_top import rows
 from zmqengine_top.confirm import Confirm
-from zmqengine_top.history import History
+from zmqengine_top.history import WorkerHistory
 
 Table = DataTable[Text]
 
@@ -45,11 +45,11 @@ class Top(App[None]):
 
     def __init__(self, clients: Sequence[tuple[str, AsyncClient]], *, every_s: float = 1.0) -> None:
         super().__init__()
-        self.histories = [History(worker) for worker, _ in clients]
+        self.histories = [WorkerHistory(worker) for worker, _ in clients]
         self._clients = dict(clients)
         self._every_s = every_s
         self._order = 0
-        self._targets: dict[str, rows.Target] = {}
+        self._targets: dict[str, rows.RequestKey] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def compose(self) -> ComposeResult:
@@ -89,7 +89,7 @@ class Top(App[None]):
             if asking is None or asking.done():
                 self._asking[history.worker] = asyncio.create_task(self._ask(history))
 
-    async def _ask(self, history: History) -> None:
+    async def _ask(self, history: WorkerHistory) -> None:
         client = self._clients[history.worker]
         try:
             snapshot = Snapshot(history.worker, await client.describe(), await client.status())
@@ -134,7 +134,7 @@ class Top(App[None]):
     def _table(self, name: str) -> Table:
         return self.query_one(f"#{name}", DataTable)
 
-    def _chosen(self) -> History | None:
+    def _chosen(self) -> WorkerHistory | None:
         row = self._table("workers").cursor_row
         return self.histories[row] if 0 <= row < len(self.histories) else None
 
@@ -195,7 +195,7 @@ class Top(App[None]):
         self.run_worker(act(), exclusive=False)
 
 
-def _fill(table: Table, lines: Sequence[rows.Row]) -> None:
+def _fill(table: Table, lines: Sequence[rows.TableRow]) -> None:
     """Other rows; the cursor stays on the row of its key, or where it was."""
     place = table.cursor_row
     key = None

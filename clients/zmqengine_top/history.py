@@ -6,7 +6,7 @@ from zmqengine.protocol.messages import RequestInfo
 from zmqengine_metrics.snapshot import Snapshot
 
 
-class History:
+class WorkerHistory:
     """One worker over time. Rates are over the last two looks at the same life of it, and None before."""
 
     def __init__(self, worker: str) -> None:

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from zmqengine.protocol.messages import RequestInfo
-from zmqengine_top.history import History
+from zmqengine_top.history import WorkerHistory
 
 WORKER_COLUMNS = ("worker", "state", "model", "run", "wait", "tok/s", "memory", "pass")
 REQUEST_COLUMNS = ("request", "front-end", "phase", "prompt", "output", "tok/s", "age")
 SESSION_COLUMNS = ("front-end", "worker", "run", "wait", "held", "behind")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of a table: a key that stays, and its cells."""
 
     key: str
     cells: tuple[str, ...]
 
 
-class Target(NamedTuple):
+class RequestKey(NamedTuple):
     """The request behind a row."""
 
     worker: str
@@ -37,7 +37,7 @@ class Target(NamedTuple):
 class Line(NamedTuple):
     """A request with what is known around it."""
 
-    target: Target
+    target: RequestKey
     info: RequestInfo
     client: str
     rate: float | None
@@ -79,17 +79,17 @@ def _rate(rate: float | None) -> str:
     return "" if rate is None else f"{rate:,.0f}"
 
 
-def worker_row(history: History, now_s: float) -> Row:
+def worker_row(history: WorkerHistory, now_s: float) -> TableRow:
     """One worker; when it is silent, since when."""
     latest = history.latest
     if latest.status is None:
         silent = "" if history.silent_since_s is None else f" {span(now_s - history.silent_since_s)}"
         model = history.seen.model if history.seen is not None else ""
-        return Row(history.worker, (history.worker, f"silent{silent}", model, "", "", "", "", ""))
+        return TableRow(history.worker, (history.worker, f"silent{silent}", model, "", "", "", "", ""))
     held, limit = sum(latest.memory.values()), latest.memory_limit
     share = f"{held / limit:.0%} of {size(limit)}" if limit else size(held)
     pass_ms = latest.number("pass_ms_p50")
-    return Row(
+    return TableRow(
         history.worker,
         (
             history.worker,
@@ -104,7 +104,7 @@ def worker_row(history: History, now_s: float) -> Row:
     )
 
 
-def _state(history: History) -> str:
+def _state(history: WorkerHistory) -> str:
     status, description = history.latest.status, history.latest.description
     assert status is not None
     if status.state in ("loading", "warming") and description is not None:
@@ -113,7 +113,7 @@ def _state(history: History) -> str:
     return f"{status.state} {span(status.uptime_s)}"
 
 
-def request_lines(histories: Iterable[History]) -> list[Line]:
+def request_lines(histories: Iterable[WorkerHistory]) -> list[Line]:
     """Every request that has not ended, as the workers list them."""
     lines = []
     for history in histories:
@@ -122,7 +122,7 @@ def request_lines(histories: Iterable[History]) -> list[Line]:
             continue
         clients = {session.id: session.client for session in status.sessions}
         for info in status.requests:
-            target = Target(history.worker, info.session, info.request)
+            target = RequestKey(history.worker, info.session, info.request)
             lines.append(
                 Line(target, info, clients.get(info.session, info.session), history.request_rate(info))
             )
@@ -134,7 +134,7 @@ def waits_word(info: RequestInfo) -> str:
     return info.waits_for.partition(":")[0]
 
 
-def request_row(line: Line) -> Row:
+def request_row(line: Line) -> TableRow:
     """One request."""
     info = line.info
     phase = f"waits: {waits_word(info)}" if info.waits_for else info.phase
@@ -144,7 +144,7 @@ def request_row(line: Line) -> Row:
     elif info.cached_tokens:
         prompt = f"{prompt} ({info.cached_tokens:,} c)"
     output = f"{info.output_tokens:,}/{info.max_tokens:,}"
-    return Row(
+    return TableRow(
         line.target.key,
         (
             _middle(info.request, 16),
@@ -158,7 +158,7 @@ def request_row(line: Line) -> Row:
     )
 
 
-def session_rows(histories: Iterable[History]) -> list[Row]:
+def session_rows(histories: Iterable[WorkerHistory]) -> list[TableRow]:
     """Every front-end of every worker."""
     rows = []
     for history in histories:
@@ -169,11 +169,11 @@ def session_rows(histories: Iterable[History]) -> list[Row]:
                 _middle(session.client or session.id, 30), history.worker, str(session.running), str(session.waiting),
                 str(session.held), behind,
             )  # fmt: skip
-            rows.append(Row(f"{history.worker}/{session.id}", cells))
+            rows.append(TableRow(f"{history.worker}/{session.id}", cells))
     return rows
 
 
-def details(history: History) -> list[str]:
+def details(history: WorkerHistory) -> list[str]:
     """Memory by part, the prompt cache, the passes, and why requests wait: four lines."""
     latest = history.latest
     status = latest.status
@@ -191,7 +191,7 @@ def details(history: History) -> list[str]:
     ]
 
 
-def _cache(history: History) -> str:
+def _cache(history: WorkerHistory) -> str:
     latest = history.latest
     entries = latest.number("prompt_cache_entries") or 0
     held, most = latest.number("prompt_cache_bytes") or 0, latest.number("prompt_cache_bytes_max") or 0
@@ -200,7 +200,7 @@ def _cache(history: History) -> str:
     return f"{entries:.0f} prompts, {size(held)} of {size(most)}{share}"
 
 
-def _passes(history: History) -> str:
+def _passes(history: WorkerHistory) -> str:
     latest = history.latest
     each = _rate(history.rate("passes"))
     next_us, outside_us = latest.number("pass_next_us_p50"), latest.number("pass_outside_us_p50")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from zmqengine_http import HttpApp, HttpConfig
+from zmqengine_http.endpoint import Service
 from zmqengine_http.server import uvicorn_config
-from zmqengine_http.service import Service
 
 WAIT_S = 60.0
 

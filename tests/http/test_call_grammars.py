@@ -19,7 +19,7 @@ from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
-from zmqengine_http.generating.constraints import Held, Wishes, make_constraint
+from zmqengine_http.generating.constraints import OutputConstraint, OutputRules, make_constraint
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.tool_calls import FORMATS, Delta, make_splitter
@@ -128,13 +128,13 @@ class Family:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def hold(self, tools: Sequence[Any] = TWO, **wishes: Any) -> Held:
+    def hold(self, tools: Sequence[Any] = TWO, **wishes: Any) -> OutputConstraint:
         asked: dict[str, Any] = {
             "tools": tools, "tool_choice": "required", "parallel": True, "response_format": {}, **wishes
         }  # fmt: skip
-        return make_constraint(self.model, Prompt([1]), Wishes(**asked))
+        return make_constraint(self.model, Prompt([1]), OutputRules(**asked))
 
-    def walks(self, held: Held, seeds: Sequence[int] = SEEDS) -> list[str]:
+    def walks(self, held: OutputConstraint, seeds: Sequence[int] = SEEDS) -> list[str]:
         """Texts of the outputs that ended."""
         assert held.constraint is not None
         grammar = self.walker.compile_text(held.constraint.kind, held.constraint.text)
@@ -143,7 +143,7 @@ class Family:
             for tokens in self.walker.walk_tokens(grammar, seeds)
         ]
 
-    def allows(self, held: Held, text: str) -> bool:
+    def allows(self, held: OutputConstraint, text: str) -> bool:
         assert held.constraint is not None
         grammar = self.walker.compile_text(held.constraint.kind, held.constraint.text)
         return self.walker.allows_tokens(grammar, self.encode(text))
@@ -316,7 +316,7 @@ def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
 def test_calls_without_a_grammar_are_read_but_not_forced(name: str) -> None:
     """Strict ones are free, and that is told; to force one is refused with the format's name."""
     family = Family(name)
-    assert family.hold(tool_choice="auto") == Held(None, ["strict"])
+    assert family.hold(tool_choice="auto") == OutputConstraint(None, ["strict"])
     with pytest.raises(ApiError, match=f"'{name}', which cannot be constrained"):
         family.hold()
 

@@ -14,7 +14,7 @@ from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
 from tests.http.serving import Reply, call, chat, get, post, serving
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine_http import HttpConfig
-from zmqengine_http.generating.generation_options import fitting_max_tokens
+from zmqengine_http.generating.generation import fitting_max_tokens
 from zmqengine_http.serving.body import Body, ignored, refused
 from zmqengine_http.serving.errors import ApiError, ContextTooLong
 from zmqengine_http.workers.worker import Model

@@ -33,7 +33,7 @@ from tests.support.template_trial import (
     results,
     turn_of,
 )
-from zmqengine_http.prompt.template_messages import takes_tools
+from zmqengine_http.prompt.template import takes_tools
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.workers.worker import Model
 

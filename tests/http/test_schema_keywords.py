@@ -12,7 +12,7 @@ import pytest
 from tests.support.grammar_walker import GrammarWalker
 from tests.support.tool_schemas import TOOLS
 from zmqengine.errors import BadRequest
-from zmqengine_http.call_grammars.schema_keywords import passed_over
+from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 
 SUITE = os.environ.get("ZMQENGINE_TEST_SCHEMA_SUITE")
 INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
@@ -50,7 +50,7 @@ def walker() -> GrammarWalker:
 def test_what_is_passed_over_is_named(walker: GrammarWalker, keyword: str) -> None:
     """Wherever it stands; the worker refuses the same schema where it is insisted on."""
     schema = PASSED[keyword]
-    assert keyword in passed_over(schema)
+    assert keyword in unenforced_keywords(schema)
     with pytest.raises(BadRequest):
         walker.compile(schema)
     walker.compile({**schema, "x-guidance": {"lenient": True}})
@@ -59,7 +59,7 @@ def test_what_is_passed_over_is_named(walker: GrammarWalker, keyword: str) -> No
 @pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:30])
 def test_what_is_enforced_is_not_named(walker: GrammarWalker, schema: Any) -> None:
     """A name of a member is no keyword, nor is what stands in a value."""
-    assert passed_over(schema) == frozenset()
+    assert unenforced_keywords(schema) == frozenset()
     walker.compile(schema)
 
 
@@ -74,7 +74,7 @@ def test_nothing_of_the_test_suite_is_passed_over_in_silence(walker: GrammarWalk
                 schema = case["schema"]
                 if not isinstance(schema, dict):
                     continue
-                named = " ".join(passed_over(schema))
+                named = " ".join(unenforced_keywords(schema))
                 silent += [
                     (file.name, schema, keyword)
                     for keyword in walker.left_out({**schema, "x-guidance": {"lenient": True}})

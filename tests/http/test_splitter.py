@@ -16,7 +16,7 @@ from zmqengine_http.tool_calls import (
     Delta,
     HarmonySplitter,
     Markers,
-    Splitter,
+    MarkerSplitter,
     find_markers,
     make_splitter,
 )
@@ -36,7 +36,7 @@ def split(
     schemas: Mapping[str, Mapping[str, object]] | None = None,
 ) -> tuple[str, str, list[Delta]]:
     """The reasoning, the content and the calls in `text` when it comes in pieces."""
-    splitter = Splitter(markers, calls=calls, reasoning_open=reasoning_open, schemas=schemas)
+    splitter = MarkerSplitter(markers, calls=calls, reasoning_open=reasoning_open, schemas=schemas)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     deltas = [d for start, end in itertools.pairwise(places) for d in splitter.feed(text[start:end])]
     deltas += splitter.finish()
@@ -191,7 +191,7 @@ def test_a_call_that_has_begun_is_told_as_far_as_it_came(text: str, call: Delta,
 
 def test_arguments_come_while_they_are_written() -> None:
     """A file of 10 KB that a tool is to write was silence until its end."""
-    splitter = Splitter(HERMES, calls=True)
+    splitter = MarkerSplitter(HERMES, calls=True)
     text = '<tool_call>{"name": "write", "arguments": {"text": "' + "line\\n" * 100 + '"}}</tool_call>'
     pieces = [delta for character in text for delta in splitter.feed(character)]
     assert [delta.kind for delta in pieces][:2] == ["call_start", "call_text"]
@@ -343,7 +343,7 @@ def test_every_format_tells_several_calls_as_they_come(name: str, inside: str, c
     expected = [Delta("call", '{"a":1}', "f"), Delta("call", '{"b":"}"}', "g")]
     markers = Markers(calls=format_)
     assert split(text, cuts, markers, schemas=TYPED) == ("", "", expected)
-    splitter = Splitter(markers, calls=True, schemas=TYPED)
+    splitter = MarkerSplitter(markers, calls=True, schemas=TYPED)
     told = [delta.kind for character in text for delta in splitter.feed(character)]
     assert told.index("call_start") < told.index("call_text")
     assert "call" not in told
@@ -410,7 +410,7 @@ def test_the_line_break_at_the_end_of_a_file_is_kept(
 def test_a_text_between_tags_comes_while_it_is_written() -> None:
     """A file that a coding agent writes, in the format of its model; cut off, it is told as far as it came."""
     schemas = {"write": {"properties": {"text": {"type": "string"}}}}
-    splitter = Splitter(Markers(calls=FORMATS["qwen3_coder"]), calls=True, schemas=schemas)
+    splitter = MarkerSplitter(Markers(calls=FORMATS["qwen3_coder"]), calls=True, schemas=schemas)
     text = "<tool_call>\n<function=write>\n<parameter=text>\n" + "line\n" * 100
     pieces = [delta for character in text for delta in splitter.feed(character)] + splitter.finish()
     assert sum(delta.kind == "call_text" for delta in pieces) > 400

@@ -50,14 +50,14 @@ def head() -> StableHead:
 
 def test_the_billing_line_goes_and_the_rest_of_the_system_prompt_stays(head: StableHead) -> None:
     """It differs from request to request, at the very start of the prompt."""
-    made = head.stabilise([system(f"{BILLING}\n\nYou are an agent."), user("hi")], [])
+    made = head.normalize([system(f"{BILLING}\n\nYou are an agent."), user("hi")], [])
     assert made.messages == [system("You are an agent."), user("hi")]
     assert made.changes.billing_lines == 1
 
 
 def test_a_system_message_that_is_only_a_billing_line_goes(head: StableHead) -> None:
     """An empty system message would be a change too."""
-    assert head.stabilise([system(BILLING), user("hi")], []).messages == [user("hi")]
+    assert head.normalize([system(BILLING), user("hi")], []).messages == [user("hi")]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_system_message_that_is_only_a_billing_line_goes(head: StableHead) -> 
 )
 def test_only_a_line_at_the_start_is_a_billing_line(head: StableHead, text: str) -> None:
     """Somebody may speak of it."""
-    made = head.stabilise([system(text), user(BILLING)], [])
+    made = head.normalize([system(text), user(BILLING)], [])
     assert made.messages == [system(text), user(BILLING)]
     assert not made.changes.facts()
 
@@ -80,7 +80,7 @@ def test_countdowns_go_from_system_prompts_and_where_they_stand_alone(head: Stab
         system(countdown(800)),
         user(f"<system-reminder>\n{countdown(800)}\n</system-reminder>"),
     ]
-    made = head.stabilise(messages, [])
+    made = head.normalize(messages, [])
     assert made.messages == [system("Be brief.\nUse tools."), user("go"), calls("c1"), result("c1", "seen")]
     assert made.changes.countdowns == 3
 
@@ -88,13 +88,13 @@ def test_countdowns_go_from_system_prompts_and_where_they_stand_alone(head: Stab
 def test_a_user_who_speaks_of_a_countdown_is_left_alone(head: StableHead) -> None:
     """And so is what a tool read from a file."""
     messages = [user(f"What is {countdown(5)}?"), calls("c1"), result("c1", countdown(7))]
-    assert head.stabilise(messages, []).messages == messages
+    assert head.normalize(messages, []).messages == messages
 
 
 def test_later_system_messages_stay_in_place_as_marked_user_turns(head: StableHead) -> None:
     """Moved to the head they would change it; most templates refuse them where they are."""
     messages = [system("a"), {"role": "developer", "content": "b"}, user("1"), system("plan mode"), user("2")]
-    made = head.stabilise(messages, [])  # type: ignore[arg-type]
+    made = head.normalize(messages, [])  # type: ignore[arg-type]
     assert made.messages == [
         system("a\n\nb"),
         user("1"),
@@ -108,12 +108,12 @@ def test_a_system_message_between_calls_and_results_follows_the_results(head: St
     """Templates want results right after their calls."""
     marked = user("<system-reminder>\nhurry\n</system-reminder>")
     messages = [user("1"), calls("a", "b"), system("hurry"), result("a", "x"), result("b", "y"), user("2")]
-    made = head.stabilise(messages, [])
+    made = head.normalize(messages, [])
     assert made.messages == [
         user("1"), calls("a", "b"), result("a", "x"), result("b", "y"), marked, user("2"),
     ]  # fmt: skip
     unanswered = [user("1"), calls("a", "b"), result("a", "x"), system("hurry"), user("2")]
-    assert head.stabilise(unanswered, []).messages == [
+    assert head.normalize(unanswered, []).messages == [
         user("1"), calls("a", "b"), result("a", "x"), marked, user("2"),
     ]  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_a_system_message_between_calls_and_results_follows_the_results(head: St
 def test_what_is_marked_already_is_not_marked_twice(head: StableHead) -> None:
     """Claude Code marks some of them itself."""
     text = "<system-reminder>\nnote\n</system-reminder>"
-    assert head.stabilise([user("1"), system(text)], []).messages == [user("1"), user(text)]
+    assert head.normalize([user("1"), system(text)], []).messages == [user("1"), user(text)]
 
 
 def test_tools_and_their_keys_come_in_one_order(head: StableHead) -> None:
@@ -134,31 +134,31 @@ def test_tools_and_their_keys_come_in_one_order(head: StableHead) -> None:
         tool("a"),
         tool("b", required=["y", "x"], properties={"x": {}, "y": {"type": "string"}}, type="object"),
     ]
-    first, second = head.stabilise([], one), head.stabilise([], other)
+    first, second = head.normalize([], one), head.normalize([], other)
     assert json.dumps(first.tools) == json.dumps(second.tools)
     assert first.changes.reordered == second.changes.reordered == 1
-    assert head.stabilise([], first.tools).changes.reordered == 0
+    assert head.normalize([], first.tools).changes.reordered == 0
     assert '"required": ["y", "x"]' in json.dumps(first.tools)
 
 
 def test_reasoning_that_a_client_dropped_is_put_back(head: StableHead) -> None:
     """By the call it led to; what a client says itself stands."""
     head.memory.remember("c1", "I should look.", '{"path": "a"}')
-    made = head.stabilise([user("1"), calls("c1", path="a"), result("c1", "x")], [])
+    made = head.normalize([user("1"), calls("c1", path="a"), result("c1", "x")], [])
     assert made.messages[1]["reasoning_content"] == "I should look."
     assert made.changes.restored == 1
     own = {**calls("c1", path="a"), "reasoning_content": "mine"}
-    assert head.stabilise([own], []).messages == [own]
+    assert head.normalize([own], []).messages == [own]
 
 
 def test_arguments_get_their_order_back_but_never_other_values(head: StableHead) -> None:
     """A client that edits a call means it."""
     head.memory.remember("c1", "", '{"path": "a", "line": {"to": 2, "from": 1}}')
     shuffled = calls("c1", line={"from": 1, "to": 2}, path="a")
-    made = head.stabilise([shuffled], [])
+    made = head.normalize([shuffled], [])
     assert '{"path": "a", "line": {"to": 2, "from": 1}}' in json.dumps(made.messages)
     edited = calls("c1", line={"from": 1, "to": 3}, path="a")
-    assert head.stabilise([edited], []).messages == [edited]
+    assert head.normalize([edited], []).messages == [edited]
 
 
 def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
@@ -167,8 +167,8 @@ def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
     for number in range(20):
         memory.remember(f"c{number}", "r" * 500, "{}")
     assert len(memory) == 3
-    assert memory.restored([calls("c19")])[1] == 1
-    assert memory.restored([calls("c0")])[1] == 0
+    assert memory.restore([calls("c19")])[1] == 1
+    assert memory.restore([calls("c0")])[1] == 0
 
 
 def test_off_everything_is_as_it_was_sent() -> None:
@@ -176,7 +176,7 @@ def test_off_everything_is_as_it_was_sent() -> None:
     head = StableHead(AnswerMemory(), enabled=False)
     messages = [system(f"{BILLING}\nx"), user("1"), system("y")]
     tools = [tool("b"), tool("a")]
-    made = head.stabilise(messages, tools)
+    made = head.normalize(messages, tools)
     assert (made.messages, made.tools, made.changes.facts()) == (messages, tools, {})
 
 
@@ -184,5 +184,5 @@ def test_nothing_is_changed_in_place(head: StableHead) -> None:
     """The request is the client's; what was done is said."""
     messages: list[dict[str, Any]] = [system(f"{BILLING}\nx"), user("1"), system("y")]
     before = json.dumps(messages)
-    assert head.stabilise(messages, []).changes.facts() == {"billing_lines": 1, "system_turns": 1}
+    assert head.normalize(messages, []).changes.facts() == {"billing_lines": 1, "system_turns": 1}
     assert json.dumps(messages) == before

@@ -10,7 +10,7 @@ import pytest
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.prompt.prompts import Conversation, encode_chat
+from zmqengine_http.prompt.prompts import encode_chat
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.workers.worker import Model
 
@@ -44,7 +44,7 @@ def rendered(template: str, *messages: dict[str, object], tools: Any = (), **fac
     model = Model(
         ModelCard("m", 1000, 10**6, [0], "t", 0), Limits(2**24, 10**6, 10**6, 64, 64, 64), Tokenizer(bundle)
     )
-    prompt = encode_chat(model, Conversation(list(messages), tools))
+    prompt = encode_chat(model, list(messages), tools, {})
     return model.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
 

@@ -11,8 +11,8 @@ from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.errors import BadRequest
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.prompt import text_batches
-from zmqengine_http.prompt.text_batches import TextBatches
+from zmqengine_http.prompt import prompts
+from zmqengine_http.prompt.prompts import TextBatches
 
 HALF_A_PAIR = "\ud83d"
 BROKEN = "broken"
@@ -69,7 +69,7 @@ def test_what_comes_in_one_turn_is_one_call_and_each_gets_its_own() -> None:
 def test_what_comes_turn_after_turn_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As requests do that are sent at once, each read a little later; a turn that brings nobody ends it."""
     # Whatever a turn takes on a busy machine.
-    monkeypatch.setattr(text_batches, "GATHER_S", 60.0)
+    monkeypatch.setattr(prompts, "GATHER_S", 60.0)
     tokenizer = CountingTokenizer()
 
     async def run() -> None:
@@ -88,7 +88,7 @@ def test_what_comes_turn_after_turn_is_one_call(monkeypatch: pytest.MonkeyPatch)
 
 def test_nobody_waits_for_ever_for_those_who_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is tokenised in time, whoever comes."""
-    monkeypatch.setattr(text_batches, "GATHER_S", 0.0)
+    monkeypatch.setattr(prompts, "GATHER_S", 0.0)
     tokenizer = CountingTokenizer()
 
     async def run() -> None:

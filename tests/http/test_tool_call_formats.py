@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqengine_http.tool_calls import FORMATS, Call, Markers, Splitter, find_markers
+from zmqengine_http.tool_calls import FORMATS, Markers, MarkerSplitter, ParsedCall, find_markers
 from zmqengine_http.tool_calls.call_format import Schemas
 from zmqengine_http.tool_calls.lenient import Malformed, read_whole
 
-WEATHER = Call("get_weather", {"city": "Łódź", "days": 3})
+WEATHER = ParsedCall("get_weather", {"city": "Łódź", "days": 3})
 SCHEMAS = {
     "get_weather": {
         "type": "object",
@@ -149,7 +149,7 @@ def test_a_call_is_read_in_each_format(name: str, text: str) -> None:
 )
 def test_several_calls_are_read_in_order(name: str, text: str) -> None:
     """Calls that come together are all there."""
-    assert FORMATS[name].parse(text, {}) == [Call("a", {}), Call("b", {})]
+    assert FORMATS[name].parse(text, {}) == [ParsedCall("a", {}), ParsedCall("b", {})]
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -289,7 +289,7 @@ def test_nested_tags_are_objects_and_lists() -> None:
     inside = numbers + tag("o", tag("a", "x < y\n") + tag("l", tag("item", "1") + tag("item", tag("b", ""))))
     text = f'{MARK}<invoke name="f">{inside}{MARK}</invoke>'
     arguments: dict[str, object] = {"n": [1], "o": {"a": "x < y\n", "l": ["1", {"b": ""}]}}
-    assert FORMATS["minimax_m3"].parse(text, schemas) == [Call("f", arguments)]
+    assert FORMATS["minimax_m3"].parse(text, schemas) == [ParsedCall("f", arguments)]
     for broken in (text[:-3], text.replace("</o>", "</p>"), text + numbers):
         with pytest.raises(Malformed):
             FORMATS["minimax_m3"].parse(broken, schemas)
@@ -312,8 +312,8 @@ def test_what_is_written_for_a_template_is_read_back(name: str, arguments: dict[
     """Calls that a template has no place for are in the content, as the model would have written them."""
     format_ = FORMATS[name]
     assert format_.write
-    calls = [Call("f", arguments), Call("g", {})]
-    splitter = Splitter(Markers(calls=format_), calls=True)
+    calls = [ParsedCall("f", arguments), ParsedCall("g", {})]
+    splitter = MarkerSplitter(Markers(calls=format_), calls=True)
     deltas = splitter.feed(format_.write(calls)) + splitter.finish()
     assert not [delta for delta in deltas if delta.kind == "content"]
     told = "".join(delta.text if delta.kind != "call_end" else "\n" for delta in deltas)

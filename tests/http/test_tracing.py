@@ -13,7 +13,7 @@ from tests.http.serving import chat, get, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
-from zmqengine_http.serving.tracing import NoTraces, open_traces
+from zmqengine_http.serving.tracing import open_traces
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -95,7 +95,7 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_phases_in_the_worker(
 
 def test_nothing_is_traced_unless_asked_for(collector: Collector) -> None:
     """Off by default, whatever the environment says."""
-    assert isinstance(open_traces(HttpConfig().tracing), NoTraces)
+    assert open_traces(HttpConfig().tracing) is None
     worker = FakeWorker(FakeEngineConfig())
     with worker, serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front:
         assert post(front, "/v1/chat/completions", chat(max_tokens=2)).status == 200

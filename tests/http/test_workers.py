@@ -17,7 +17,7 @@ from zmqengine.testing import FakeWorker
 from zmqengine_client import errors
 from zmqengine_http import HttpConfig
 from zmqengine_http.workers.pool import PREFIX_TOKENS, SLACK, Pool
-from zmqengine_http.workers.worker import Worker
+from zmqengine_http.workers.worker import PooledWorker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -199,7 +199,7 @@ def test_a_prompt_goes_where_its_prefix_was_unless_that_worker_is_busy() -> None
         model = pool.model("scripted")
         chat_a, chat_b = [1] * PREFIX_TOKENS * 3, [2] * PREFIX_TOKENS * 3
 
-        def home(prompt: list[int], key: str | None = None) -> Worker:
+        def home(prompt: list[int], key: str | None = None) -> PooledWorker:
             return pool.choose(model, prompt, key)
 
         first = home(chat_a)

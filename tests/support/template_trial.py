@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.prompt.prompts import Conversation, encode_chat
+from zmqengine_http.prompt.prompts import encode_chat
 from zmqengine_http.tool_calls import Delta, make_splitter
 from zmqengine_http.workers.worker import Model
 
@@ -105,7 +105,7 @@ def model_of(template: str, facts: dict[str, str | bool | int]) -> Model:
 
 def prompt_text(model: Model, messages: Sequence[Message], tools: Sequence[Any]) -> str:
     """The text of a prompt, as the front-end makes it. Raises its 400."""
-    prompt = encode_chat(model, Conversation(list(messages), tools))
+    prompt = encode_chat(model, list(messages), tools, {})
     return model.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
 

@@ -8,7 +8,7 @@ import pytest
 from zmqengine.protocol.messages import Description, ModelCard, Progress, RequestInfo, SessionInfo, Status
 from zmqengine_metrics.snapshot import Snapshot
 from zmqengine_top import rows
-from zmqengine_top.history import History
+from zmqengine_top.history import WorkerHistory
 
 DESCRIPTION = Description(
     call=0, protocol=(1, 1), version="1", name="w", pid=1, epoch=bytes(8), state="ready", progress=Progress("ready"),
@@ -28,9 +28,9 @@ STATUS = Status(
 
 
 @pytest.fixture
-def history() -> History:
+def history() -> WorkerHistory:
     """A worker seen twice, two seconds apart."""
-    seen = History("w")
+    seen = WorkerHistory("w")
     earlier = msgspec.structs.replace(
         STATUS,
         uptime_s=98.0,
@@ -43,14 +43,14 @@ def history() -> History:
     return seen
 
 
-def test_a_worker_is_one_line(history: History) -> None:
+def test_a_worker_is_one_line(history: WorkerHistory) -> None:
     """State and how long, load, rate, memory as a share of its limit, a pass."""
     assert rows.worker_row(history, 3.0).cells == (
         "w", "ready 1m40", "m", "1", "1", "30", "25% of 16M", "5.2 ms",
     )  # fmt: skip
 
 
-def test_requests_say_their_phase_and_what_they_wait_for(history: History) -> None:
+def test_requests_say_their_phase_and_what_they_wait_for(history: WorkerHistory) -> None:
     """In the order asked for."""
     lines = rows.request_lines([history])
     cells = {line.info.request: rows.request_row(line).cells for line in lines}
@@ -62,12 +62,12 @@ def test_requests_say_their_phase_and_what_they_wait_for(history: History) -> No
     assert [line.info.request for line in sorted(lines, key=orders["prompt"])] == ["r1", "r2"]
 
 
-def test_a_front_end_that_is_behind_stands_out(history: History) -> None:
+def test_a_front_end_that_is_behind_stands_out(history: WorkerHistory) -> None:
     """By how much."""
     assert rows.session_rows([history])[1].cells == ("slow", "w", "0", "0", "0", "1,234 tokens")
 
 
-def test_details_name_memory_cache_passes_and_waits(history: History) -> None:
+def test_details_name_memory_cache_passes_and_waits(history: WorkerHistory) -> None:
     """Four lines."""
     assert rows.details(history) == [
         "memory   weights 3.0M, kv 1.0M",
@@ -77,7 +77,7 @@ def test_details_name_memory_cache_passes_and_waits(history: History) -> None:
     ]
 
 
-def test_a_silent_worker_keeps_its_line(history: History) -> None:
+def test_a_silent_worker_keeps_its_line(history: WorkerHistory) -> None:
     """With the model it had, and since when; rates begin anew with its next life."""
     history.take(Snapshot("w"), 5.0)
     history.take(Snapshot("w"), 6.0)

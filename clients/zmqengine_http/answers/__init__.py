@@ -1,1 +1,1 @@
-"""From tokens to answer events, and from events to a response body."""
+"""The choices of a response: tokens to text, text to events, events to bytes."""

@@ -1,4 +1,4 @@
-"""What an answer is made of, whatever API it is told in."""
+"""The vocabulary between a choice and the writer of an API: events, finish, logprobs, usage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from zmqengine.protocol.messages import TokenLogprob
-from zmqengine_http.answers.usage import Usage
 from zmqengine_http.serving.errors import ApiError
 
 
@@ -19,7 +18,7 @@ class Text(NamedTuple):
 
 
 class CallStarted(NamedTuple):
-    """A tool call begins; `place` counts the calls of one choice."""
+    """A tool call begins; `place` is its index within the choice."""
 
     place: int
     id: str
@@ -27,14 +26,14 @@ class CallStarted(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """A piece of the JSON arguments of the call at `place`."""
+    """A piece of the JSON arguments of the call at index `place`."""
 
     place: int
     text: str
 
 
 class CallEnded(NamedTuple):
-    """The arguments of the call at `place` are complete."""
+    """The arguments of the call at index `place` are complete."""
 
     place: int
 
@@ -42,22 +41,23 @@ class CallEnded(NamedTuple):
 AnswerEvent = Text | CallStarted | CallArguments | CallEnded
 
 
-class Logprobs(NamedTuple):
-    """Tokens and what the model thought of them, one entry a token."""
+class ChoiceLogprobs(NamedTuple):
+    """Tokens of a choice and their logprobs, one entry per token."""
 
     tokens: Sequence[int]
     entries: Sequence[TokenLogprob]
 
 
 class Start(NamedTuple):
-    """What is known of a choice before its first event; `cached_tokens` are those of the prompt that were cached."""
+    """Prompt counts of a choice, known before its first event; `cached_tokens` came from the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class Finish(NamedTuple):
-    """Why a choice ended: `stop_string` is the one that was found, `stop_token` the one of `stop_token_ids`."""
+    """Why a choice ended: `stop_string` is the stop string found, `stop_token` the matching `stop_token_ids`
+    entry."""
 
     reason: Literal["stop", "length", "tool_calls"]
     stop_string: str | None = None
@@ -65,12 +65,13 @@ class Finish(NamedTuple):
 
     @property
     def stop_reason(self) -> str | int | None:
-        """What of the request's own stops ended it, as vLLM tells it: the string, the token id, or null."""
+        """vLLM's `stop_reason`: the request's own stop string or stop token id that ended the choice, or
+        None."""
         return self.stop_token if self.stop_string is None else self.stop_string
 
 
-class ToolCall(NamedTuple):
-    """A whole call of an answer, with its arguments as JSON."""
+class CompleteCall(NamedTuple):
+    """A complete tool call of a choice, its arguments as JSON."""
 
     id: str
     name: str
@@ -79,37 +80,61 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeChoice:
-    """One finished choice."""
+    """A finished choice, for a response that is not streamed."""
 
     index: int
     finish: Finish
     content: str
     reasoning: str
-    calls: list[ToolCall]
-    logprobs: Logprobs | None
+    calls: list[CompleteCall]
+    logprobs: ChoiceLogprobs | None
+
+
+@dataclass
+class Usage:
+    """Token counts and worker times over all choices of a request; a prompt counts once, however many choices it has.
+
+    `completion` counts every generated token, reasoning and end tokens included. `drafted` counts draft
+    tokens, `drafted_accepted` those of them that were accepted. The times are those of the slowest choice.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    reasoning: int = 0
+    drafted: int = 0
+    drafted_accepted: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    def take_times(self, queue_ms: float, prefill_ms: float, decode_ms: float) -> None:
+        """Keep the times of a choice if it is the slowest so far."""
+        if queue_ms + prefill_ms + decode_ms > self.queue_ms + self.prefill_ms + self.decode_ms:
+            self.queue_ms, self.prefill_ms, self.decode_ms = queue_ms, prefill_ms, decode_ms
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer in the words of an API: events that are streamed, or one body.
+    """Encodes the choices of one request for one API: as streamed events, or as one body.
 
-    Made for one request, so it may keep what it has told. For each choice `opening` comes first, then its events in
-    order, then `closing`; choices alternate as they please. After all of them comes `done`, or `error` wherever it
-    stopped. `keepalive` may come at any time before that, also before anything else. Each returns the bytes to send,
-    none where the API has nothing to say. `whole` is called instead of all of these. Logprobs are those of the tokens
-    that came since the last event of the choice that took any; None if none were asked for.
+    A writer serves one request, so it may keep state. For each choice `opening` comes first, then its events
+    in order, then `closing`; the events of several choices may interleave. After all choices comes `done`, or
+    `error` at any point. `keepalive` may come at any time before that, even first. Each method returns the
+    bytes to send, empty if the API has no such event. `whole` is called instead of all others. `logprobs` are
+    those of the tokens since the choice's last event that took logprobs; None if the request asked for none.
     """
 
     def opening(self, index: int, start: Start) -> bytes: ...
 
-    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes: ...
+    def text(self, index: int, text: Text, logprobs: ChoiceLogprobs | None) -> bytes: ...
 
-    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes: ...
+    def call_started(self, index: int, call: CallStarted, logprobs: ChoiceLogprobs | None) -> bytes: ...
 
     def call_arguments(self, index: int, piece: CallArguments) -> bytes: ...
 
     def call_ended(self, index: int, place: int) -> bytes: ...
 
-    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes: ...
+    def closing(self, index: int, finish: Finish, logprobs: ChoiceLogprobs | None) -> bytes: ...
 
     def done(self, usage: Usage) -> bytes: ...
 

@@ -14,10 +14,9 @@ from prometheus_client.registry import Collector
 
 from zmqengine.protocol.messages import Description, Status
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_http.endpoint import get
-from zmqengine_http.service import Service
+from zmqengine_http.endpoint import Service, get
 from zmqengine_http.serving.exchange import Exchange
-from zmqengine_http.workers.worker import Worker
+from zmqengine_http.workers.worker import PooledWorker
 from zmqengine_metrics.families import families
 from zmqengine_metrics.snapshot import Snapshot
 
@@ -55,7 +54,7 @@ async def _snapshots(service: Service) -> list[Snapshot]:
     return list(await asyncio.gather(*(_snapshot(worker) for worker in service.pool.workers)))
 
 
-async def _snapshot(worker: Worker) -> Snapshot:
+async def _snapshot(worker: PooledWorker) -> Snapshot:
     client = worker.connected
     before = worker.model.card.name if worker.model else ""
     if client is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from zmqengine_http.endpoint import get
-from zmqengine_http.service import Service
+from zmqengine_http.endpoint import Service, get
 from zmqengine_http.serving.errors import no_worker
 from zmqengine_http.serving.exchange import Exchange
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from zmqengine_http.call_grammars.lark import ANY_TEXT, Function, Rules, one_of
-from zmqengine_http.call_grammars.schema_keywords import passed_over
+from zmqengine_http.call_grammars.lark import ANY_TEXT, GrammarRules, OfferedFunction, alternation
+from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 from zmqengine_http.call_grammars.written_values import object_members
 from zmqengine_http.tool_calls.typed import Schema, alternatives, kinds_of, resolved, values_of
 
@@ -19,7 +19,7 @@ ANY_KEYWORDS = ("allOf", "not", "if", "$ref", "$dynamicRef")
 _MISREAD = re.compile("^\n|\n$")
 
 
-def members(rules: Rules, function: Function) -> Iterator[tuple[str, object, bool]]:
+def members(rules: GrammarRules, function: OfferedFunction) -> Iterator[tuple[str, object, bool]]:
     """The arguments of a function in their order, with the schema of each, and whether it must be there."""
     parameters = resolved(function.parameters, function.parameters)
     for keyword in (*OBJECT_KEYWORDS, *ANY_KEYWORDS):
@@ -31,36 +31,37 @@ def members(rules: Rules, function: Function) -> Iterator[tuple[str, object, boo
     )
 
 
-def bare_value(rules: Rules, function: Function, schema: object, end: str) -> str:
-    """A value and the tag behind it; `end` begins with the line break that belongs to the tag, if there is one."""
+def bare_value(rules: GrammarRules, function: OfferedFunction, schema: object, end: str) -> str:
+    """A value and the tag behind it; `end` begins with the line break that belongs to the tag, if there is
+    one."""
     root = function.parameters
     kinds = kinds_of(schema, root)
     if kinds and "string" not in kinds:
         return json_value(rules, function, schema, end)
-    for keyword in sorted(passed_over(schema)):
+    for keyword in sorted(unenforced_keywords(schema)):
         rules.pass_over(function, keyword)
     choices = [choice for part in alternatives(schema, root) for choice in _texts(rules, function, part, end)]
     if "null" in kinds:
         choices.append(f"{rules.text('null')} {_closing(rules, end)}")
-    return one_of(dict.fromkeys(choices))
+    return alternation(dict.fromkeys(choices))
 
 
-def json_value(rules: Rules, function: Function, schema: object, end: str) -> str:
+def json_value(rules: GrammarRules, function: OfferedFunction, schema: object, end: str) -> str:
     """A value as JSON, and the tag behind it."""
     root = function.parameters
-    for keyword in sorted(passed_over(schema)):
+    for keyword in sorted(unenforced_keywords(schema)):
         rules.pass_over(function, keyword)
     definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
     whole = {**definitions, **schema} if isinstance(schema, Mapping) else {}
     return f"{rules.value(whole, function)} {_closing(rules, end)}"
 
 
-def _closing(rules: Rules, end: str) -> str:
+def _closing(rules: GrammarRules, end: str) -> str:
     tag = end.lstrip("\n")
     return f"{rules.text(end[: -len(tag)])} {rules.marker(tag)}" if tag != end else rules.marker(tag)
 
 
-def _texts(rules: Rules, function: Function, part: Schema, end: str) -> Iterator[str]:
+def _texts(rules: GrammarRules, function: OfferedFunction, part: Schema, end: str) -> Iterator[str]:
     """What a schema that allows strings, or anything, can be as bare text."""
     kind = part.get("type")
     kinds = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else set()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zmqengine_http.call_grammars.bare_text import bare_value, json_value, members
-from zmqengine_http.call_grammars.lark import Function, Rules, one_of
+from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.call_grammars.written_values import (
     FUNCTION_GEMMA,
     GEMMA,
@@ -21,63 +21,65 @@ from zmqengine_http.call_grammars.written_values import (
     object_members,
 )
 from zmqengine_http.serving.errors import bad_field
-from zmqengine_http.tool_calls.call_format import Format
-from zmqengine_http.tool_calls.formats import FORMATS
+from zmqengine_http.tool_calls.call_format import CallFormat
 from zmqengine_http.tool_calls.json_formats import BAR, GAP
+from zmqengine_http.tool_calls.markers import FORMATS
 from zmqengine_http.tool_calls.typed import kinds_of, resolved
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
-class Calls(NamedTuple):
-    """What may be called, in which format. `several`: one call or more. `template` is the model's chat template."""
+class OfferedCalls(NamedTuple):
+    """What may be called, in which format. `several`: one call or more. `template` is the model's chat
+    template."""
 
-    format: Format
-    functions: Sequence[Function]
+    format: CallFormat
+    functions: Sequence[OfferedFunction]
     several: bool
     template: str
 
 
-def frame(rules: Rules, calls: Calls) -> str | None:
-    """The calls, from behind the marker that starts them; None for a format without a grammar. Raises a 400."""
+def frame(rules: GrammarRules, calls: OfferedCalls) -> str | None:
+    """The calls, from behind the marker that starts them; None for a format without a grammar. Raises a
+    400."""
     write = _FRAMES.get(calls.format.name)
     return write(rules, calls) if write else None
 
 
-def _each(calls: Calls, write: Callable[[Function], str]) -> str:
+def _each(calls: OfferedCalls, write: Callable[[OfferedFunction], str]) -> str:
     """Any of the functions."""
-    return one_of(write(function) for function in calls.functions)
+    return alternation(write(function) for function in calls.functions)
 
 
-def _repeated(rules: Rules, calls: Calls, one: str, between: str) -> str:
+def _repeated(rules: GrammarRules, calls: OfferedCalls, one: str, between: str) -> str:
     one = rules.rule(one)
     return f"{one} ({between} {one})*" if calls.several else one
 
 
-def _json_call(rules: Rules, function: Function, word: str) -> str:
+def _json_call(rules: GrammarRules, function: OfferedFunction, word: str) -> str:
     head = f'{{"name": {json.dumps(function.name)}, "{word}": '
     return f"{rules.text(head)} {rules.arguments(function)} {rules.text('}')}"
 
 
-def _json_tools(rules: Rules, calls: Calls) -> str:
+def _json_tools(rules: GrammarRules, calls: OfferedCalls) -> str:
     line, end = rules.text("\n"), rules.marker(calls.format.end)
     one = f"{line} {_each(calls, lambda function: _json_call(rules, function, 'arguments'))} {line} {end}"
     return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
 
 
-def _listed(rules: Rules, calls: Calls, one: str) -> str:
+def _listed(rules: GrammarRules, calls: OfferedCalls, one: str) -> str:
     """Calls in brackets, on one line or each on its own."""
     space = rules.rule(rules.expression("\\n? {0,4}"))
     return f'"[" {space} {_repeated(rules, calls, one, f"{rules.text(chr(44))} {space}")} {space} "]"'
 
 
-def _json_in_list(rules: Rules, calls: Calls) -> str:
+def _json_in_list(rules: GrammarRules, calls: OfferedCalls) -> str:
     one = _each(calls, lambda function: _json_call(rules, function, "arguments"))
     end = f" {rules.marker(calls.format.end)}" if calls.format.end else ""
     return f"{_listed(rules, calls, one)}{end}"
 
 
-def _json_list(rules: Rules, calls: Calls) -> str:
+def _json_list(rules: GrammarRules, calls: OfferedCalls) -> str:
     line, end = rules.text("\n"), rules.marker(calls.format.end)
     one = _each(calls, lambda function: _json_call(rules, function, "arguments"))
     # MiniMax M1 has each call on a line of its own.
@@ -85,8 +87,8 @@ def _json_list(rules: Rules, calls: Calls) -> str:
     return f"({_listed(rules, calls, one)} | {lines}) {end}"
 
 
-def _cohere(rules: Rules, calls: Calls) -> str:
-    def write(function: Function) -> str:
+def _cohere(rules: GrammarRules, calls: OfferedCalls) -> str:
+    def write(function: OfferedFunction) -> str:
         name = rules.text(f'", "tool_name": {json.dumps(function.name)}, "parameters": ')
         return f"{rules.text(opening)} {number} {name} {rules.arguments(function)} {rules.text('}')}"
 
@@ -94,8 +96,8 @@ def _cohere(rules: Rules, calls: Calls) -> str:
     return f"{_listed(rules, calls, _each(calls, write))} {rules.marker(calls.format.end)}"
 
 
-def _apertus(rules: Rules, calls: Calls) -> str:
-    def write(function: Function) -> str:
+def _apertus(rules: GrammarRules, calls: OfferedCalls) -> str:
+    def write(function: OfferedFunction) -> str:
         return (
             f"{rules.text(f'{{{json.dumps(function.name)}: ')} {rules.arguments(function)} {rules.text('}')}"
         )
@@ -103,27 +105,27 @@ def _apertus(rules: Rules, calls: Calls) -> str:
     return f"{_listed(rules, calls, _each(calls, write))} {rules.marker(calls.format.end)}"
 
 
-def _internlm(rules: Rules, calls: Calls) -> str:
+def _internlm(rules: GrammarRules, calls: OfferedCalls) -> str:
     call = _each(calls, lambda function: _json_call(rules, function, "arguments"))
     one = f"{rules.text(chr(10))} {call} {rules.marker(calls.format.end)}"
     return _repeated(rules, calls, one, rules.marker(calls.format.start))
 
 
-def _one_json(rules: Rules, calls: Calls) -> str:
+def _one_json(rules: GrammarRules, calls: OfferedCalls) -> str:
     return _each(calls, lambda function: _json_call(rules, function, "arguments"))
 
 
-def _llama4_json(rules: Rules, calls: Calls) -> str:
+def _llama4_json(rules: GrammarRules, calls: OfferedCalls) -> str:
     one = _each(calls, lambda function: _json_call(rules, function, "parameters"))
     return _repeated(rules, calls, one, "")
 
 
-def _llama3_json(rules: Rules, calls: Calls) -> str:
+def _llama3_json(rules: GrammarRules, calls: OfferedCalls) -> str:
     one = _each(calls, lambda function: _json_call(rules, function, "parameters"))
     return _repeated(rules, calls, one, rules.text("; "))
 
 
-def _mistral(rules: Rules, calls: Calls) -> str:
+def _mistral(rules: GrammarRules, calls: OfferedCalls) -> str:
     if "[ARGS]" in calls.template or rules.token("[ARGS]") is not None:
         arguments = rules.marker("[ARGS]")
         one = _each(
@@ -136,9 +138,14 @@ def _mistral(rules: Rules, calls: Calls) -> str:
 
 
 def _with_parameters(
-    rules: Rules, function: Function, opening: str, closing: str, write: Callable[[str, object], str]
+    rules: GrammarRules,
+    function: OfferedFunction,
+    opening: str,
+    closing: str,
+    write: Callable[[str, object], str],
 ) -> str:
-    """The tags of a function around its parameters, each on a line of its own: `write` gets its name and schema."""
+    """The tags of a function around its parameters, each on a line of its own: `write` gets its name and
+    schema."""
     line = rules.text("\n")
     parts = [rules.text(opening)]
     for name, schema, needed in members(rules, function):
@@ -147,13 +154,13 @@ def _with_parameters(
     return " ".join([*parts, rules.text(closing)])
 
 
-def _function_tags(padding: str) -> Callable[[Rules, Calls], str]:
+def _function_tags(padding: str) -> Callable[[GrammarRules, OfferedCalls], str]:
     """Functions and parameters named in their tags, with `padding` around values."""
 
-    def write_all(rules: Rules, calls: Calls) -> str:
+    def write_all(rules: GrammarRules, calls: OfferedCalls) -> str:
         line = rules.text("\n")
 
-        def write(function: Function) -> str:
+        def write(function: OfferedFunction) -> str:
             def parameter(name: str, schema: object) -> str:
                 value = bare_value(rules, function, schema, f"{padding}</parameter>")
                 return f"{rules.text(f'<parameter={name}>{padding}')} {value}"
@@ -167,10 +174,10 @@ def _function_tags(padding: str) -> Callable[[Rules, Calls], str]:
     return write_all
 
 
-def _dsml(rules: Rules, calls: Calls) -> str:
+def _dsml(rules: GrammarRules, calls: OfferedCalls) -> str:
     line, mark = rules.text("\n"), f"{BAR}DSML{BAR}"
 
-    def write(function: Function) -> str:
+    def write(function: OfferedFunction) -> str:
         def parameter(name: str, schema: object) -> str:
             # What may be a text or something else is written as JSON.
             text = kinds_of(schema, function.parameters) == {"string"}
@@ -185,10 +192,10 @@ def _dsml(rules: Rules, calls: Calls) -> str:
     return f"{line} {_repeated(rules, calls, _each(calls, write), '')} {rules.marker(calls.format.end)}"
 
 
-def _minimax(rules: Rules, calls: Calls) -> str:
+def _minimax(rules: GrammarRules, calls: OfferedCalls) -> str:
     line = rules.text("\n")
 
-    def write(function: Function) -> str:
+    def write(function: OfferedFunction) -> str:
         def parameter(name: str, schema: object) -> str:
             value = bare_value(rules, function, schema, "</parameter>")
             head = rules.text(f'<parameter name="{name}">')
@@ -201,12 +208,12 @@ def _minimax(rules: Rules, calls: Calls) -> str:
     return f"{line} {_repeated(rules, calls, one, '')} {rules.marker(calls.format.end)}"
 
 
-def _glm(rules: Rules, calls: Calls) -> str:
+def _glm(rules: GrammarRules, calls: OfferedCalls) -> str:
     # Some of the family break lines between the tags, others do not.
     line = rules.rule(f"{rules.text(chr(10))}?")
     key, key_end, value_start = map(rules.marker, ("<arg_key>", "</arg_key>", "<arg_value>"))
 
-    def write(function: Function) -> str:
+    def write(function: OfferedFunction) -> str:
         parts = [rules.text(function.name), line]
         for name, schema, needed in members(rules, function):
             value = bare_value(rules, function, schema, "</arg_value>")
@@ -220,9 +227,9 @@ def _glm(rules: Rules, calls: Calls) -> str:
     return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
 
 
-def _gemma(style: Style) -> Callable[[Rules, Calls], str]:
-    def write_all(rules: Rules, calls: Calls) -> str:
-        def write(function: Function) -> str:
+def _gemma(style: Style) -> Callable[[GrammarRules, OfferedCalls], str]:
+    def write_all(rules: GrammarRules, calls: OfferedCalls) -> str:
+        def write(function: OfferedFunction) -> str:
             values = WrittenValues(rules, function, style)
             parameters = resolved(function.parameters, function.parameters)
             inside = values.members(object_members(parameters), values.key)
@@ -234,8 +241,8 @@ def _gemma(style: Style) -> Callable[[Rules, Calls], str]:
     return write_all
 
 
-def _python_calls(rules: Rules, calls: Calls, between: str) -> str:
-    def write(function: Function) -> str:
+def _python_calls(rules: GrammarRules, calls: OfferedCalls, between: str) -> str:
+    def write(function: OfferedFunction) -> str:
         values = WrittenValues(rules, function, PYTHON)
         parameters = resolved(function.parameters, function.parameters)
         named = [
@@ -254,15 +261,15 @@ def _python_calls(rules: Rules, calls: Calls, between: str) -> str:
     return _repeated(rules, calls, _each(calls, write), rules.text(between))
 
 
-def _pythonic(rules: Rules, calls: Calls) -> str:
+def _pythonic(rules: GrammarRules, calls: OfferedCalls) -> str:
     return f'"[" {_python_calls(rules, calls, ", ")} "]" {rules.marker(calls.format.end)}'
 
 
-def _olmo(rules: Rules, calls: Calls) -> str:
+def _olmo(rules: GrammarRules, calls: OfferedCalls) -> str:
     return f"{_python_calls(rules, calls, chr(10))} {rules.marker(calls.format.end)}"
 
 
-def _kimi(rules: Rules, calls: Calls) -> str:
+def _kimi(rules: GrammarRules, calls: OfferedCalls) -> str:
     begin, arguments, end = (
         rules.marker(f"<|tool_call_{word}|>") for word in ("begin", "argument_begin", "end")
     )
@@ -277,12 +284,12 @@ def _kimi(rules: Rules, calls: Calls) -> str:
     return f"{_repeated(rules, calls, one, '')} {rules.marker(calls.format.end)}"
 
 
-def _deepseek(rules: Rules, calls: Calls) -> str:
+def _deepseek(rules: GrammarRules, calls: OfferedCalls) -> str:
     begin, end = (rules.marker(f"<{BAR}tool{GAP}call{GAP}{word}{BAR}>") for word in ("begin", "end"))
     separator = rules.marker(f"<{BAR}tool{GAP}sep{BAR}>")
     fenced = "```json" in calls.template
 
-    def write(function: Function) -> str:
+    def write(function: OfferedFunction) -> str:
         if fenced:
             head = f"{rules.text('function')} {separator} {rules.text(f'{function.name}{chr(10)}```json{chr(10)}')}"
             return f"{begin} {head} {rules.arguments(function)} {rules.text(chr(10) + '```')} {end}"
@@ -292,7 +299,7 @@ def _deepseek(rules: Rules, calls: Calls) -> str:
     return f"{_repeated(rules, calls, _each(calls, write), between)} {rules.marker(calls.format.end)}"
 
 
-def _tag_name(function: Function, name: str) -> str:
+def _tag_name(function: OfferedFunction, name: str) -> str:
     if re.search(r"""["'<>\s]""", name) or not name:
         raise bad_field(
             "tools", f"{function.name}: {name[:100]!r} cannot stand in a tag, where this model writes it"
@@ -300,7 +307,7 @@ def _tag_name(function: Function, name: str) -> str:
     return name
 
 
-_FRAMES: dict[str, Callable[[Rules, Calls], str]] = {
+_FRAMES: dict[str, Callable[[GrammarRules, OfferedCalls], str]] = {
     "json_tools": _json_tools,
     "json_list": _json_list,
     "longcat": _json_tools,

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_http.call_grammars.schema_keywords import passed_over
+from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 from zmqengine_http.serving.errors import bad_field
 
 ANY_TEXT = "(?s:.)*"
 _NO_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class Function(NamedTuple):
+class OfferedFunction(NamedTuple):
     """A function that may be called. `strict`: what its schema asks for and cannot be enforced is refused."""
 
     name: str
@@ -23,7 +23,7 @@ class Function(NamedTuple):
     strict: bool
 
 
-class Rules:
+class GrammarRules:
     """Expressions of a grammar; what they need of rules and terminals of their own is collected in `lines`.
 
     `unenforced` collects keywords of schemas that are passed over.
@@ -98,18 +98,18 @@ class Rules:
         own = given if isinstance(given, Mapping) else {}
         return f"%json {json.dumps({**schema, 'x-guidance': {**own, **options}}, ensure_ascii=False)}"
 
-    def arguments(self, function: Function) -> str:
+    def arguments(self, function: OfferedFunction) -> str:
         """The arguments of a function as JSON."""
         if not function.strict:
-            self.unenforced |= passed_over(function.parameters)
+            self.unenforced |= unenforced_keywords(function.parameters)
         options = {"whitespace_pattern": " ?", "lenient": not function.strict}
         return self.rule(self.json({"type": "object", **function.parameters}, options))
 
-    def value(self, schema: Mapping[str, object], function: Function) -> str:
+    def value(self, schema: Mapping[str, object], function: OfferedFunction) -> str:
         """JSON inside of arguments that are not: without white space but for one space after `,` and `:`."""
         return self.rule(self.json(schema, {**_NO_SPACE, "lenient": not function.strict}))
 
-    def pass_over(self, function: Function, keyword: str) -> None:
+    def pass_over(self, function: OfferedFunction, keyword: str) -> None:
         """A keyword has no place in this format: a 400 if the function is strict."""
         if function.strict:
             raise bad_field(
@@ -128,7 +128,7 @@ class Rules:
         return name
 
 
-def one_of(expressions: Iterable[str]) -> str:
+def alternation(expressions: Iterable[str]) -> str:
     """Any of them."""
     return f"({' | '.join(expressions)})"
 

@@ -1,4 +1,5 @@
-"""Keywords of JSON Schema that a grammar passes over where nobody insists on them; docs/constraints.md lists them."""
+"""Keywords of JSON Schema that a grammar passes over where nobody insists on them; docs/constraints.md lists
+them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 Schema = Mapping[str, object]
 
-PASSED_OVER = frozenset(
+UNENFORCED = frozenset(
     (
         "$dynamicAnchor", "$dynamicRef", "contains", "contentEncoding", "contentMediaType", "contentSchema",
         "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains", "not",
@@ -24,7 +25,7 @@ _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
 
 
-def passed_over(schema: object) -> frozenset[str]:
+def unenforced_keywords(schema: object) -> frozenset[str]:
     """The keywords in a schema, or in schemas within it, that its grammar will not enforce."""
     return frozenset(keyword for part in _parts(schema) for keyword in _of_part(part))
 
@@ -46,7 +47,7 @@ def _parts(schema: object) -> Iterator[Schema]:
 
 
 def _of_part(part: Schema) -> Iterator[str]:
-    yield from PASSED_OVER & part.keys()
+    yield from UNENFORCED & part.keys()
     given = part.get("format")
     if isinstance(given, str) and given not in FORMATS and part.get("type", "string") == "string":
         yield f"format: {given}"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from zmqengine_http.call_grammars.lark import Function, Rules, one_of
-from zmqengine_http.call_grammars.schema_keywords import passed_over
+from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
+from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 from zmqengine_http.tool_calls.typed import Schema, kinds_of, resolved, values_of
 
 ALL_KINDS = ("string", "number", "boolean", "null", "array", "object")
@@ -25,7 +25,8 @@ ANYTHING_DEPTH = 2
 
 
 class Style(NamedTuple):
-    """How a language writes values: `quote` is around strings, empty for those of JSON; keys may be bare words."""
+    """How a language writes values: `quote` is around strings, empty for those of JSON; keys may be bare
+    words."""
 
     words: Mapping[object, str]
     comma: str
@@ -42,13 +43,13 @@ FUNCTION_GEMMA = GEMMA._replace(quote="<escape>")
 class WrittenValues:
     """Rules for the values of one function's schema."""
 
-    def __init__(self, rules: Rules, function: Function, style: Style) -> None:
+    def __init__(self, rules: GrammarRules, function: OfferedFunction, style: Style) -> None:
         self._rules = rules
         self._function = function
         self._style = style
         self._root = function.parameters
         self._references: dict[str, str] = {}
-        for keyword in sorted(passed_over(function.parameters)):
+        for keyword in sorted(unenforced_keywords(function.parameters)):
             rules.pass_over(function, keyword)
 
     def members(self, items: Iterable[tuple[str, object, bool]], key: Callable[[str], str]) -> str:
@@ -59,8 +60,8 @@ class WrittenValues:
             member = f"{key(name)} {self.value(schema)}"
             after = self._rules.rule(later)
             begin, go_on = f"{member} {after}", f"{comma} {member} {after}"
-            first = begin if needed else one_of((begin, self._rules.rule(first)))
-            later = go_on if needed else one_of((go_on, after))
+            first = begin if needed else alternation((begin, self._rules.rule(first)))
+            later = go_on if needed else alternation((go_on, after))
         return self._rules.rule(first)
 
     def key(self, name: str) -> str:
@@ -75,7 +76,7 @@ class WrittenValues:
             # Deep enough for what is not described; every level doubles the grammar.
             schema, depth = {}, min(depth, ANYTHING_DEPTH)
         if depth < 1:
-            return one_of(self._kind(kind, {}, 0) for kind in ALL_KINDS[:4])
+            return alternation(self._kind(kind, {}, 0) for kind in ALL_KINDS[:4])
         reference = schema.get("$ref")
         if isinstance(reference, str) and len(schema) == 1:
             return self._reference(reference, schema, depth)
@@ -101,12 +102,12 @@ class WrittenValues:
             if isinstance(choices, list) and choices:
                 if _constrains(schema):
                     self._rules.pass_over(self._function, keyword)
-                return one_of(dict.fromkeys(self.value(choice, depth - 1) for choice in choices))
+                return alternation(dict.fromkeys(self.value(choice, depth - 1) for choice in choices))
         values = values_of(schema)
         if values is not None:
-            return one_of(dict.fromkeys(self._literal(value) for value in values))
+            return alternation(dict.fromkeys(self._literal(value) for value in values))
         kinds = kinds_of(schema, self._root) or ALL_KINDS
-        return one_of(self._kind(kind, schema, depth) for kind in ALL_KINDS if kind in _wider(kinds))
+        return alternation(self._kind(kind, schema, depth) for kind in ALL_KINDS if kind in _wider(kinds))
 
     def _kind(self, kind: str, schema: Schema, depth: int) -> str:
         for keyword in _BEYOND.get(kind, ()):
@@ -119,7 +120,7 @@ class WrittenValues:
             exact = "integer" if kinds and "number" not in kinds else "number"
             return self._rules.value({"type": exact, **_some(schema, _NUMBERS)}, self._function)
         if kind == "boolean":
-            return one_of(self._rules.text(self._style.words[value]) for value in (True, False))
+            return alternation(self._rules.text(self._style.words[value]) for value in (True, False))
         if kind == "null":
             return self._rules.text(self._style.words[None])
         return self._array(schema, depth) if kind == "array" else self._object(schema, depth)

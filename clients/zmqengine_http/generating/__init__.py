@@ -1,1 +1,1 @@
-"""The one inner request that every API is translated to."""
+"""The API-neutral request that every API is translated to, and its generation."""

@@ -1,4 +1,4 @@
-"""A chat in no API's words: what all APIs for chats are translated to, and how it becomes an answer."""
+"""The API-neutral chat that every chat API is translated to, and its response."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import msgspec
 from msgspec import Struct, field
 
 from zmqengine_http.answers.answer_events import AnswerWriter
-from zmqengine_http.generating.constraints import Wishes, check_constraints, make_constraint
-from zmqengine_http.generating.generation import Generation, answer_generation
-from zmqengine_http.generating.generation_options import GenerationOptions
-from zmqengine_http.prompt.prompts import Conversation, Prompt, encode_chat, is_short
-from zmqengine_http.prompt.reasoning import reasoning_variables
-from zmqengine_http.service import Service
+from zmqengine_http.endpoint import Service
+from zmqengine_http.generating.constraints import OutputRules, check_constraints, make_constraint
+from zmqengine_http.generating.generation import Generation, GenerationOptions, answer_generation
+from zmqengine_http.prompt.prompts import Prompt, encode_chat, is_short
+from zmqengine_http.prompt.template import reasoning_variables
 from zmqengine_http.serving.exchange import Exchange
-from zmqengine_http.stable_head import HeadChanges, RememberingWriter
+from zmqengine_http.stable_head import RememberingWriter, StableHeadResult
 from zmqengine_http.tool_calls import TextSplitter, make_splitter
 from zmqengine_http.workers.worker import Model
 
@@ -27,14 +26,17 @@ _SESSION_HEADERS = (
     b"x-session-affinity",
     b"x-session-id",
 )
-"""What agents name their session in: its requests belong to one worker, where its prompt is cached."""
+"""Headers in which agents name their session. Its requests go to one worker, which has the prompt in its
+prefix cache."""
 
 
 class Chat(Struct, frozen=True, kw_only=True):
-    """Messages, tools and wishes.
+    """A chat request as chat templates read it.
 
-    Messages and tools are as in `Conversation`; `tool_choice` and `response_format` as in chat completions. `effort` is
-    a word for how much to reason, None for what the template does by itself.
+    Each message has a `role` and text `content`; arguments of `tool_calls` are objects where the client's
+    JSON parses. `tools` are `{"type": "function", "function": {...}}`. `tool_choice` and `response_format`
+    are in the form of OpenAI's chat completions. `effort` is a reasoning effort; None leaves it to the
+    template. `variables` are further template variables.
     """
 
     id: str
@@ -50,6 +52,11 @@ class Chat(Struct, frozen=True, kw_only=True):
     prompt_param: str = "messages"
     cut_max_tokens: bool = True
 
+    @property
+    def offered_tools(self) -> Sequence[dict[str, object]]:
+        """The tools that the model may call."""
+        return self.tools if self.tool_choice != "none" else ()
+
 
 async def answer_chat(
     service: Service,
@@ -59,26 +66,26 @@ async def answer_chat(
     *,
     stream: bool,
 ) -> None:
-    """Render, generate, and let the writer tell it. Raises what becomes a refusal."""
+    """Render, generate and respond. Raises errors that become refusals."""
     check_constraints(chat.tool_choice, chat.response_format)
     prompt = await render(service, exchange, chat)
-    cache_key = chat.options.cache_key or _session(exchange)
-    wishes = Wishes(
+    rules = OutputRules(
         tools=chat.tools,
         tool_choice=chat.tool_choice,
         parallel=chat.parallel_tool_calls,
         response_format=chat.response_format,
-        asked=chat.options.constraint,
+        explicit=chat.options.constraint,
         every_call=service.config.constrain_calls == "always",
     )
-    held = make_constraint(chat.model, prompt, wishes)
-    exchange.note_unenforced(held.unenforced)
+    constraint, unenforced = make_constraint(chat.model, prompt, rules)
+    exchange.note_unenforced(unenforced)
+    cache_key = chat.options.cache_key or _session(exchange)
     generation = Generation(
         id=chat.id,
         model=chat.model,
         prompts=[prompt],
         prompt_param=chat.prompt_param,
-        options=msgspec.structs.replace(chat.options, cache_key=cache_key, constraint=held.constraint),
+        options=msgspec.structs.replace(chat.options, cache_key=cache_key, constraint=constraint),
         splitter=functools.partial(_splitter, chat),
         first_call_only=not chat.parallel_tool_calls,
         cut_max_tokens=chat.cut_max_tokens,
@@ -90,26 +97,24 @@ async def answer_chat(
 
 
 async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
-    """The prompt of a chat, its head made stable."""
-    tools = chat.tools if chat.tool_choice != "none" else ()
+    """The prompt of a chat, after its head was normalized by `StableHead`."""
     variables = {**chat.variables, **_reasoning(exchange, chat)}
 
-    def stable() -> tuple[Conversation, HeadChanges]:
-        made = service.head.stabilise(chat.messages, tools)
-        return Conversation(made.messages, made.tools, variables), made.changes
+    def normalize() -> StableHeadResult:
+        return service.head.normalize(chat.messages, chat.offered_tools)
 
-    def work() -> tuple[Prompt, HeadChanges]:
-        conversation, changes = stable()
-        return encode_chat(chat.model, conversation), changes
+    def work() -> tuple[Prompt, StableHeadResult]:
+        head = normalize()
+        return encode_chat(chat.model, head.messages, head.tools, variables), head
 
     if is_short(exchange.body_bytes):
-        conversation, changes = stable()
-        prompt = await service.tokenizing.short_chat(chat.model, conversation)
+        head = normalize()
+        prompt = await service.tokenizing.short_chat(chat.model, head.messages, head.tools, variables)
     else:
-        prompt, changes = await service.tokenizing.run(
+        prompt, head = await service.tokenizing.run(
             exchange.id, exchange.body_bytes, work, lambda done: len(done[0].tokens)
         )
-    for name, count in changes.facts().items():
+    for name, count in head.changes.facts().items():
         exchange.facts[f"head_{name}"] = count
         service.meter.head_changed(name, count)
     return prompt
@@ -118,7 +123,7 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
 def _reasoning(exchange: Exchange, chat: Chat) -> dict[str, object]:
     variables = reasoning_variables(chat.model, chat.effort)
     if variables is None:
-        # A wish, not a promise: agents send it with every request, whatever the model.
+        # A hint, not a requirement: agents send an effort with every request, whatever the model.
         exchange.facts["effort_ignored"] = chat.effort
         return {}
     return variables
@@ -126,7 +131,7 @@ def _reasoning(exchange: Exchange, chat: Chat) -> dict[str, object]:
 
 def _splitter(chat: Chat, prompt: Prompt) -> TextSplitter | None:
     schemas: dict[str, Mapping[str, object]] = {}
-    for tool in chat.tools if chat.tool_choice != "none" else ():
+    for tool in chat.offered_tools:
         function = tool["function"]
         assert isinstance(function, dict)
         schemas[str(function["name"])] = function.get("parameters") or {}

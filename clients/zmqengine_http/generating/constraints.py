@@ -1,4 +1,4 @@
-"""What asks for constrained output, as a constraint that the worker enforces."""
+"""The grammar constraint of a chat, from its tools, tool choice and response format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Constraint
-from zmqengine_http.call_grammars.answers import Wanted, answer_grammar
+from zmqengine_http.call_grammars.answer_grammar import AnswerForms, answer_grammar
 from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
-from zmqengine_http.call_grammars.lark import Function, Rules
-from zmqengine_http.call_grammars.schema_keywords import passed_over
+from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction
+from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.workers.worker import Model
@@ -21,92 +21,95 @@ from zmqengine_http.workers.worker import Model
 Tools = Sequence[Mapping[str, object]]
 
 
-class Wishes(Struct, frozen=True, kw_only=True):
-    """What of a request says what the answer must be; tools, choice and format in the shapes of chat completions.
+class OutputRules(Struct, frozen=True, kw_only=True):
+    """The parts of a request that restrict its output, in the form of OpenAI's chat completions.
 
-    `asked` is what was asked for in other words; `every_call`: also calls of tools that are not strict follow their
-    schemas.
+    `explicit` is a constraint given directly, by vLLM's fields. `every_call`: calls of tools that are not
+    strict follow their schemas too.
     """
 
     tools: Tools
     tool_choice: str | Mapping[str, object]
     parallel: bool
     response_format: Mapping[str, object]
-    asked: Constraint | None = None
+    explicit: Constraint | None = None
     every_call: bool = False
 
 
-class Held(NamedTuple):
-    """What an answer is held to, if to anything, and the keywords of schemas that are not enforced."""
+class OutputConstraint(NamedTuple):
+    """The constraint on an output, if any, and the schema keywords that it does not enforce."""
 
     constraint: Constraint | None
     unenforced: Sequence[str] = ()
 
 
 def check_constraints(tool_choice: str | Mapping[str, object], response_format: Mapping[str, object]) -> None:
-    """Raise a 400 for what no model could be held to. Both are in the shapes of chat completions."""
+    """Raise a 400 for a tool choice or a response format that is invalid for any model."""
     _forced(tool_choice)
     _schema(response_format)
 
 
-def make_constraint(model: Model, prompt: Prompt, wishes: Wishes) -> Held:
-    """What the answer to `prompt` must be.
+def make_constraint(model: Model, prompt: Prompt, rules: OutputRules) -> OutputConstraint:
+    """The constraint that a chat puts on its output.
 
-    A forced tool wins over a format: its call is the answer. Beside tools that may be called a format is one of two
-    ways to answer. Where the template has opened the reasoning, the constraint begins after it. Raises a 400 for what
-    this model or its worker cannot do.
+    A forced tool takes precedence over a response format: its call is the output. With tools that may be
+    called, a response format is one of two forms the output may have. Where the template has opened the
+    reasoning, the constraint begins after it. Raises a 400 for what this model or its worker cannot enforce.
     """
-    forced, schema = _forced(wishes.tool_choice), _schema(wishes.response_format)
-    if wishes.asked is not None and (schema is not None or forced is not None):
+    forced, schema, explicit = _forced(rules.tool_choice), _schema(rules.response_format), rules.explicit
+    if explicit is not None and (schema is not None or forced is not None):
         raise bad_field("response_format", "is given beside another constraint: ask for one")
-    rules = Rules(model.tokenizer)
-    wanted = _wanted(model, wishes, forced, schema, prompt)
+    forms = _forms(model, rules, forced, schema, prompt)
+    unenforced: set[str] = set()
     if schema is not None and forced is None and _is_lenient(schema):
-        rules.unenforced |= passed_over(schema)
-    if wanted is not None:
-        template = model.tokenizer.template_for(tools=bool(wishes.tools)) or ""
-        constraint = Constraint("lark", answer_grammar(rules, model.markers, template, wanted))
+        unenforced |= unenforced_keywords(schema)
+    if forms is not None:
+        grammar = GrammarRules(model.tokenizer)
+        template = model.tokenizer.template_for(tools=bool(rules.tools)) or ""
+        constraint = Constraint("lark", answer_grammar(grammar, model.markers, template, forms))
+        unenforced |= grammar.unenforced
     elif schema is not None:
         constraint = Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
-    elif wishes.asked is not None:
-        constraint = wishes.asked
+    elif explicit is not None:
+        constraint = explicit
     else:
-        unheld = ["strict"] if _some_strict(wishes) and _calls_are_free(model) else []
-        return Held(None, unheld)
+        unenforced_strict = ["strict"] if _some_strict(rules) and not _can_constrain_calls(model) else []
+        return OutputConstraint(None, unenforced_strict)
     _check_worker(model, constraint, "response_format" if forced is None else "tool_choice")
     if prompt.reasoning_open:
         after = model.tokenizer.encode(model.markers.think_end, add_special_tokens=False)
         constraint = msgspec.structs.replace(constraint, after=after)
-    return Held(constraint, sorted(rules.unenforced))
+    return OutputConstraint(constraint, sorted(unenforced))
 
 
-def _wanted(
-    model: Model, wishes: Wishes, forced: str | None, schema: Mapping[str, object] | None, prompt: Prompt
-) -> Wanted | None:
-    """What needs a grammar of its own: calls, and JSON in a channel; None for all else."""
+def _forms(
+    model: Model, rules: OutputRules, forced: str | None, schema: Mapping[str, object] | None, prompt: Prompt
+) -> AnswerForms | None:
+    """The forms of an output that needs a grammar of its own (calls, or JSON in a channel); None
+    otherwise."""
     reasoned = prompt.reasoning_open
     if forced is not None:
-        functions = _functions(wishes.tools, forced)
-        return Wanted(functions, wishes.parallel and not forced, reasoned=reasoned)
-    may_call = wishes.tool_choice == "auto" and bool(wishes.tools) and wishes.asked is None
+        functions = _functions(rules.tools, forced)
+        return AnswerForms(functions, rules.parallel and not forced, reasoned=reasoned)
+    may_call = rules.tool_choice == "auto" and bool(rules.tools) and rules.explicit is None
     if schema is not None:
-        if may_call and not _calls_are_free(model):
-            return Wanted(_functions(wishes.tools, ""), wishes.parallel, schema=schema, reasoned=reasoned)
-        return Wanted(schema=schema, reasoned=reasoned) if model.markers.harmony else None
-    if may_call and (_some_strict(wishes) or wishes.every_call) and not _calls_are_free(model):
-        return Wanted(_functions(wishes.tools, ""), wishes.parallel, text=True, reasoned=reasoned)
+        if may_call and _can_constrain_calls(model):
+            return AnswerForms(_functions(rules.tools, ""), rules.parallel, schema=schema, reasoned=reasoned)
+        return AnswerForms(schema=schema, reasoned=reasoned) if model.markers.harmony else None
+    if may_call and (_some_strict(rules) or rules.every_call) and _can_constrain_calls(model):
+        return AnswerForms(_functions(rules.tools, ""), rules.parallel, text=True, reasoned=reasoned)
     return None
 
 
-def _calls_are_free(model: Model) -> bool:
-    """Whether calls that the model may make cannot be held to anything."""
+def _can_constrain_calls(model: Model) -> bool:
+    """Whether the worker has constraints and the model's call format has a grammar."""
     calls = model.markers.calls
     known = model.markers.harmony or (calls is not None and calls.name not in WITHOUT_GRAMMAR)
-    return not model.limits.constraints or not known
+    return bool(model.limits.constraints) and known
 
 
-def _some_strict(wishes: Wishes) -> bool:
-    return wishes.tool_choice == "auto" and any(function.strict for function in _all_functions(wishes.tools))
+def _some_strict(rules: OutputRules) -> bool:
+    return rules.tool_choice == "auto" and any(function.strict for function in _all_functions(rules.tools))
 
 
 def _schema(response_format: Mapping[str, object]) -> Mapping[str, object] | None:
@@ -125,7 +128,7 @@ def _schema(response_format: Mapping[str, object]) -> Mapping[str, object] | Non
         raise bad_field("response_format", "json_schema.schema must be a JSON schema")
     assert isinstance(named, dict)
     if not named.get("strict"):
-        # What the schema asks for and a grammar cannot have is passed over: the caller did not insist.
+        # Not strict: keywords that a grammar cannot enforce are skipped instead of refused.
         schema = {**schema, "x-guidance": {"lenient": True}}
     return schema
 
@@ -136,7 +139,7 @@ def _is_lenient(schema: Mapping[str, object]) -> bool:
 
 
 def _forced(tool_choice: str | Mapping[str, object]) -> str | None:
-    """None for a free choice, the name of the one tool that must be called, or an empty text for any."""
+    """The name of the one tool that must be called, an empty string for any tool, None for a free choice."""
     if tool_choice in ("none", "auto"):
         return None
     if tool_choice in ("required", "any"):
@@ -150,7 +153,7 @@ def _forced(tool_choice: str | Mapping[str, object]) -> str | None:
     return name
 
 
-def _functions(tools: Tools, name: str) -> list[Function]:
+def _functions(tools: Tools, name: str) -> list[OfferedFunction]:
     found = [function for function in _all_functions(tools) if not name or function.name == name]
     if not found:
         what = f"there is no tool {name[:100]!r}" if name else "there are no tools"
@@ -158,14 +161,14 @@ def _functions(tools: Tools, name: str) -> list[Function]:
     return found
 
 
-def _all_functions(tools: Tools) -> list[Function]:
+def _all_functions(tools: Tools) -> list[OfferedFunction]:
     functions = []
     for tool in tools:
         function = tool["function"]
         assert isinstance(function, Mapping)
         parameters = function.get("parameters")
         functions.append(
-            Function(
+            OfferedFunction(
                 str(function["name"]),
                 parameters if isinstance(parameters, Mapping) else {},
                 bool(function.get("strict")),

@@ -1,41 +1,72 @@
-"""The one inner request that every API is translated to, and its way to the workers and back."""
+"""One API-neutral generation: its options, its way to the workers, and the choices that come back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from msgspec import Struct
 
-from zmqengine_http.answers.answer import Answer, Choices
+from zmqengine.protocol.messages import CacheScope, Constraint
+from zmqengine.request_rules import outside_vocabulary
+from zmqengine.sampling_params import SamplingOptions
+from zmqengine_client.core.options import Options
 from zmqengine_http.answers.answer_events import AnswerWriter
-from zmqengine_http.answers.answer_text import AnswerText
+from zmqengine_http.answers.choice import ChoiceStream, ChoiceText
 from zmqengine_http.answers.respond import respond_events, respond_whole
-from zmqengine_http.generating.generation_options import (
-    GenerationOptions,
-    choice_seed,
-    fitting_max_tokens,
-    make_options,
-)
+from zmqengine_http.endpoint import Service
 from zmqengine_http.prompt.prompts import Prompt
-from zmqengine_http.service import Service
-from zmqengine_http.serving.errors import bad_field
+from zmqengine_http.serving.errors import ContextTooLong, bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.tool_calls import TextSplitter
-from zmqengine_http.workers.worker import Model, Worker
+from zmqengine_http.workers.worker import Model, PooledWorker
+
+TOP_P_MIN = 1e-6
+"""Stands in for OpenAI's top_p of 0, which keeps only the most probable token; the worker's top_p must be
+positive."""
+SEED_MASK = 2**63 - 1
+
+
+class GenerationOptions(Struct, frozen=True, kw_only=True):
+    """Sampling and stop options of a request, checked for range.
+
+    `max_tokens`: None for all that the context leaves. `sampling`: the parameters that were given; a missing
+    temperature, top_p or top_k is the model's default. `logprobs`: None for none, else the number of
+    alternatives per token. `n`: choices per prompt. `prediction`: token ids that the output may resemble
+    (draft tokens). `cache_key`: requests with one key go to one worker. `cache_scope`: who may reuse the
+    prompt's KV blocks there; `pin` exempts them from eviction. `constraint`: the grammar that the output must
+    follow.
+    """
+
+    sampling: SamplingOptions = {}
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    n: int = 1
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_key: str | None = None
+    cache_scope: CacheScope | None = None
+    pin: bool = False
+    constraint: Constraint | None = None
+    prediction: list[int] = []
 
 
 def no_splitter(prompt: Prompt) -> TextSplitter | None:
-    """For answers that are all content."""
+    """The `splitter` of a generation whose text is all content."""
     return None
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """What is to be generated, in no API's words.
+    """An API-neutral request with tokenized prompts.
 
-    `id` names the response. Each of the `prompts` gets `options.n` choices; `prompt_param` is what the API calls the
-    prompt in a refusal. `splitter` makes what finds reasoning and tool calls in the answer to a prompt.
-    `first_call_only` ends a choice after its first tool call. Without `cut_max_tokens` more than the context leaves is
-    always a 400: some clients then ask for less.
+    `id` names the response. Each of the `prompts` gets `options.n` choices; `prompt_param` is the API's field
+    name for the prompt in a refusal. `splitter` makes the parser that finds reasoning and tool calls in the
+    text of a choice. `first_call_only` ends a choice after its first tool call. Without `cut_max_tokens` a
+    max_tokens beyond the context is always a 400, for clients that react to it by asking for less.
     """
 
     id: str
@@ -51,30 +82,28 @@ class Generation(Struct, frozen=True, kw_only=True):
 async def answer_generation(
     service: Service, exchange: Exchange, generation: Generation, writer: AnswerWriter, *, stream: bool
 ) -> None:
-    """Generate, and let `writer` tell it, as events or as one body. Raises what becomes a refusal."""
+    """Generate and respond through `writer`, as events or as one body. Raises errors that become refusals."""
     exchange.facts |= {"completion": generation.id, "model": generation.model.card.name}
     if service.config.log_prompts:
         decode = generation.model.tokenizer.decode
         exchange.facts["prompts"] = [decode(prompt.tokens) for prompt in generation.prompts]
-    answers: list[Answer] = []
-    workers: list[Worker] = []
+    started = _start(service, generation)
+    choices, per_prompt = [choice for choice, _ in started], generation.options.n
     try:
-        _start(service, generation, answers, workers)
-        choices = Choices(answers, generation.options.n)
         if stream:
-            await respond_events(exchange, choices, writer, keepalive_ms=service.config.keepalive_ms)
+            keepalive_ms = service.config.keepalive_ms
+            await respond_events(exchange, choices, per_prompt, writer, keepalive_ms=keepalive_ms)
         else:
-            await respond_whole(exchange, choices, writer)
+            await respond_whole(exchange, choices, per_prompt, writer)
     finally:
-        # Whatever has happened, none runs on.
-        for answer in answers:
-            answer.close()
-        for worker in workers:
-            worker.running -= 1
+        _release(started)
 
 
-def _start(service: Service, generation: Generation, answers: list[Answer], workers: list[Worker]) -> None:
-    """Have the choices generated by workers that fit: adds each to `answers`, and its worker to `workers`."""
+def _start(service: Service, generation: Generation) -> list[tuple[ChoiceStream, PooledWorker]]:
+    """Start every choice on the worker chosen for its prompt; the caller must `_release` them.
+
+    Starts all or none: an error of one releases the others and is raised.
+    """
     model, asked = generation.model, generation.options
     count = len(generation.prompts) * asked.n
     if count > service.config.choices_max:
@@ -88,22 +117,91 @@ def _start(service: Service, generation: Generation, answers: list[Answer], work
     ends = frozenset(asked.stop_token_ids) | frozenset(
         () if asked.ignore_eos else model.tokenizer.eos_token_ids
     )
-    for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
-        options["max_tokens"] = max_tokens
-        worker = service.pool.choose(model, prompt.tokens, asked.cache_key)
-        for _ in range(asked.n):
-            index = len(answers)
-            options["seed"] = choice_seed(asked.seed, index)
-            options["request_id"] = f"{generation.id}-{index}"
-            stream = worker.client.generate_tokens(prompt.tokens, **options)
-            splitter = generation.splitter(prompt)
-            text = AnswerText(model.tokenizer, asked.stop, ends, show_special=splitter is not None)
-            answers.append(
-                Answer(
+    started: list[tuple[ChoiceStream, PooledWorker]] = []
+    try:
+        for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
+            options["max_tokens"] = max_tokens
+            worker = service.pool.choose(model, prompt.tokens, asked.cache_key)
+            for _ in range(asked.n):
+                index = len(started)
+                options["seed"] = choice_seed(asked.seed, index)
+                options["request_id"] = f"{generation.id}-{index}"
+                stream = worker.client.generate_tokens(prompt.tokens, **options)
+                splitter = generation.splitter(prompt)
+                text = ChoiceText(model.tokenizer, asked.stop, ends, show_special=splitter is not None)
+                choice = ChoiceStream(
                     index, stream, text,
                     prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,
                     splitter=splitter, first_call_only=generation.first_call_only,
-                )
-            )  # fmt: skip
-            worker.running += 1
-            workers.append(worker)
+                )  # fmt: skip
+                started.append((choice, worker))
+                worker.running += 1
+    except BaseException:
+        _release(started)
+        raise
+    return started
+
+
+def _release(started: Sequence[tuple[ChoiceStream, PooledWorker]]) -> None:
+    """Abort what still runs, and take the choices off their workers' counts."""
+    for choice, worker in started:
+        choice.close()
+        worker.running -= 1
+
+
+def make_options(asked: GenerationOptions, model: Model, *, default_temperature: float | None) -> Options:
+    """The client library's options of every choice, without seed, request id and max_tokens.
+
+    `default_temperature` overrides the model's own. Raises a 400 for token ids outside the vocabulary.
+    """
+    check_ids("logit_bias", list(asked.sampling.get("logit_bias", ())), model)
+    check_ids("stop_token_ids", asked.stop_token_ids, model)
+    defaults = model.sampling_defaults
+    if default_temperature is not None:
+        defaults = defaults._replace(temperature=default_temperature)
+    options = Options(
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        stop_token_ids=asked.stop_token_ids,
+        ignore_eos=asked.ignore_eos,
+        logprobs=asked.logprobs,
+        priority=asked.priority,
+        deadline_ms=asked.deadline_ms,
+        cache_scope=asked.cache_scope,
+        pin=asked.pin,
+        constraint=asked.constraint,
+        prediction=asked.prediction,
+    )
+    options.update(cast(Options, asked.sampling))
+    options["top_p"] = max(options["top_p"], TOP_P_MIN)
+    options["top_k"] = max(options["top_k"], 0)
+    return options
+
+
+def choice_seed(seed: int | None, index: int) -> int | None:
+    """The seed of choice `index`, distinct per choice and reproducible; None stays None."""
+    return None if seed is None else (seed + index) & SEED_MASK
+
+
+def check_ids(param: str, ids: Sequence[int], model: Model) -> None:
+    """Raise a 400 if a token id is outside the model's vocabulary."""
+    fault = outside_vocabulary(ids, model.card.vocab_size)
+    if fault is not None:
+        raise bad_field(param, fault)
+
+
+def fitting_max_tokens(
+    param: str, prompt: Sequence[int], max_tokens: int | None, model: Model, *, cut: bool
+) -> int | None:
+    """`max_tokens`, with `cut` limited to the context that the prompt leaves; None, meaning all of it, stays None.
+
+    Raises a 400 if the prompt is empty or leaves too little.
+    """
+    if not prompt:
+        raise bad_field(param, "the prompt has no tokens")
+    context, wanted = model.card.context_tokens, max_tokens or 1
+    room = context - len(prompt)
+    if room < 1 or (wanted > room and not cut):
+        raise ContextTooLong(param, prompt=len(prompt), wanted=wanted, context=context)
+    return None if max_tokens is None else min(max_tokens, room)

@@ -1,4 +1,5 @@
-"""GET / for a browser: what the workers do, and a small chat. One page that loads nothing from anywhere else."""
+"""GET / for a browser: what the workers do, and a small chat. One page that loads nothing from anywhere
+else."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ from importlib import resources
 from typing import NamedTuple
 
 import zmqengine
-from zmqengine_http.endpoint import get
-from zmqengine_http.service import Service
+from zmqengine_http.endpoint import Service, get
 from zmqengine_http.serving.exchange import Exchange
 
 
@@ -35,7 +35,8 @@ def page() -> Page:
 
 
 async def root(service: Service, exchange: Exchange) -> None:
-    """GET /: the page for a browser, and for programs what this is. Claude Code asks before its first request."""
+    """GET /: the page for a browser, and for programs what this is. Claude Code asks before its first
+    request."""
     if "text/html" not in (exchange.header(b"accept") or ""):
         await exchange.send_json({"name": "zmqengine", "version": zmqengine.__version__, "docs": "/docs"})
         return

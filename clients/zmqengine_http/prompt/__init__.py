@@ -1,1 +1,1 @@
-"""From messages and texts to token ids, on threads."""
+"""Messages and texts to token ids: chat templates, tokenizers, and the threads that run them."""

@@ -1,74 +1,61 @@
-"""From the texts of a request to token ids, on threads, so that the event loop never waits for a tokenizer.
+"""Texts and rendered chats to token ids, on threads, so that the event loop never waits for a tokenizer.
 
-Only a text so short that the hand-over would cost more, some 0.3 ms, is done at once, together with those that came
-with it.
+Texts of small requests are the exception: handing them to a thread costs more, about 0.3 ms, than tokenizing
+them. They are tokenized on the event loop, in one batch with those of other requests that came at the same
+time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from zmqengine_client.errors import BadRequest, ZmqEngineError
-from zmqengine_http.prompt.template_messages import (
-    Messages,
-    fitted,
-    one_by_one,
-    takes_tools,
-    tool_variables,
-    with_merged_neighbours,
-    with_system_in_user,
-    with_written_arguments,
-)
-from zmqengine_http.prompt.text_batches import TextBatches
-from zmqengine_http.prompt.text_length import check_text_fits
+from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_http.prompt.template import render_chat
 from zmqengine_http.serving import logs
-from zmqengine_http.serving.errors import ApiError, bad_field
+from zmqengine_http.serving.errors import ApiError, ContextTooLong, bad_field
 from zmqengine_http.workers.worker import Model
 
 SLOW_S = 1.0
 SMALL_BYTES = 2048
-"""What a body of this length holds is tokenised in about the time that handing it to a thread and back takes."""
+"""Body size up to which tokenizing takes no longer than a thread hand-over."""
 TAIL_TOKENS = 32
-RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
-"""What a request has fields of its own for, or has no say in."""
+DENSE_BYTES = 8
+"""Bytes per token that text rarely exceeds; a text that would have more of them per context token is counted
+first."""
+SLICE_CHARS = 64 * 1024
+SEAM_TOKENS = 8
+"""Upper bound of the extra tokens that come of cutting a text in two."""
+GATHER_S = 0.005
+"""Longest wait of a text while each turn of the event loop brings another one. A text alone waits one
+turn."""
 T = TypeVar("T")
 
 
-class Conversation(msgspec.Struct, frozen=True):
-    """A chat as templates read it, in no API's words.
-
-    Messages have a `role` and text `content`; the arguments of `tool_calls` are objects where they can be. `tools` are
-    `{"type": "function", "function": {...}}`. `variables` are further ones for the template.
-    """
-
-    messages: Sequence[dict[str, object]]
-    tools: Sequence[dict[str, object]] = ()
-    variables: dict[str, object] = {}
-
-
 class Prompt(msgspec.Struct, frozen=True):
-    """Token ids, and whether a chat's template ended with the marker that starts reasoning."""
+    """Token ids of a prompt; `reasoning_open` if a chat template ended it with the marker that starts
+    reasoning."""
 
     tokens: list[int]
     reasoning_open: bool = False
 
 
 def is_short(size: int) -> bool:
-    """Whether what a body of this length holds is tokenised on the event loop."""
+    """Whether the contents of a body of `size` bytes are tokenized on the event loop."""
     return size <= SMALL_BYTES
 
 
 class Tokenizing:
-    """A pool of threads for templates and tokenizers. What takes over a second is logged with the request's id.
+    """A thread pool for templates and tokenizers. Work of over a second is logged with the request's id.
 
-    `size` is the length of the body that the text came in.
+    `size` is the length in bytes of the request body that holds the text.
     """
 
     def __init__(self, threads: int) -> None:
@@ -76,11 +63,11 @@ class Tokenizing:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def close(self) -> None:
-        """Let running work end in the background."""
+        """Cancel queued work; running work ends in the background."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, request_id: str, size: int, work: Callable[[], T], count: Callable[[T], int]) -> T:
-        """The result of `work`, done on a thread unless it is small."""
+        """The result of `work`, run on a thread unless the request is short."""
         if is_short(size):
             return work()
         started = time.monotonic()
@@ -104,12 +91,18 @@ class Tokenizing:
         return await self._batches.encode(model.tokenizer, texts, add_special_tokens=True)
 
     async def prediction(self, request_id: str, size: int, model: Model, text: str) -> list[int]:
-        """The token ids of what an answer may be like."""
+        """The token ids of a predicted output."""
         return await self.run(request_id, size, lambda: encode_prediction(model, text), len)
 
-    async def short_chat(self, model: Model, conversation: Conversation) -> Prompt:
-        """The prompt of a chat that `is_short`. Raises a 400 if the model's template cannot take it."""
-        text = _chat_text(model, conversation)
+    async def short_chat(
+        self,
+        model: Model,
+        messages: Sequence[dict[str, object]],
+        tools: Sequence[dict[str, object]],
+        variables: Mapping[str, object],
+    ) -> Prompt:
+        """The prompt of a chat that `is_short`. Raises a 400 if the model's template rejects it."""
+        text = _chat_text(model, messages, tools, variables)
         try:
             # The template writes the special tokens itself.
             (tokens,) = await self._batches.encode(model.tokenizer, [text], add_special_tokens=False)
@@ -119,20 +112,25 @@ class Tokenizing:
 
 
 def encode_text(model: Model, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The token ids of a text. Raises a 400 if it is no Unicode, or surely longer than the context."""
+    """The token ids of a text. Raises a 400 if it is not Unicode, or certainly longer than the context."""
     check_text_fits("prompt", model, text)
     return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def encode_prediction(model: Model, text: str) -> list[int]:
-    """The token ids of what an answer may be like. Raises a 400 if it is surely longer than the context."""
+    """The token ids of a predicted output. Raises a 400 if it is certainly longer than the context."""
     check_text_fits("prediction", model, text)
     return model.tokenizer.encode(text, add_special_tokens=False)
 
 
-def encode_chat(model: Model, conversation: Conversation) -> Prompt:
-    """The prompt of a chat. Raises a 400 that says what the template refused."""
-    text = _chat_text(model, conversation)
+def encode_chat(
+    model: Model,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]],
+    variables: Mapping[str, object],
+) -> Prompt:
+    """The prompt of a chat. Raises a 400 with the template's reason if it rejects the messages."""
+    text = _chat_text(model, messages, tools, variables)
     try:
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)
@@ -141,20 +139,14 @@ def encode_chat(model: Model, conversation: Conversation) -> Prompt:
     return _chat_prompt(model, tokens)
 
 
-def _chat_text(model: Model, conversation: Conversation) -> str:
-    tools = conversation.tools
-    template = model.tokenizer.template_for(tools=bool(tools))
-    if not template:
-        raise bad_field("messages", "this model has no chat template; use /v1/completions")
-    for name in conversation.variables:
-        if not name.isidentifier() or name in RESERVED:
-            raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
+def _chat_text(
+    model: Model,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]],
+    variables: Mapping[str, object],
+) -> str:
     try:
-        variables = model.tokenizer.variables_of_template(tools=bool(tools))
-        if tools and not takes_tools(template, variables):
-            raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
-        messages = fitted(conversation.messages, tools, template, variables, model.markers)
-        text = _rendered(model, messages, {**tool_variables(tools, variables), **conversation.variables})
+        text = render_chat(model, messages, tools, variables)
         check_text_fits("messages", model, text)
     except ZmqEngineError as error:
         raise _refused_messages(error) from None
@@ -165,29 +157,100 @@ def _refused_messages(error: ZmqEngineError) -> ApiError:
     return bad_field("messages", error.message[:500])
 
 
-def _rendered(model: Model, messages: Messages, options: Mapping[str, object]) -> str:
-    render: Callable[..., str] = model.tokenizer.apply_chat_template
-    try:
-        return render(messages, **options)
-    except BadRequest as refusal:
-        # Many templates demand that user and assistant alternate, and many clients send two messages of the user; some
-        # take one call at a time, put texts together where most take an object, or have no place for a system.
-        for change in (with_merged_neighbours, one_by_one, with_written_arguments, with_system_in_user):
-            changed = change(messages)
-            if changed != messages:
-                messages = changed
-                with contextlib.suppress(BadRequest):
-                    return render(messages, **options)
-        raise refusal from None
-
-
 def _chat_prompt(model: Model, tokens: list[int]) -> Prompt:
-    return Prompt(tokens, _reasoning_open(model, tokens))
-
-
-def _reasoning_open(model: Model, tokens: list[int]) -> bool:
     start, end = model.markers.think_start, model.markers.think_end
     if not start:
-        return False
+        return Prompt(tokens)
     tail = model.tokenizer.decode(tokens[-TAIL_TOKENS:], skip_special_tokens=False)
-    return tail.rfind(start) > tail.rfind(end)
+    return Prompt(tokens, reasoning_open=tail.rfind(start) > tail.rfind(end))
+
+
+def check_text_fits(param: str, model: Model, text: str) -> None:
+    """Raise a 400 for a text that certainly has more tokens than the context, at a cost bounded by the context.
+
+    Tokenizing 1 MB takes a second and more. A text that passes may still be too long.
+    """
+    context = model.card.context_tokens
+    if len(text) <= context:
+        return
+    size = len(text.encode("utf-8", "replace"))
+    at_least = math.ceil(size / model.tokenizer.longest_token_bytes)
+    if at_least <= context and size > context * DENSE_BYTES:
+        at_least = _count_up_to(model, text, context)
+    if at_least > context:
+        raise ContextTooLong(param, prompt=at_least, wanted=1, context=context)
+
+
+def _count_up_to(model: Model, text: str, tokens_max: int) -> int:
+    """A lower bound of the text's tokens; counting stops soon after `tokens_max`."""
+    count = 0
+    for start in range(0, len(text), SLICE_CHARS):
+        tokens = model.tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+        count += max(0, len(tokens) - SEAM_TOKENS)
+        if count > tokens_max:
+            break
+    return count
+
+
+class _Waiting(NamedTuple):
+    """The texts of one request, and the future of their token ids."""
+
+    texts: Sequence[str]
+    encoded: asyncio.Future[list[list[int]]]
+
+
+class TextBatches:
+    """Tokenizes the short texts of concurrent requests in one call, which blocks the event loop.
+
+    The tokenizer spreads the texts of a call over the machine's cores, so that sixty requests that come at
+    once wait for one call instead of for each other. They also reach the worker together, which prefills
+    their prompts in one step instead of making the later ones wait for the first.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[Tokenizer, bool], list[_Waiting]] = {}
+
+    async def encode(
+        self, tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """The token ids of each text. Raises the tokenizer's error for these texts (not Unicode:
+        `BadRequest`)."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            # Runs after all tasks that are ready now, any of which may add its texts.
+            loop.call_soon(self._gather, 0, loop.time() + GATHER_S)
+        waiting = _Waiting(texts, loop.create_future())
+        self._waiting.setdefault((tokenizer, add_special_tokens), []).append(waiting)
+        return await waiting.encoded
+
+    def _gather(self, before: int, until_s: float) -> None:
+        """Tokenize, unless texts were added since the last turn of the loop: then more may follow."""
+        loop = asyncio.get_running_loop()
+        count = sum(map(len, self._waiting.values()))
+        if count > before and loop.time() < until_s:
+            loop.call_soon(self._gather, count, until_s)
+        else:
+            self._encode_waiting()
+
+    def _encode_waiting(self) -> None:
+        batches, self._waiting = self._waiting, {}
+        for (tokenizer, special), batch in batches.items():
+            try:
+                encoded = iter(tokenizer.encode_all([text for each in batch for text in each.texts], special))
+            except BaseException:  # noqa: BLE001 - panics of the library too: each request gets its own error
+                for each in batch:
+                    _encode_alone(tokenizer, special, each)
+                continue
+            for each in batch:
+                ids = [next(encoded) for _ in each.texts]
+                if not each.encoded.done():
+                    each.encoded.set_result(ids)
+
+
+def _encode_alone(tokenizer: Tokenizer, special: bool, waiting: _Waiting) -> None:
+    if waiting.encoded.done():
+        return
+    try:
+        waiting.encoded.set_result(tokenizer.encode_all(waiting.texts, special))
+    except BaseException as error:  # noqa: BLE001 - panics of the library too: no request waits for ever
+        waiting.encoded.set_exception(error)

@@ -173,3 +173,10 @@ def _fault(reason: str) -> str:
 def _named_field(message: str) -> str | None:
     match = re.search(r"`\$\.(?:sampling\.)?([a-z_]+)", message) or re.match(r"([a-z_]+):", message)
     return match[1] if match else None
+
+
+def openai_error(error: ApiError, request_id: str) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    return msgspec.json.encode(
+        {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    )

@@ -1,17 +1,17 @@
-"""OpenTelemetry traces of requests, off unless asked for.
+"""OpenTelemetry traces of requests, off by default.
 
-A request is a span of this front-end, in the trace that its `traceparent` header names, and within it are the phases
-in the worker: queue, prefill, decode. The worker says how long they were with the end of the request; where they lie
-on this front-end's clock follows from that end. Where traces go, and how many, is said by OpenTelemetry's own
-variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and the others. No text of a user is in
-any span.
+A request is one span of this front-end, in the trace named by its `traceparent` header, with a child span for
+each phase in the worker: queue, prefill, decode. The worker reports their durations with the end of the
+request, and their start times on this front-end's clock follow from that end. OpenTelemetry's own variables
+say where traces go and how many: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and
+others. No span holds text of a user.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from zmqengine_client.errors import ConfigError
 from zmqengine_http.serving.exchange import Exchange
@@ -29,40 +29,22 @@ _ATTRIBUTES = {
     "completion": "gen_ai.response.id",
     "error": "error.type",
 }
-"""Facts of a request by the names of OpenTelemetry's semantic conventions for generative AI."""
+"""Facts of a request to attribute names of OpenTelemetry's semantic conventions for generative AI."""
 
 
-class Traces(Protocol):
-    """Takes every request that was answered."""
-
-    def record(self, exchange: Exchange, path: str, seconds: float) -> None:
-        """It ended now, after so long. Never raises for what a client sent, and never waits for a collector."""
-        ...
-
-    def close(self) -> None:
-        """Send what is left."""
-        ...
-
-
-class NoTraces:
-    """Where nobody asked for traces."""
-
-    def record(self, exchange: Exchange, path: str, seconds: float) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class OpenTelemetryTraces:
-    """Spans to the exporters of `provider`."""
+class Traces:
+    """Records requests as spans through the exporters of `provider`."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("zmqengine_http")
 
     def record(self, exchange: Exchange, path: str, seconds: float) -> None:
-        """A span with its phases, made after the fact: while tokens flow, tracing costs nothing."""
+        """Record a request that took `seconds` and ended now, with its phases.
+
+        Spans are made after the fact, so tracing costs nothing while tokens flow. Never waits for a
+        collector.
+        """
         from opentelemetry import trace
         from opentelemetry.propagate import extract
 
@@ -91,7 +73,7 @@ class OpenTelemetryTraces:
         span.end(ended_ns)
 
     def close(self) -> None:
-        """Flush and stop the exporter's thread."""
+        """Flush the spans and stop the exporter's thread."""
         self._provider.shutdown()
 
     def _record_phases(self, exchange: Exchange, context: Context, ended_ns: int) -> None:
@@ -109,10 +91,10 @@ class OpenTelemetryTraces:
                 child.end(begins_ns)
 
 
-def open_traces(wanted: bool) -> Traces:
-    """What the configuration asks for. Raises `ConfigError` where OpenTelemetry is wanted and not installed."""
+def open_traces(wanted: bool) -> Traces | None:
+    """Traces if they are wanted. Raises `ConfigError` if OpenTelemetry is wanted and not installed."""
     if not wanted:
-        return NoTraces()
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -123,4 +105,4 @@ def open_traces(wanted: bool) -> Traces:
     name = os.environ.get("OTEL_SERVICE_NAME", "zmqengine http")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return OpenTelemetryTraces(provider)
+    return Traces(provider)

@@ -1,7 +1,6 @@
-"""Makes the prompts of one conversation begin alike, so that a worker's prompt cache finds them."""
+"""Keeps the heads of a conversation's prompts identical from turn to turn, so that the prefix cache hits."""
 
-from zmqengine_http.stable_head.answer_memory import AnswerMemory
-from zmqengine_http.stable_head.head import HeadChanges, Stabilised, StableHead
-from zmqengine_http.stable_head.remembering import RememberingWriter
+from zmqengine_http.stable_head.answer_memory import AnswerMemory, RememberingWriter
+from zmqengine_http.stable_head.head import HeadChanges, StableHead, StableHeadResult
 
-__all__ = ["AnswerMemory", "HeadChanges", "RememberingWriter", "Stabilised", "StableHead"]
+__all__ = ["AnswerMemory", "HeadChanges", "RememberingWriter", "StableHead", "StableHeadResult"]

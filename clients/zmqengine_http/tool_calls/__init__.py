@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.addressed import AddressedSplitter
-from zmqengine_http.tool_calls.call_format import Call, Format
+from zmqengine_http.tool_calls.addressed import MuseSplitter
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall
 from zmqengine_http.tool_calls.deltas import Delta, TextSplitter
-from zmqengine_http.tool_calls.formats import FORMATS
 from zmqengine_http.tool_calls.harmony import HarmonySplitter
-from zmqengine_http.tool_calls.markers import Markers, find_markers
-from zmqengine_http.tool_calls.splitter import Splitter
+from zmqengine_http.tool_calls.markers import FORMATS, Markers, find_markers
+from zmqengine_http.tool_calls.splitter import MarkerSplitter
 
 __all__ = [
     "FORMATS",
-    "Call",
+    "CallFormat",
     "Delta",
-    "Format",
     "HarmonySplitter",
+    "MarkerSplitter",
     "Markers",
-    "Splitter",
+    "ParsedCall",
     "TextSplitter",
     "find_markers",
     "make_splitter",
@@ -34,7 +33,7 @@ def make_splitter(
     if markers.harmony:
         return HarmonySplitter(calls=bool(tools))
     if markers.addressed:
-        return AddressedSplitter(markers.calls if tools else None, tools)
+        return MuseSplitter(markers.calls if tools else None, tools)
     if not (markers.think_end or markers.frames or (tools and markers.calls)):
         return None
-    return Splitter(markers, reasoning_open=reasoning_open, calls=bool(tools), schemas=tools)
+    return MarkerSplitter(markers, reasoning_open=reasoning_open, calls=bool(tools), schemas=tools)

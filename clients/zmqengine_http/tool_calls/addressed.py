@@ -1,16 +1,17 @@
 """The messages of Muse: to itself is reasoning, to a function is a call, without an address is content.
 
-An output is messages, `<|start|>assistant to=NAME<|message|>TEXT<|eom|>`; the prompt ends within the first header.
+An output is messages, `<|start|>assistant to=NAME<|message|>TEXT<|eom|>`; the prompt ends within the first
+header.
 """
 
 from __future__ import annotations
 
 import re
 
-from zmqengine_http.tool_calls.call_format import Format, Schemas
+from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
 from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
 from zmqengine_http.tool_calls.markers import Markers
-from zmqengine_http.tool_calls.splitter import Splitter, earliest
+from zmqengine_http.tool_calls.splitter import MarkerSplitter, earliest
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"
@@ -18,17 +19,17 @@ _ENDS = ("<|eom|>", "<|eot|>", "<|start|>")
 _ADDRESS = re.compile(r"\bto=([\w.-]+)")
 
 
-class AddressedSplitter:
+class MuseSplitter:
     """A `TextSplitter` for messages with an address; calls are in `calls`, or content where that is None."""
 
-    def __init__(self, calls: Format | None, schemas: Schemas) -> None:
+    def __init__(self, calls: CallFormat | None, schemas: Schemas) -> None:
         self.saw_call = False
         self._calls = calls
         self._schemas = schemas
         self._held = ""
         self._in_header = True
         self._kind: Kind = "content"
-        self._inside: Splitter | None = None
+        self._inside: MarkerSplitter | None = None
 
     @property
     def in_reasoning(self) -> bool:
@@ -62,7 +63,7 @@ class AddressedSplitter:
         self._in_header = False
         self._kind = "reasoning" if address and address[1] == "self" else "content"
         if address and self._kind == "content" and self._calls:
-            self._inside = Splitter(Markers(calls=self._calls), calls=True, schemas=self._schemas)
+            self._inside = MarkerSplitter(Markers(calls=self._calls), calls=True, schemas=self._schemas)
         return True
 
     def _read_body(self, deltas: list[Delta]) -> bool:

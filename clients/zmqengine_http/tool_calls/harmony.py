@@ -1,7 +1,8 @@
 """The channels of gpt-oss: analysis is reasoning, final is content, commentary to a function is a call.
 
-An output is messages, `<|start|>assistant<|channel|>CHANNEL to=functions.NAME<|message|>TEXT<|end|>`; the prompt ends
-within the first header. openai-harmony reads tokens, with a vocabulary that it downloads; this reads text.
+An output is messages, `<|start|>assistant<|channel|>CHANNEL to=functions.NAME<|message|>TEXT<|end|>`; the
+prompt ends within the first header. openai-harmony reads tokens, with a vocabulary that it downloads; this
+reads text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from typing import Literal
 
 from zmqengine_http.tool_calls.deltas import Delta, overlap
-from zmqengine_http.tool_calls.streamed import ArgumentsReader
+from zmqengine_http.tool_calls.streamed import JsonArguments
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"
@@ -27,7 +28,7 @@ class HarmonySplitter:
         self._calls = calls
         self._held = ""
         self._header = ""
-        self._arguments: ArgumentsReader | None = None
+        self._arguments: JsonArguments | None = None
         self._state: Literal["header", "content", "reasoning", "call"] = "header"
 
     @property
@@ -99,7 +100,7 @@ class HarmonySplitter:
                 return False
             recipient = _RECIPIENT.search(self._header)
             assert recipient
-            self._arguments = ArgumentsReader()
+            self._arguments = JsonArguments()
             self.saw_call = True
             deltas.append(Delta("call_start", "", recipient[1]))
         reader = self._arguments

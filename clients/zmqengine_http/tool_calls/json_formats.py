@@ -1,4 +1,5 @@
-"""Formats whose arguments are JSON. Together with what stands around it a call is an object, or a marker and a name."""
+"""Formats whose arguments are JSON. Together with what stands around it a call is an object, or a marker and
+a name."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from zmqengine_http.tool_calls.call_format import Call, Format, Schemas, as_arguments, some
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, some
 from zmqengine_http.tool_calls.lenient import Malformed, read_value, read_whole
 
 # DeepSeek's markers are written with a fullwidth bar and a lower block for a space.
@@ -14,7 +15,7 @@ BAR, GAP = "\uff5c", "\u2581"
 _BETWEEN = " \t\r\n;,"
 
 
-def parse_json(text: str, schemas: Schemas) -> list[Call]:
+def parse_json(text: str, schemas: Schemas) -> list[ParsedCall]:
     """`{"name": ..., "arguments": {...}}`, or several, in a list, after one another or separated by `;`."""
     return some([_json_call(item) for item in _values(text)])
 
@@ -30,28 +31,28 @@ def _values(text: str) -> list[object]:
     return values
 
 
-def _json_call(value: object) -> Call:
+def _json_call(value: object) -> ParsedCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     name = (value.get("name") or value.get("tool_name")) if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(name, str):
         raise Malformed("a call is an object with a name")
     arguments = value.get("arguments", value.get("parameters", {}))
-    return Call(name, as_arguments(read_whole(arguments) if isinstance(arguments, str) else arguments))
+    return ParsedCall(name, as_arguments(read_whole(arguments) if isinstance(arguments, str) else arguments))
 
 
-def parse_llama4(text: str, schemas: Schemas) -> list[Call]:
+def parse_llama4(text: str, schemas: Schemas) -> list[ParsedCall]:
     """JSON calls, before or behind the marker that ends Python."""
     return parse_json(text.replace("<|python_end|>", " "), schemas)
 
 
-def parse_keyed(text: str, schemas: Schemas) -> list[Call]:
+def parse_keyed(text: str, schemas: Schemas) -> list[ParsedCall]:
     """`[{"name": {...}}, ...]` of Apertus."""
     calls = []
     for value in _values(text):
         if not isinstance(value, dict):
             raise Malformed("a call is an object")
-        calls += [Call(name, as_arguments(arguments)) for name, arguments in value.items()]
+        calls += [ParsedCall(name, as_arguments(arguments)) for name, arguments in value.items()]
     return some(calls)
 
 
@@ -59,7 +60,7 @@ _MISTRAL_BARE_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=\{)")
 _MISTRAL_HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?\[ARGS\]\s*")
 
 
-def parse_mistral(text: str, schemas: Schemas) -> list[Call]:
+def parse_mistral(text: str, schemas: Schemas) -> list[ParsedCall]:
     """A list of JSON calls, or `name[ARGS]{...}` one after another."""
     if text.lstrip().startswith("["):
         return parse_json(text, schemas)
@@ -70,7 +71,7 @@ def parse_mistral(text: str, schemas: Schemas) -> list[Call]:
         if not header:
             raise Malformed("no function name")
         arguments, at = read_value(text, header.end())
-        calls.append(Call(header[1], as_arguments(arguments)))
+        calls.append(ParsedCall(header[1], as_arguments(arguments)))
     return some(calls)
 
 
@@ -81,9 +82,11 @@ _KIMI_CALL = re.compile(
 )
 
 
-def parse_kimi(text: str, schemas: Schemas) -> list[Call]:
+def parse_kimi(text: str, schemas: Schemas) -> list[ParsedCall]:
     """The calls in a tool-call section of Kimi K2."""
-    return some([Call(name, as_arguments(read_whole(inside))) for name, inside in _KIMI_CALL.findall(text)])
+    return some(
+        [ParsedCall(name, as_arguments(read_whole(inside))) for name, inside in _KIMI_CALL.findall(text)]
+    )
 
 
 _DEEPSEEK_CALL = re.compile(
@@ -93,22 +96,23 @@ _DEEPSEEK_CALL = re.compile(
 _FENCED = re.compile(r"\s*([\w.-]+)\s*```(?:json)?\s*(.*?)```\s*", re.DOTALL)
 
 
-def parse_deepseek(text: str, schemas: Schemas) -> list[Call]:
-    """The calls in a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) and V3.1 (name and JSON)."""
+def parse_deepseek(text: str, schemas: Schemas) -> list[ParsedCall]:
+    """The calls in a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) and V3.1 (name and
+    JSON)."""
     calls = []
     for head, rest in _DEEPSEEK_CALL.findall(text):
         fenced = _FENCED.fullmatch(rest)
         name, arguments = fenced.groups() if fenced else (head.strip(), rest)
-        calls.append(Call(name, as_arguments(read_whole(arguments))))
+        calls.append(ParsedCall(name, as_arguments(read_whole(arguments))))
     return some(calls)
 
 
-def parse_named(text: str, schemas: Schemas) -> list[Call]:
+def parse_named(text: str, schemas: Schemas) -> list[ParsedCall]:
     """`name>{...}` of Functionary, whose start marker is a part of the tag."""
     name, _, arguments = text.partition(">")
     if not re.fullmatch(r"[\w.-]+", name):
         raise Malformed("no function name")
-    return [Call(name, as_arguments(read_whole(arguments)))]
+    return [ParsedCall(name, as_arguments(read_whole(arguments)))]
 
 
 _SOLAR_CALL = re.compile(
@@ -117,9 +121,11 @@ _SOLAR_CALL = re.compile(
 )
 
 
-def parse_solar(text: str, schemas: Schemas) -> list[Call]:
+def parse_solar(text: str, schemas: Schemas) -> list[ParsedCall]:
     """The calls of Solar Open, each with an id, a name and its arguments."""
-    return some([Call(name, as_arguments(read_whole(inside))) for name, inside in _SOLAR_CALL.findall(text)])
+    return some(
+        [ParsedCall(name, as_arguments(read_whole(inside))) for name, inside in _SOLAR_CALL.findall(text)]
+    )
 
 
 # A call alone, or the next one of a list.
@@ -153,28 +159,28 @@ _SOLAR_HEADER = re.compile(
 )
 
 
-def _json(start: str, end: str = "") -> Format:
-    return Format(start, end, parse_json, _JSON_HEADER, _JSON_TAIL)
+def _json(start: str, end: str = "") -> CallFormat:
+    return CallFormat(start, end, parse_json, _JSON_HEADER, _JSON_TAIL)
 
 
-def _write_each(calls: Sequence[Call]) -> str:
+def _write_each(calls: Sequence[ParsedCall]) -> str:
     return "\n".join(
         f"<tool_call>\n{json.dumps(_named(call), ensure_ascii=False)}\n</tool_call>" for call in calls
     )
 
 
-def _write_list(start: str, end: str = "") -> Format:
-    def write(calls: Sequence[Call]) -> str:
+def _write_list(start: str, end: str = "") -> CallFormat:
+    def write(calls: Sequence[ParsedCall]) -> str:
         return f"{start}{json.dumps([_named(call) for call in calls], ensure_ascii=False)}{end}"
 
     return _json(start, end)._replace(write=write)
 
 
-def _named(call: Call) -> dict[str, object]:
+def _named(call: ParsedCall) -> dict[str, object]:
     return {"name": call.name, "arguments": call.arguments}
 
 
-JSON_FORMATS: dict[str, Format] = {
+JSON_FORMATS: dict[str, CallFormat] = {
     "json_tools": _json("<tool_call>", "</tool_call>")._replace(write=_write_each),
     # Jamba, MiniMax M1, Hunyuan A13B, Apriel.
     "json_list": _json("<tool_calls>", "</tool_calls>"),
@@ -185,20 +191,20 @@ JSON_FORMATS: dict[str, Format] = {
     "internlm2": _json("<|action_start|><|plugin|>", "<|action_end|>"),
     "gigachat3": _json("<|function_call|>"),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
-    "apertus": Format("<|tools_prefix|>", "<|tools_suffix|>", parse_keyed, _KEYED_HEADER, re.compile(r"\s*\}")),
-    "functionary": Format("<function=", "</function>", parse_named, _NAMED_HEADER),
-    "solar_open": Format(
+    "apertus": CallFormat("<|tools_prefix|>", "<|tools_suffix|>", parse_keyed, _KEYED_HEADER, re.compile(r"\s*\}")),
+    "functionary": CallFormat("<function=", "</function>", parse_named, _NAMED_HEADER),
+    "solar_open": CallFormat(
         "<|tool_calls|>", "<|calls|>", parse_solar, _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>")
     ),
-    "mistral": Format("[TOOL_CALLS]", "", parse_mistral, _MISTRAL_START, _MISTRAL_TAIL),
+    "mistral": CallFormat("[TOOL_CALLS]", "", parse_mistral, _MISTRAL_START, _MISTRAL_TAIL),
     "llama3_json": _json("<|python_tag|>")._replace(bare=True),
-    "llama4_json": Format(
+    "llama4_json": CallFormat(
         "<|python_start|>", "", parse_llama4, _LLAMA4_HEADER, re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"), bare=True
     ),
-    "kimi_k2": Format(
+    "kimi_k2": CallFormat(
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", parse_kimi, _KIMI_HEADER, _KIMI_TAIL
     ),
-    "deepseek_v3": Format(
+    "deepseek_v3": CallFormat(
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
         f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
         parse_deepseek,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.call_format import Format
-from zmqengine_http.tool_calls.formats import FORMATS
+from zmqengine_http.tool_calls.call_format import CallFormat
+from zmqengine_http.tool_calls.json_formats import JSON_FORMATS
+from zmqengine_http.tool_calls.tagged_formats import TAGGED_FORMATS
+from zmqengine_http.tool_calls.value_formats import VALUE_FORMATS
+
+FORMATS: dict[str, CallFormat] = {
+    name: found._replace(name=name)
+    for name, found in {**JSON_FORMATS, **TAGGED_FORMATS, **VALUE_FORMATS}.items()
+}
+
 
 HARMONY = "<|channel|>"
 _ADDRESSED = FORMATS["muse_spark"]
@@ -17,12 +25,13 @@ _GENERAL = "json_tools"
 class Markers(NamedTuple):
     """Where reasoning and tool calls are in a model's text. `harmony`: the channels of gpt-oss instead of both.
 
-    `frames` stand around the content and are no part of it. `addressed`: the messages of Muse instead of markers.
+    `frames` stand around the content and are no part of it. `addressed`: the messages of Muse instead of
+    markers.
     """
 
     think_start: str = ""
     think_end: str = ""
-    calls: Format | None = None
+    calls: CallFormat | None = None
     harmony: bool = False
     frames: tuple[str, ...] = ()
     addressed: bool = False
@@ -113,7 +122,7 @@ def find_markers(facts: Mapping[str, object], chat_template: str | None) -> Mark
     return Markers(*_thinking(facts, template), calls=_calls(facts, template), frames=tuple(frames))
 
 
-def _calls(facts: Mapping[str, object], template: str) -> Format | None:
+def _calls(facts: Mapping[str, object], template: str) -> CallFormat | None:
     signed = next((name for name, signs in _TEMPLATE_SIGNS if _has(template, signs)), None)
     given = facts.get("tool_parser")
     if signed and given in (None, "", _GENERAL):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.call_format import Call, Schemas, some
+from zmqengine_http.tool_calls.call_format import ParsedCall, Schemas, some
 from zmqengine_http.tool_calls.lenient import DEPTH_MAX, Malformed
 from zmqengine_http.tool_calls.typed import Schema, alternatives, kinds_of, typed
 
@@ -23,8 +23,9 @@ class _Tag(NamedTuple):
     text: str
 
 
-def parse_nested(text: str, schemas: Schemas) -> list[Call]:
-    """`<invoke name="name"><key>value</key>...</invoke>`: objects have tags of keys in them, lists of `item`."""
+def parse_nested(text: str, schemas: Schemas) -> list[ParsedCall]:
+    """`<invoke name="name"><key>value</key>...</invoke>`: objects have tags of keys in them, lists of
+    `item`."""
     places = list(_TAG.finditer(text))
     ends = [*(place.start() for place in places[1:]), len(text)]
     tags = iter(
@@ -37,7 +38,7 @@ def parse_nested(text: str, schemas: Schemas) -> list[Call]:
             raise Malformed("no call")
         schema = schemas.get(found[1], {})
         members = _members(tags, _INVOKE, schema, schema, DEPTH_MAX)
-        calls.append(Call(found[1], dict(members)))
+        calls.append(ParsedCall(found[1], dict(members)))
     return some(calls)
 
 

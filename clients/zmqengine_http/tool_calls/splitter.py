@@ -1,8 +1,8 @@
 """Splits the text of one answer, as it comes, into reasoning, content and tool calls.
 
-Nothing is lost: text that looked like a call and is none comes out as content. Once the name of a call and the start of
-its arguments are there it is a call, told while it is written; what follows its arguments within the markers is the
-format's own.
+Nothing is lost: text that looked like a call and is none comes out as content. Once the name of a call and
+the start of its arguments are there it is a call, told while it is written; what follows its arguments within
+the markers is the format's own.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from typing import Literal
 
 import msgspec
 
-from zmqengine_http.tool_calls.call_format import Format, Schemas
-from zmqengine_http.tool_calls.content_edges import ContentEdges
+from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
 from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
 from zmqengine_http.tool_calls.lenient import Malformed
 from zmqengine_http.tool_calls.markers import Markers
-from zmqengine_http.tool_calls.streamed import Reader
+from zmqengine_http.tool_calls.streamed import ArgumentsParser
 
 _BETWEEN = " \t\r\n;,"
 State = Literal["content", "reasoning", "call"]
 
 
-class Splitter:
+class MarkerSplitter:
     """A `TextSplitter` for markers around reasoning and calls.
 
-    `reasoning_open`: the prompt itself ended with the marker that starts reasoning. `calls`: whether tools were
-    offered; without, markers of calls are text.
+    `reasoning_open`: the prompt itself ended with the marker that starts reasoning. `calls`: whether tools
+    were offered; without, markers of calls are text.
     """
 
     def __init__(
@@ -39,12 +38,12 @@ class Splitter:
         schemas: Schemas | None = None,
     ) -> None:
         self._markers = markers
-        self._format: Format | None = markers.calls if calls else None
+        self._format: CallFormat | None = markers.calls if calls else None
         self._schemas = schemas or {}
         self._state: State = "reasoning" if reasoning_open else "content"
         self._held = ""
         self._call_start = ""
-        self._arguments: Reader | None = None
+        self._arguments: ArgumentsParser | None = None
         self._streamed = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
@@ -163,7 +162,7 @@ class Splitter:
         deltas.append(Delta("call_start", "", name))
         return True
 
-    def _advance_arguments(self, deltas: list[Delta], reader: Reader) -> bool:
+    def _advance_arguments(self, deltas: list[Delta], reader: ArgumentsParser) -> bool:
         text = reader.feed(self._held)
         self._held = ""
         if text:
@@ -220,7 +219,7 @@ class Splitter:
             deltas.append(Delta(kind, text))
 
 
-def whole_calls(text: str, format_: Format, schemas: Schemas) -> list[Delta] | None:
+def whole_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta] | None:
     """The calls in a text, None if it is no text of calls."""
     try:
         return [
@@ -235,3 +234,46 @@ def earliest(text: str, markers: Sequence[str]) -> tuple[int, str]:
     """The first place of any of the markers, and which it is; -1 and none if there is none."""
     found = [(text.find(marker), marker) for marker in markers]
     return min(((place, marker) for place, marker in found if place >= 0), default=(-1, ""))
+
+
+class ContentEdges:
+    """Knows where the content begins, and what of it is only the space around calls.
+
+    `think_end` ends the reasoning. Models that were told not to reason begin with it, and so do those that
+    reason without the marker that starts it.
+    """
+
+    def __init__(self, think_end: str) -> None:
+        self._think_end = think_end
+        self._begun = False
+        self._behind_call = False
+        self._space = ""
+
+    def begins_with_end(self, held: str) -> str | None:
+        """What follows an end of reasoning that the content begins with; None if it begins otherwise."""
+        text = held.lstrip()
+        if self._begun or not self._think_end or not text.startswith(self._think_end):
+            return None
+        self._begun = True
+        return text[len(self._think_end) :]
+
+    def may_begin_with_end(self, held: str) -> bool:
+        """Whether what is held may still become such an end."""
+        return not self._begun and bool(self._think_end) and self._think_end.startswith(held.lstrip())
+
+    def after_call(self) -> None:
+        """A call has ended."""
+        self._behind_call, self._space = True, ""
+
+    def content(self, text: str) -> str:
+        """What of a text is content: white space behind a call is none before something follows it."""
+        if not text:
+            return ""
+        self._begun = True
+        if not self._behind_call:
+            return text
+        if not text.strip():
+            self._space += text
+            return ""
+        text, self._space, self._behind_call = self._space + text, "", False
+        return text

@@ -1,7 +1,7 @@
 """The arguments of a call while they are written: almost-JSON in, JSON out, piece by piece.
 
-It reads what `lenient` reads and writes what a JSON encoder would, without white space. The pieces together do not
-depend on how the text was cut.
+It reads what `lenient` reads and writes what a JSON encoder would, without white space. The pieces together
+do not depend on how the text was cut.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _WORD_CHARS_MAX = 500
 
 
-class Reader(Protocol):
+class ArgumentsParser(Protocol):
     """`feed` it text; it gives JSON until the arguments end.
 
-    Then `done` is true and `rest` is the text behind them. What is no value makes it `broken`: nothing more comes, and
-    `rest` begins with what could not be read.
+    Then `done` is true and `rest` is the text behind them. What is no value makes it `broken`: nothing more
+    comes, and `rest` begins with what could not be read.
     """
 
     done: bool
@@ -44,11 +44,11 @@ class Reader(Protocol):
         """The JSON that this text adds."""
 
 
-class ArgumentsReader:
-    """A `Reader` of text from the first `{` on, until the object is closed.
+class JsonArguments:
+    """A `ArgumentsParser` of text from the first `{` on, until the object is closed.
 
-    With `keywords` it begins behind the `(` of a call in Python; with `arrays` it may be an array. `quote` is what some
-    models put around strings besides the usual quotes.
+    With `keywords` it begins behind the `(` of a call in Python; with `arrays` it may be an array. `quote` is
+    what some models put around strings besides the usual quotes.
     """
 
     def __init__(self, *, keywords: bool = False, arrays: bool = False, quote: str = GEMMA_QUOTE) -> None:

@@ -1,7 +1,7 @@
 """Arguments that are written as bare text between tags, while they come: JSON out, piece by piece.
 
-A text that its schema calls a string is told as it is written, and so are objects and lists, which may have the tags
-in their texts; any other value when its tag is closed.
+A text that its schema calls a string is told as it is written, and so are objects and lists, which may have
+the tags in their texts; any other value when its tag is closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from zmqengine_http.tool_calls.deltas import overlap
-from zmqengine_http.tool_calls.streamed import ArgumentsReader, escaped
+from zmqengine_http.tool_calls.streamed import JsonArguments, escaped
 from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
 
 TAG_CHARS_MAX = 1000
@@ -22,9 +22,9 @@ TAG_CHARS_MAX = 1000
 class Tags(NamedTuple):
     """The tags around values.
 
-    `opening` matches those before a value, with its key as the first group, and its type as the group `told` where they
-    tell it; `within` matches the beginning of one. One of `closings` stands behind a value, one of `ends` behind the
-    last. `padded`: line breaks at both ends of a value always belong to its tags.
+    `opening` matches those before a value, with its key as the first group, and its type as the group `told`
+    where they tell it; `within` matches the beginning of one. One of `closings` stands behind a value, one of
+    `ends` behind the last. `padded`: line breaks at both ends of a value always belong to its tags.
     """
 
     opening: re.Pattern[str]
@@ -37,8 +37,8 @@ class Tags(NamedTuple):
 class TaggedArguments:
     """`feed` it what follows the name of a function; it gives JSON until the arguments end.
 
-    The arguments end with one of the tags' `ends`, which is taken, or before `call_end`, which is left in `rest`; then
-    `done` is true. Other tags are passed over.
+    The arguments end with one of the tags' `ends`, which is taken, or before `call_end`, which is left in
+    `rest`; then `done` is true. Other tags are passed over.
     """
 
     def __init__(self, parameters: Mapping[str, object], tags: Tags, call_end: str) -> None:
@@ -52,7 +52,7 @@ class TaggedArguments:
         self._kinds: frozenset[str] = frozenset()
         self._in_text = False
         self._padded = tags.padded
-        self._nested: ArgumentsReader | None = None
+        self._nested: JsonArguments | None = None
         self._at_start = False
         self._count = -1
 
@@ -138,7 +138,7 @@ class TaggedArguments:
         beside_text = not self._kinds or "string" in self._kinds
         if self._in_text or beside_text or not self.rest.lstrip().startswith(("{", "[")):
             return False
-        self._nested = ArgumentsReader(arrays=True)
+        self._nested = JsonArguments(arrays=True)
         return True
 
     def _in_nested(self) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.call_format import Call, Format, Schemas, some
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, some
 from zmqengine_http.tool_calls.json_formats import BAR, parse_json
 from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
-from zmqengine_http.tool_calls.streamed import Reader
+from zmqengine_http.tool_calls.streamed import ArgumentsParser
 from zmqengine_http.tool_calls.streamed_text import TaggedArguments, Tags
 from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
 
@@ -25,26 +25,27 @@ _XML_PARAMETER = re.compile(
 )
 
 
-def parse_xml(text: str, schemas: Schemas) -> list[Call]:
-    """`<function=name><parameter=key>value</parameter></function>` of Qwen3-Coder, and its `invoke` relatives."""
+def parse_xml(text: str, schemas: Schemas) -> list[ParsedCall]:
+    """`<function=name><parameter=key>value</parameter></function>` of Qwen3-Coder, and its `invoke`
+    relatives."""
     return _xml_calls(text, schemas, padded=False)
 
 
-def parse_padded_xml(text: str, schemas: Schemas) -> list[Call]:
+def parse_padded_xml(text: str, schemas: Schemas) -> list[ParsedCall]:
     """The same, with a line break around each value."""
     return _xml_calls(text, schemas, padded=True)
 
 
-def _xml_calls(text: str, schemas: Schemas, *, padded: bool) -> list[Call]:
+def _xml_calls(text: str, schemas: Schemas, *, padded: bool) -> list[ParsedCall]:
     return _tagged_calls(text, schemas, _XML_FUNCTION, _XML_PARAMETER, padded=padded)
 
 
 def _tagged_calls(
     text: str, schemas: Schemas, call: re.Pattern[str], argument: re.Pattern[str], *, padded: bool = False
-) -> list[Call]:
+) -> list[ParsedCall]:
     return some(
         [
-            Call(name, _arguments(inside, schemas.get(name, {}), argument, padded=padded))
+            ParsedCall(name, _arguments(inside, schemas.get(name, {}), argument, padded=padded))
             for name, inside in call.findall(text)
         ]
     )
@@ -53,7 +54,8 @@ def _tagged_calls(
 def _arguments(
     inside: str, schema: Mapping[str, object], argument: re.Pattern[str], *, padded: bool = False
 ) -> dict[str, object]:
-    """What `argument` finds: its first group is the key, `value` the text or `held` one to be taken as it is."""
+    """What `argument` finds: its first group is the key, `value` the text or `held` one to be taken as it
+    is."""
     values: dict[str, object] = {}
     for found in argument.finditer(inside):
         key, groups = found[1].strip(), found.groupdict()
@@ -64,7 +66,7 @@ def _arguments(
     return values
 
 
-def parse_minicpm(text: str, schemas: Schemas) -> list[Call]:
+def parse_minicpm(text: str, schemas: Schemas) -> list[ParsedCall]:
     """`"name"><param name="key">value</param>...` of MiniCPM 5, whose start marker is a part of the tag."""
     return parse_xml(f"<function name={text}</function>", schemas)
 
@@ -73,12 +75,12 @@ _GLM_OPENING = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
 _GLM_ARGUMENT = re.compile(rf"{_GLM_OPENING.pattern}(?P<value>.*?)</arg_value>", re.DOTALL)
 
 
-def parse_glm(text: str, schemas: Schemas) -> list[Call]:
+def parse_glm(text: str, schemas: Schemas) -> list[ParsedCall]:
     """`name<arg_key>key</arg_key><arg_value>value</arg_value>...` of GLM 4.5 and later."""
     name = text.split("<arg_key>", 1)[0].strip()
     if not re.fullmatch(r"[\w.-]+", name):
         return parse_json(text, schemas)
-    return [Call(name, _arguments(text, schemas.get(name, {}), _GLM_ARGUMENT))]
+    return [ParsedCall(name, _arguments(text, schemas.get(name, {}), _GLM_ARGUMENT))]
 
 
 # Hunyuan 3 has a suffix on each tag.
@@ -92,7 +94,7 @@ _HUNYUAN_OPENING = re.compile(
 _HUNYUAN_ARGUMENT = re.compile(rf"{_HUNYUAN_OPENING.pattern}(?P<value>.*?)</arg_value{_SUFFIX}>", re.DOTALL)
 
 
-def parse_hunyuan(text: str, schemas: Schemas) -> list[Call]:
+def parse_hunyuan(text: str, schemas: Schemas) -> list[ParsedCall]:
     """The calls in a section of Hunyuan 3: `name<tool_sep>` and arguments as GLM writes them."""
     return _tagged_calls(text, schemas, _HUNYUAN_CALL, _HUNYUAN_ARGUMENT)
 
@@ -106,7 +108,7 @@ _KIMI_OPENING = re.compile(
 _KIMI_ARGUMENT = re.compile(rf"{_KIMI_OPENING.pattern}(?P<value>.*?)<\|close\|>argument<\|sep\|>", re.DOTALL)
 
 
-def parse_kimi_tags(text: str, schemas: Schemas) -> list[Call]:
+def parse_kimi_tags(text: str, schemas: Schemas) -> list[ParsedCall]:
     """The calls in a section of tools of Kimi K3, where each argument tells its type."""
     return _tagged_calls(text, schemas, _KIMI_CALL, _KIMI_ARGUMENT)
 
@@ -141,11 +143,11 @@ _HUNYUAN = Tags(
 )
 
 
-def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] = _XML_HEADER) -> Format:
-    def read(parameters: Mapping[str, object], call_end: str) -> Reader:
+def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] = _XML_HEADER) -> CallFormat:
+    def read(parameters: Mapping[str, object], call_end: str) -> ArgumentsParser:
         return TaggedArguments(parameters, tags, call_end)
 
-    return Format(start, end, parse_padded_xml if tags.padded else parse_xml, header, read=read)
+    return CallFormat(start, end, parse_padded_xml if tags.padded else parse_xml, header, read=read)
 
 
 _GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
@@ -153,12 +155,12 @@ _MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+)["']?\s*>""")
 _HUNYUAN_HEADER = re.compile(rf"\s*<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>")
 _KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>')
 
-TAGGED_FORMATS: dict[str, Format] = {
+TAGGED_FORMATS: dict[str, CallFormat] = {
     "qwen3_coder": _tagged("<tool_call>", "</tool_call>", _XML._replace(padded=True)),
     "seed_oss": _tagged("<seed:tool_call>", "</seed:tool_call>"),
     "minimax_m2": _tagged("<minimax:tool_call>", "</minimax:tool_call>"),
     # Told when they are whole.
-    "minimax_m3": Format(f"{MARK}<tool_call>", f"{MARK}</tool_call>", parse_nested, re.compile("(?!)")),
+    "minimax_m3": CallFormat(f"{MARK}<tool_call>", f"{MARK}</tool_call>", parse_nested, re.compile("(?!)")),
     "deepseek_v32": _tagged(f"<{BAR}DSML{BAR}function_calls>", f"</{BAR}DSML{BAR}function_calls>", _DSML),
     "deepseek_v4": _tagged(f"<{BAR}DSML{BAR}tool_calls>", f"</{BAR}DSML{BAR}tool_calls>", _DSML),
     "muse_spark": _tagged("<atem:function_calls>", "</atem:function_calls>", _ATEM),

@@ -6,15 +6,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from zmqengine_http.tool_calls.call_format import Call, Format, Schemas, as_arguments, some
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, some
 from zmqengine_http.tool_calls.lenient import Malformed, read_value
-from zmqengine_http.tool_calls.streamed import ArgumentsReader, Reader
+from zmqengine_http.tool_calls.streamed import ArgumentsParser, JsonArguments
 
 _CALL_HEADER = re.compile(r"\s*call:([\w.-]+)\s*")
 
 
-def parse_gemma(text: str, schemas: Schemas) -> list[Call]:
-    """`call:name{key:value,...}` of Gemma: bare keys, `<|"|>`, `<escape>` or any other quotes around strings."""
+def parse_gemma(text: str, schemas: Schemas) -> list[ParsedCall]:
+    """`call:name{key:value,...}` of Gemma: bare keys, `<|"|>`, `<escape>` or any other quotes around
+    strings."""
     text = text.replace("<escape>", '<|"|>')
     calls, at = [], 0
     while text[at:].strip():
@@ -22,7 +23,7 @@ def parse_gemma(text: str, schemas: Schemas) -> list[Call]:
         if not header:
             raise Malformed("no call:name")
         arguments, at = read_value(text, header.end())
-        calls.append(Call(header[1], as_arguments(arguments)))
+        calls.append(ParsedCall(header[1], as_arguments(arguments)))
     return some(calls)
 
 
@@ -30,7 +31,7 @@ _PYTHON_CALL = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(\s*")
 _PYTHON_KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
 
 
-def parse_pythonic(text: str, schemas: Schemas) -> list[Call]:
+def parse_pythonic(text: str, schemas: Schemas) -> list[ParsedCall]:
     """`[name(key=value, ...), ...]` of Llama 4 and LFM; without brackets, each on a line, of OLMo 3."""
     text = text.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -47,7 +48,7 @@ def parse_pythonic(text: str, schemas: Schemas) -> list[Call]:
                 raise Malformed("no keyword")
             arguments[keyword[1]], at = read_value(inside, keyword.end())
             at = _after_comma(inside, at)
-        calls.append(Call(header[1], arguments))
+        calls.append(ParsedCall(header[1], arguments))
         at += 1
         at = _after_comma(inside, at)
     return some(calls)
@@ -66,15 +67,15 @@ _GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
 _PYTHON_HEADER = re.compile(r"\s*\[?\s*([A-Za-z_][\w.]*)\s*\(")
 
 
-def _read_python(parameters: Mapping[str, object], end: str) -> Reader:
-    return ArgumentsReader(keywords=True)
+def _read_python(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
+    return JsonArguments(keywords=True)
 
 
-def _read_escaped(parameters: Mapping[str, object], end: str) -> Reader:
-    return ArgumentsReader(quote="<escape>")
+def _read_escaped(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
+    return JsonArguments(quote="<escape>")
 
 
-def _write_python(calls: Sequence[Call]) -> str:
+def _write_python(calls: Sequence[ParsedCall]) -> str:
     each = (
         f"{call.name}({', '.join(f'{name}={_python(value)}' for name, value in call.arguments.items())})"
         for call in calls
@@ -93,14 +94,14 @@ def _python(value: object) -> str:
     return repr(value)
 
 
-VALUE_FORMATS: dict[str, Format] = {
-    "gemma4": Format("<|tool_call>", "<tool_call|>", parse_gemma, _GEMMA_HEADER),
-    "function_gemma": Format(
+VALUE_FORMATS: dict[str, CallFormat] = {
+    "gemma4": CallFormat("<|tool_call>", "<tool_call|>", parse_gemma, _GEMMA_HEADER),
+    "function_gemma": CallFormat(
         "<start_function_call>", "<end_function_call>", parse_gemma, _GEMMA_HEADER, read=_read_escaped
     ),
-    "pythonic": Format(
+    "pythonic": CallFormat(
         "<|tool_call_start|>", "<|tool_call_end|>", parse_pythonic, _PYTHON_HEADER,
         read=_read_python, write=_write_python,
     ),
-    "olmo3": Format("<function_calls>", "</function_calls>", parse_pythonic, _PYTHON_HEADER, read=_read_python),
+    "olmo3": CallFormat("<function_calls>", "</function_calls>", parse_pythonic, _PYTHON_HEADER, read=_read_python),
 }  # fmt: skip

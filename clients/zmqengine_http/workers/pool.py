@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
-from zmqengine_http.workers.worker import Model, Worker
+from zmqengine_http.workers.worker import Model, PooledWorker
 
 PREFIX_TOKENS = 64
 PREFIXES_MAX = 4096
@@ -23,10 +23,10 @@ LOADED_MODEL = "default_model"
 class Pool:
     """The workers by the names of their models."""
 
-    def __init__(self, workers: Sequence[Worker], aliases: Mapping[str, str]) -> None:
+    def __init__(self, workers: Sequence[PooledWorker], aliases: Mapping[str, str]) -> None:
         self.workers = list(workers)
         self._aliases = dict(aliases)
-        self._homes: OrderedDict[object, Worker] = OrderedDict()
+        self._homes: OrderedDict[object, PooledWorker] = OrderedDict()
 
     @property
     def ready(self) -> bool:
@@ -42,7 +42,8 @@ class Pool:
         return known | aliases
 
     def model(self, name: str | None) -> Model:
-        """The model of this name, or the only one there is. Raises a 404, or a 503 while nothing is known yet."""
+        """The model of this name, or the only one there is. Raises a 404, or a 503 while nothing is known
+        yet."""
         known = self.models()
         if name is None:
             names = sorted({model.card.name for model in known.values()})
@@ -68,7 +69,7 @@ class Pool:
         fitting = [alias for alias in self._aliases if "*" in alias and fnmatchcase(name, alias)]
         return self._aliases[max(fitting, key=len)] if fitting else None
 
-    def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> Worker:
+    def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> PooledWorker:
         """The worker for a prompt: where its prefix (or cache key) was before, unless that one is busier by far.
 
         Raises a 503 if no worker of the model is ready.
@@ -93,7 +94,8 @@ class Pool:
         return chosen
 
     def _marks(self, model: Model, prompt: Sequence[int], key: str | None) -> list[object]:
-        """One mark for each block of the prompt, which stands for all up to it; and the key, which counts most."""
+        """One mark for each block of the prompt, which stands for all up to it; and the key, which counts
+        most."""
         name = model.card.name
         mark, marks = hash(name), list[object]()
         for start in range(
@@ -103,7 +105,7 @@ class Pool:
             marks.append(mark)
         return [*marks, (name, key)] if key else marks
 
-    def _remember(self, marks: Sequence[object], worker: Worker) -> None:
+    def _remember(self, marks: Sequence[object], worker: PooledWorker) -> None:
         for mark in marks:
             self._homes[mark] = worker
             self._homes.move_to_end(mark)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from zmqengine.protocol.messages import Description, Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent
@@ -13,7 +14,23 @@ from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.serving import logs
 from zmqengine_http.tool_calls import Markers, find_markers
-from zmqengine_http.workers.sampling_defaults import sampling_defaults
+
+
+class SamplingDefaults(NamedTuple):
+    """As the model's makers advise, and as OpenAI's API has it where they say nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+def sampling_defaults(facts: Mapping[str, object]) -> SamplingDefaults:
+    """From the facts of a tokenizer bundle: numbers as text."""
+    found: dict[str, float] = {}
+    for name, kind in (("temperature", float), ("top_p", float), ("top_k", int)):
+        with contextlib.suppress(KeyError, ValueError):
+            found[name] = kind(str(facts[f"default_{name}"]))
+    return SamplingDefaults(**found)  # type: ignore[arg-type]
 
 
 class Model:
@@ -50,11 +67,12 @@ Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
 """Makes the client of an address; the second argument wants to hear what happens to the connection."""
 
 
-class Worker:
+class PooledWorker:
     """Follows one worker for as long as `run` runs.
 
-    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts. `running` is how
-    many requests this front-end has there: whoever sends one counts it, for as long as it runs.
+    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts.
+    `running` is how many requests this front-end has there: whoever sends one counts it, for as long as it
+    runs.
     """
 
     def __init__(self, address: str, connect: Connect, probe_ms: int) -> None:
@@ -80,12 +98,14 @@ class Worker:
         return self._client
 
     async def run(self) -> None:
-        """Connect, and ask for the state again and again. The client itself mends connections and resumes streams."""
+        """Connect, and ask for the state again and again. The client itself mends connections and resumes
+        streams."""
         try:
             while True:
                 self._news.clear()
                 await self._probe()
-                # Not wait_for: before Python 3.12 it can lose a cancellation, and with it the end of this task.
+                # Not wait_for: before Python 3.12 it can lose a cancellation, and with it the end of this
+                # task.
                 timer = asyncio.get_running_loop().call_later(self._probe_s, self._news.set)
                 try:
                     await self._news.wait()

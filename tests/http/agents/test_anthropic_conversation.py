@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from zmqengine_http.apis.anthropic.conversation import plain_messages, plain_tools
-from zmqengine_http.apis.anthropic.request import CountRequest, Tool
+from zmqengine_http.apis.anthropic.conversation import template_messages, template_tools
+from zmqengine_http.apis.anthropic.request import AnthropicTool, CountRequest
 from zmqengine_http.serving.errors import ApiError
 
 
 def plain(messages: list[dict[str, Any]], **fields: Any) -> list[dict[str, object]]:
-    return plain_messages(msgspec.convert({"model": "m", "messages": messages, **fields}, CountRequest))
+    return template_messages(msgspec.convert({"model": "m", "messages": messages, **fields}, CountRequest))
 
 
 def text(value: str, **fields: object) -> dict[str, object]:
@@ -130,9 +130,9 @@ def test_tools_need_no_type_and_those_of_the_server_are_left_out() -> None:
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
             {"type": "mcp_toolset", "mcp_server_name": "s"},
         ],
-        list[Tool],
+        list[AnthropicTool],
     )
-    assert plain_tools(tools) == [
+    assert template_tools(tools) == [
         {"type": "function", "function": {"name": "a", "description": "d", "parameters": {"type": "object"}}},
         {"type": "function", "function": {"name": "b", "parameters": {"type": "object"}}},
     ]

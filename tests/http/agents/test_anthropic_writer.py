@@ -10,13 +10,13 @@ from tests.http.agents.sse import events, types
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
+    CompleteCall,
     Finish,
     Start,
     Text,
-    ToolCall,
+    Usage,
     WholeChoice,
 )
-from zmqengine_http.answers.usage import Usage
 from zmqengine_http.apis.anthropic.errors import anthropic_error
 from zmqengine_http.apis.anthropic.writer import MessagesWriter
 from zmqengine_http.serving.errors import ApiError, ContextTooLong
@@ -97,7 +97,7 @@ def test_a_ping_may_come_first_and_starts_the_message_once() -> None:
 
 def test_a_whole_message_has_the_same_blocks() -> None:
     """A call that was cut short has the input that could be read."""
-    calls = [ToolCall("c1", "add", '{"a":1}'), ToolCall("c2", "add", '{"a":')]
+    calls = [CompleteCall("c1", "add", '{"a":1}'), CompleteCall("c2", "add", '{"a":')]
     whole = json.loads(writer().whole([WholeChoice(0, Finish("length"), "t", "r", calls, None)], USAGE))
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert whole["content"][2] == {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from zmqengine_http.apis.responses import reasoning
 from zmqengine_http.apis.responses.conversation import InputItems
-from zmqengine_http.apis.responses.item_memory import ItemMemory
-from zmqengine_http.apis.responses.request import ResponsesRequest, Tool
+from zmqengine_http.apis.responses.items import ItemMemory, pack, unpack
+from zmqengine_http.apis.responses.request import ResponsesRequest, ResponsesTool
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.serving.errors import ApiError
 
@@ -20,7 +19,7 @@ def read(items: object, **fields: Any) -> InputItems:
 
 
 def book(*tools: dict[str, Any]) -> ToolBook:
-    return ToolBook(msgspec.convert(tools, list[Tool]))
+    return ToolBook(msgspec.convert(tools, list[ResponsesTool]))
 
 
 def call(id_: str, name: str, arguments: object) -> dict[str, object]:
@@ -41,7 +40,7 @@ def test_what_one_turn_made_is_one_assistant_message() -> None:
         [
             {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
             {"role": "user", "content": "go"},
-            {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": reasoning.pack("h\u00e9")},
+            {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": pack("h\u00e9")},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
             {"type": "function_call", "call_id": "1", "name": "look", "arguments": '{"p": 1}'},
             {
@@ -135,7 +134,7 @@ def test_what_cannot_be_read_is_refused_by_name(item: dict[str, object], param: 
 @pytest.mark.parametrize("packed", ["gAAAA-of-another-server", "zmqr1.!!", "zmqr1.AAAA", ""])
 def test_only_what_was_packed_here_is_unpacked(packed: str) -> None:
     """Another server's is truly encrypted."""
-    assert reasoning.unpack(packed) is None
+    assert unpack(packed) is None
 
 
 def test_namespaces_are_flattened_and_given_back() -> None:

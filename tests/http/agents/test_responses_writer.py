@@ -12,15 +12,15 @@ from tests.http.agents.sse import events, types
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
+    CompleteCall,
     Finish,
     Start,
     Text,
-    ToolCall,
+    Usage,
     WholeChoice,
 )
-from zmqengine_http.answers.usage import Usage
-from zmqengine_http.apis.responses.reasoning import unpack
-from zmqengine_http.apis.responses.request import Tool
+from zmqengine_http.apis.responses.items import unpack
+from zmqengine_http.apis.responses.request import ResponsesTool
 from zmqengine_http.apis.responses.tools import ToolBook
 from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter
 from zmqengine_http.serving.errors import ApiError, ContextTooLong
@@ -37,7 +37,7 @@ TOOLS = [
 
 
 def writer(**shape: bool) -> ResponsesWriter:
-    book = ToolBook(msgspec.convert(TOOLS, list[Tool]))
+    book = ToolBook(msgspec.convert(TOOLS, list[ResponsesTool]))
     return ResponsesWriter("resp_1", {"model": "m"}, book, ReasoningShape(**shape))
 
 
@@ -92,7 +92,10 @@ def test_every_event_comes_in_order_with_its_indices() -> None:
 
 def test_whole_and_streamed_say_the_same() -> None:
     """But for the ids of the items."""
-    calls = [ToolCall("call_0", "mcp__f__read", '{"p":1}'), ToolCall("call_1", "patch", '{"input":"*** x"}')]
+    calls = [
+        CompleteCall("call_0", "mcp__f__read", '{"p":1}'),
+        CompleteCall("call_1", "patch", '{"input":"*** x"}'),
+    ]
     choice = WholeChoice(0, Finish("tool_calls"), "I \u00e9", "hm", calls, None)
     whole = json.loads(writer().whole([choice], USAGE))
     streamed = events(a_stream(writer()))[-1]["response"]

@@ -1,20 +1,58 @@
-"""From Anthropic's messages and tools to those that chat templates read."""
+"""Translates a Messages request to a `Chat`: messages and tools as chat templates read them, and its
+options."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from zmqengine_http.apis.anthropic.request import Block, Content, CountRequest, Message, Tool
+from zmqengine.sampling_params import SamplingOptions
+from zmqengine_http.apis.anthropic.request import (
+    AnthropicMessage,
+    AnthropicTool,
+    Block,
+    Content,
+    CountRequest,
+    MessagesRequest,
+    ToolChoice,
+)
+from zmqengine_http.generating.chat import Chat
+from zmqengine_http.generating.generation import GenerationOptions
+from zmqengine_http.prompt.template import thinking_keyword
 from zmqengine_http.serving.errors import ApiError, bad_field
+from zmqengine_http.workers.worker import Model
 
 _SERVER_SIDE = ("server_tool_use", "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction")
-"""What only a server that runs tools itself has to do with; `..._tool_result` with another beginning too."""
+"""Block types of servers that run tools themselves; so is every `..._tool_result` other than
+`tool_result`."""
+_EFFORTS = {"max": "high", "xhigh": "high"}
 
 
-def plain_messages(request: CountRequest) -> list[dict[str, object]]:
-    """The conversation as chat templates read it. Raises a 400 that names what a text model cannot read."""
+def to_chat(model: Model, request: CountRequest) -> Chat:
+    """The chat of a Messages request. Raises a 400 for content that a text model cannot read."""
+    choice = request.tool_choice
+    return Chat(
+        id=f"msg_{secrets.token_hex(16)}",
+        model=model,
+        messages=template_messages(request),
+        tools=template_tools(request.tools),
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        response_format=_response_format(request),
+        effort=_effort(model, request),
+        options=_generation_options(request),
+        # Claude Code reads the refusal, and asks for less from then on.
+        cut_max_tokens=False,
+    )
+
+
+# --- messages and tools ------------------------------------------------------------------------------------
+
+
+def template_messages(request: CountRequest) -> list[dict[str, object]]:
+    """The messages as chat templates read them. Raises a 400 that names a block that is not text."""
     plain: list[dict[str, object]] = []
     if request.system:
         plain.append({"role": "system", "content": _joined(request.system, "system", "\n\n")})
@@ -23,8 +61,8 @@ def plain_messages(request: CountRequest) -> list[dict[str, object]]:
     return plain
 
 
-def plain_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
-    """The client's own tools in OpenAI's form, which templates read; the server's are left out."""
+def template_tools(tools: Sequence[AnthropicTool]) -> list[dict[str, object]]:
+    """The client's own tools in OpenAI's form, which chat templates read; server-side tools are left out."""
     plain: list[dict[str, object]] = []
     for tool in tools:
         if tool.type not in (None, "custom"):
@@ -39,8 +77,8 @@ def plain_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
     return plain
 
 
-def _user(message: Message, where: str) -> list[dict[str, object]]:
-    """Results first, as the API demands and templates expect, then what the user says."""
+def _user(message: AnthropicMessage, where: str) -> list[dict[str, object]]:
+    """Tool results first, as the API demands and templates expect, then the user's text."""
     if isinstance(message.content, str):
         return [{"role": "user", "content": message.content}]
     results: list[dict[str, object]] = []
@@ -58,7 +96,7 @@ def _user(message: Message, where: str) -> list[dict[str, object]]:
     return results
 
 
-def _assistant(message: Message, where: str) -> list[dict[str, object]]:
+def _assistant(message: AnthropicMessage, where: str) -> list[dict[str, object]]:
     if isinstance(message.content, str):
         return [{"role": "assistant", "content": message.content}]
     texts: list[str] = []
@@ -79,11 +117,11 @@ def _assistant(message: Message, where: str) -> list[dict[str, object]]:
     return [plain]
 
 
-def _system(message: Message, where: str) -> list[dict[str, object]]:
+def _system(message: AnthropicMessage, where: str) -> list[dict[str, object]]:
     return [{"role": "system", "content": _joined(message.content, where, "\n")}]
 
 
-_READERS: dict[str, Callable[[Message, str], list[dict[str, object]]]] = {
+_READERS: dict[str, Callable[[AnthropicMessage, str], list[dict[str, object]]]] = {
     "user": _user,
     "assistant": _assistant,
     "system": _system,
@@ -118,7 +156,7 @@ def _joined(content: Content, where: str, separator: str) -> str:
 
 
 def _text(block: Block, where: str) -> str:
-    """The text of a block. Raises a 400 for one that has none."""
+    """The text of a block. Raises a 400 for a block without text."""
     if block.type == "text":
         if block.text is None:
             raise bad_field(f"{where}.text", "a text block has a text")
@@ -139,3 +177,63 @@ def _text(block: Block, where: str) -> str:
 def _is_server_side(block: Block) -> bool:
     kind = block.type
     return kind in _SERVER_SIDE or (kind.endswith("_tool_result") and kind != "tool_result")
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+
+def _tool_choice(choice: ToolChoice | None) -> str | dict[str, object]:
+    """The tool choice in the form of chat completions, which `make_constraint` validates."""
+    if choice is None:
+        return "auto"
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name or ""}}
+    return "required" if choice.type == "any" else choice.type
+
+
+def _response_format(request: CountRequest) -> dict[str, object]:
+    """The JSON schema of the output, from `output_config` or the older `output_format`."""
+    given = (request.output_config and request.output_config.format) or request.output_format
+    if not given:
+        return {}
+    if given.get("type") != "json_schema":
+        return dict(given)
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": given.get("schema"), "strict": True},
+    }
+
+
+def _effort(model: Model, request: CountRequest) -> str | None:
+    """The reasoning effort. This API's default is no reasoning, as far as the model's template can turn it
+    off."""
+    thinking = request.thinking
+    if thinking is None or thinking.type == "disabled":
+        template = model.tokenizer.chat_template or ""
+        if thinking_keyword(model) in template:
+            return "none"
+        return "low" if "reasoning_effort" in template else None
+    wanted = request.output_config.effort if request.output_config else None
+    return _EFFORTS.get(wanted, wanted) if wanted else None
+
+
+def _generation_options(request: CountRequest) -> GenerationOptions:
+    """Sampling and stop options; the defaults if the request only counts tokens."""
+    if not isinstance(request, MessagesRequest):
+        return GenerationOptions()
+    metadata = request.metadata
+    sampling = SamplingOptions(
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=request.top_k or 0,
+    )
+    if request.temperature is not None:
+        sampling["temperature"] = request.temperature
+    return GenerationOptions(
+        sampling=sampling,
+        max_tokens=request.max_tokens,
+        # Some clients send white space for no stop sequence.
+        stop=[stop for stop in request.stop_sequences if stop.strip()],
+        cache_key=metadata.user_id if metadata else None,
+        cache_scope=request.cache_scope,
+        pin=request.pin,
+    )

@@ -1,7 +1,8 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-Clients of this API send keys that are newer than any server: in blocks and tools they are skipped, and so are tools
-that the server itself would run. Source: https://docs.anthropic.com/en/api/messages and what Claude Code sends.
+Clients of this API send keys that are newer than any server: in blocks and tools they are skipped, and so are
+tools that the server itself would run. Source: https://docs.anthropic.com/en/api/messages and what Claude
+Code sends.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ Content = str | list[Block]
 StopSequence = Annotated[str, Meta(max_length=1000)]
 
 
-class Message(Struct, frozen=True):
+class AnthropicMessage(Struct, frozen=True):
     """One turn. `system` is no role of Anthropic's, and one that Claude Code sends."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
-class Tool(Struct, frozen=True):
+class AnthropicTool(Struct, frozen=True):
     """A tool of the client's, or with a `type` that is not `custom` one of the server's."""
 
     name: str = ""
@@ -82,9 +83,9 @@ class CountRequest(Struct, frozen=True, kw_only=True):
     """The body of POST /v1/messages/count_tokens: what is in the prompt."""
 
     model: str
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     system: Content | None = None
-    tools: list[Tool] = field(default_factory=list)
+    tools: list[AnthropicTool] = field(default_factory=list)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -9,13 +9,13 @@ import msgspec
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
+    ChoiceLogprobs,
     Finish,
-    Logprobs,
     Start,
     Text,
+    Usage,
     WholeChoice,
 )
-from zmqengine_http.answers.usage import Usage
 from zmqengine_http.apis.anthropic.errors import error_document
 from zmqengine_http.serving.errors import ApiError
 
@@ -46,7 +46,7 @@ class MessagesWriter:
     def opening(self, index: int, start: Start) -> bytes:
         return self._start(start.prompt_tokens, start.cached_tokens)
 
-    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes:
+    def text(self, index: int, text: Text, logprobs: ChoiceLogprobs | None) -> bytes:
         field, delta = _FIELDS[text.kind]
         opened = b""
         if self._kind != field:
@@ -56,7 +56,7 @@ class MessagesWriter:
             opened = self._open(field, block, f'{{"type":"{delta}","{field}":')
         return opened + self._delta_start + _encode(text.text) + b"}}\n\n"
 
-    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes:
+    def call_started(self, index: int, call: CallStarted, logprobs: ChoiceLogprobs | None) -> bytes:
         block: dict[str, object] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         return self._open("tool_use", block, '{"type":"input_json_delta","partial_json":')
 
@@ -66,7 +66,7 @@ class MessagesWriter:
     def call_ended(self, index: int, place: int) -> bytes:
         return self._close()
 
-    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
+    def closing(self, index: int, finish: Finish, logprobs: ChoiceLogprobs | None) -> bytes:
         self._finish = finish
         return self._close()
 

@@ -1,6 +1,7 @@
 """A chat's answer in OpenAI's words: objects chat.completion and chat.completion.chunk.
 
-The one event made for every token is put together from parts encoded once; everything else goes through dicts.
+The one event made for every token is put together from parts encoded once; everything else goes through
+dicts.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import msgspec
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
+    ChoiceLogprobs,
     Finish,
-    Logprobs,
     Start,
     Text,
+    Usage,
     WholeChoice,
 )
-from zmqengine_http.answers.usage import Usage
-from zmqengine_http.apis.chat_completions.logprobs import chat_logprobs
-from zmqengine_http.apis.openai_api.frame import Frame
+from zmqengine_http.answers.respond import COMMENT
+from zmqengine_http.apis.openai_api.frame import LOWEST, Frame
 from zmqengine_http.generating.generation import Generation
 from zmqengine_http.serving.errors import ApiError
-from zmqengine_http.serving.sse import COMMENT
+from zmqengine_http.workers.worker import Model
 
 _FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
@@ -43,7 +44,7 @@ class ChatWriter:
     def opening(self, index: int, start: Start) -> bytes:
         return self._choice(index, {"role": "assistant", "content": ""})
 
-    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes:
+    def text(self, index: int, text: Text, logprobs: ChoiceLogprobs | None) -> bytes:
         if logprobs is not None:
             return self._choice(index, {_FIELDS[text.kind]: text.text}, logprobs)
         start = self._starts.get((index, text.kind))
@@ -52,7 +53,7 @@ class ChatWriter:
             start = self._starts[index, text.kind] = self._frame.before + head.encode()
         return start + msgspec.json.encode(text.text) + self._end
 
-    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes:
+    def call_started(self, index: int, call: CallStarted, logprobs: ChoiceLogprobs | None) -> bytes:
         head = {
             "index": call.place, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""},
         }  # fmt: skip
@@ -66,7 +67,7 @@ class ChatWriter:
     def call_ended(self, index: int, place: int) -> bytes:
         return b""
 
-    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
+    def closing(self, index: int, finish: Finish, logprobs: ChoiceLogprobs | None) -> bytes:
         return self._choice(index, {}, logprobs, finish)
 
     def done(self, usage: Usage) -> bytes:
@@ -93,7 +94,7 @@ class ChatWriter:
         self,
         index: int,
         delta: dict[str, object],
-        logprobs: Logprobs | None = None,
+        logprobs: ChoiceLogprobs | None = None,
         finish: Finish | None = None,
     ) -> bytes:
         choice = {
@@ -104,7 +105,7 @@ class ChatWriter:
             choice["stop_reason"] = finish.stop_reason
         return self._frame.event([choice])
 
-    def _logprobs(self, logprobs: Logprobs | None) -> object:
+    def _logprobs(self, logprobs: ChoiceLogprobs | None) -> object:
         return None if logprobs is None else chat_logprobs(self._model, self._top, logprobs)
 
 
@@ -121,3 +122,26 @@ def _message(choice: WholeChoice) -> dict[str, object]:
             for call in choice.calls
         ]
     return message
+
+
+def chat_logprobs(model: Model, top: int, logprobs: ChoiceLogprobs) -> dict[str, object]:
+    """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`.
+
+    The `bytes` of neighbouring tokens together are text, also where a token is part of a character.
+    """
+    entries = [
+        {
+            **_entry(model, token, entry.logprob),
+            "top_logprobs": [_entry(model, id_, logprob) for id_, logprob in entry.top[:top]],
+        }
+        for token, entry in zip(logprobs.tokens, logprobs.entries, strict=True)
+    ]
+    return {"content": entries, "refusal": None}
+
+
+def _entry(model: Model, token: int, logprob: float) -> dict[str, object]:
+    return {
+        "token": model.token_text(token),
+        "logprob": max(logprob, LOWEST),
+        "bytes": list(model.tokenizer.token_bytes(token)),
+    }

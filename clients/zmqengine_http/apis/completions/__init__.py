@@ -10,11 +10,9 @@ import msgspec
 from zmqengine_http.apis.completions.fill_in_middle import middle_ends, middle_prompt
 from zmqengine_http.apis.completions.request import COMPLETION_BODY, CompletionRequest
 from zmqengine_http.apis.completions.writer import TextWriter
-from zmqengine_http.endpoint import post
-from zmqengine_http.generating.generation import Generation, answer_generation
-from zmqengine_http.generating.generation_options import check_ids
+from zmqengine_http.endpoint import Service, post
+from zmqengine_http.generating.generation import Generation, answer_generation, check_ids
 from zmqengine_http.prompt.prompts import Prompt
-from zmqengine_http.service import Service
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 

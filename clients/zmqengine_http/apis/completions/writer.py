@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 import msgspec
@@ -9,18 +10,18 @@ import msgspec
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
+    ChoiceLogprobs,
     Finish,
-    Logprobs,
     Start,
     Text,
+    Usage,
     WholeChoice,
 )
-from zmqengine_http.answers.usage import Usage
-from zmqengine_http.apis.completions.logprobs import TextLogprobs
-from zmqengine_http.apis.openai_api.frame import Frame
+from zmqengine_http.answers.respond import COMMENT
+from zmqengine_http.apis.openai_api.frame import LOWEST, Frame
 from zmqengine_http.generating.generation import Generation
 from zmqengine_http.serving.errors import ApiError
-from zmqengine_http.serving.sse import COMMENT
+from zmqengine_http.workers.worker import Model
 
 
 class TextWriter:
@@ -39,7 +40,7 @@ class TextWriter:
     def opening(self, index: int, start: Start) -> bytes:
         return b""
 
-    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes:
+    def text(self, index: int, text: Text, logprobs: ChoiceLogprobs | None) -> bytes:
         if logprobs is not None:
             return self._choice(index, text.text, logprobs, None)
         start = self._starts.get(index)
@@ -48,7 +49,7 @@ class TextWriter:
             start = self._starts[index] = self._frame.before + head.encode()
         return start + msgspec.json.encode(text.text) + self._end
 
-    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes:
+    def call_started(self, index: int, call: CallStarted, logprobs: ChoiceLogprobs | None) -> bytes:
         raise AssertionError("completions have no tools")
 
     def call_arguments(self, index: int, piece: CallArguments) -> bytes:
@@ -57,7 +58,7 @@ class TextWriter:
     def call_ended(self, index: int, place: int) -> bytes:
         raise AssertionError("completions have no tools")
 
-    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
+    def closing(self, index: int, finish: Finish, logprobs: ChoiceLogprobs | None) -> bytes:
         return self._choice(index, "", logprobs, finish)
 
     def done(self, usage: Usage) -> bytes:
@@ -75,11 +76,11 @@ class TextWriter:
         ]
         return self._frame.whole(documents, usage)
 
-    def _choice(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None) -> bytes:
+    def _choice(self, index: int, text: str, logprobs: ChoiceLogprobs | None, finish: Finish | None) -> bytes:
         return self._frame.event([self._document(index, text, logprobs, finish)])
 
     def _document(
-        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+        self, index: int, text: str, logprobs: ChoiceLogprobs | None, finish: Finish | None
     ) -> dict[str, object]:
         document: dict[str, object] = {
             "index": index, "text": text, "logprobs": self._shaped(index, logprobs),
@@ -89,8 +90,45 @@ class TextWriter:
             document["stop_reason"] = finish.stop_reason
         return document
 
-    def _shaped(self, index: int, logprobs: Logprobs | None) -> object:
+    def _shaped(self, index: int, logprobs: ChoiceLogprobs | None) -> object:
         if logprobs is None:
             return None
         shape = self._shapes.setdefault(index, TextLogprobs(self._model, self._top))
         return shape.shaped(logprobs)
+
+
+class TextLogprobs:
+    """Shapes the log-probabilities of one choice, piece by piece in order.
+
+    `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets are characters of the choice's
+    text. A token that is part of a character is written as `bytes:\\xf0\\x9f`, as OpenAI has it.
+    """
+
+    def __init__(self, model: Model, top: int) -> None:
+        self._model = model
+        self._top = top
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def shaped(self, logprobs: ChoiceLogprobs) -> object:
+        """The value of the field for these tokens."""
+        offsets = []
+        for token in logprobs.tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(self._model.tokenizer.token_bytes(token)))
+        tops = [
+            {self._text(id_): max(logprob, LOWEST) for id_, logprob in reversed(entry.top[: self._top])}
+            for entry in logprobs.entries
+        ]
+        return {
+            "tokens": [self._text(token) for token in logprobs.tokens],
+            "token_logprobs": [max(entry.logprob, LOWEST) for entry in logprobs.entries],
+            "top_logprobs": tops if self._top else None,
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        text = self._model.token_text(token)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._model.tokenizer.token_bytes(token))

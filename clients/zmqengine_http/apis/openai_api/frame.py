@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zmqengine_http.answers.usage import Usage
-from zmqengine_http.serving.errors import ApiError
-from zmqengine_http.serving.openai_error_shape import openai_error
+from zmqengine_http.answers.answer_events import Usage
+from zmqengine_http.serving.errors import ApiError, openai_error
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "zmqengine"
@@ -18,8 +17,8 @@ FINGERPRINT = "zmqengine"
 class Frame:
     """The parts of one answer that are the same in every event, encoded once; and the body of a whole answer.
 
-    `kind` is the object's name in a stream, `whole_kind` otherwise. With `include_usage` every event has a usage, null
-    but for the last.
+    `kind` is the object's name in a stream, `whole_kind` otherwise. With `include_usage` every event has a
+    usage, null but for the last.
     """
 
     def __init__(self, id_: str, kind: str, whole_kind: str, model: str, *, include_usage: bool) -> None:
@@ -75,3 +74,7 @@ def usage_document(usage: Usage) -> dict[str, object]:
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **drafts},
     }
+
+
+LOWEST = -9999.0
+"""Stands for minus infinity, as in OpenAI's API."""

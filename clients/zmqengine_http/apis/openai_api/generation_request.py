@@ -5,17 +5,86 @@ Bounds here are OpenAI's where it states one and the worker's elsewhere.
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+import json
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from msgspec import Meta, Struct, field
+import msgspec
+from msgspec import NODEFAULT, Meta, Struct, field
 
-from zmqengine.protocol.messages import CacheScope, Constraint, DeadlineMs, MaxTokens, Priority, StopTokenIds
-from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, SamplingOptions
-from zmqengine_http.apis.openai_api.guided import Choices, StructuredOutputs, Text
-from zmqengine_http.apis.openai_api.sampling_fields import SamplingFields, sampling_given
-from zmqengine_http.generating.generation_options import GenerationOptions
+from zmqengine.protocol.messages import (
+    CONSTRAINT_CHARS_MAX,
+    CacheScope,
+    Constraint,
+    DeadlineMs,
+    MaxTokens,
+    Priority,
+    StopTokenIds,
+)
+from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, Sampling, SamplingOptions
+from zmqengine_http.generating.generation import GenerationOptions
 from zmqengine_http.serving.body import ignored, refused
 from zmqengine_http.serving.errors import bad_field
+
+if TYPE_CHECKING:
+
+    class SamplingFields(Struct, frozen=True, kw_only=True):
+        """Every field of `Sampling`, with its bounds and its default."""
+
+else:
+
+    def _default(field: msgspec.structs.FieldInfo) -> Any:
+        if field.default is not NODEFAULT:
+            return field.default
+        return msgspec.field(default_factory=field.default_factory)
+
+    SamplingFields = msgspec.defstruct(
+        "SamplingFields",
+        [(field.name, field.type, _default(field)) for field in msgspec.structs.fields(Sampling)],
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def sampling_given(fields: SamplingFields) -> dict[str, Any]:
+    """The parameters by name, without those that are None: they were left open."""
+    return {
+        name: value for name in Sampling.__struct_fields__ if (value := getattr(fields, name)) is not None
+    }
+
+
+Text = Annotated[str, Meta(min_length=1, max_length=CONSTRAINT_CHARS_MAX)]
+Choices = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1, max_length=1024)
+]
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of these."""
+
+    json: dict[str, object] | Text | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+    def constraint(self, param: str) -> Constraint | None:
+        """As the worker takes it, or None if nothing is asked for. Raises a 400 for more than one."""
+        asked = [
+            Constraint("json_schema", _schema_text(self.json)) if self.json is not None else None,
+            Constraint("regex", self.regex) if self.regex is not None else None,
+            Constraint("choice", choices=self.choice) if self.choice is not None else None,
+            Constraint("lark", self.grammar) if self.grammar is not None else None,
+            Constraint("json") if self.json_object else None,
+        ]
+        found = [each for each in asked if each is not None]
+        if len(found) > 1:
+            raise bad_field(param, "ask for one of json, regex, choice, grammar and json_object")
+        return found[0] if found else None
+
+
+def _schema_text(schema: dict[str, object] | str) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+
 
 STOP_MAX = 16
 N_MAX = 128
@@ -34,7 +103,8 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both ways to generate have in common: the parameters of `Sampling`, four of them in OpenAI's form."""
+    """What both ways to generate have in common: the parameters of `Sampling`, four of them in OpenAI's
+    form."""
 
     model: str | None = None
     max_tokens: MaxTokens | None = None

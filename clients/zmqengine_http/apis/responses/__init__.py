@@ -6,20 +6,17 @@ import secrets
 
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.errors import ZmqEngineError
+from zmqengine_http.answers.respond import EVENT_STREAM
 from zmqengine_http.apis.responses.conversation import InputItems, skipped_facts
-from zmqengine_http.apis.responses.failure import tells_by_event
-from zmqengine_http.apis.responses.item_memory import ItemMemory
+from zmqengine_http.apis.responses.items import ItemMemory
 from zmqengine_http.apis.responses.request import RESPONSES_BODY, ResponsesRequest
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
-from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter
-from zmqengine_http.endpoint import post
+from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter, tells_by_event
+from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.chat import Chat, answer_chat
-from zmqengine_http.generating.generation import Generation
-from zmqengine_http.generating.generation_options import GenerationOptions
-from zmqengine_http.service import Service
+from zmqengine_http.generating.generation import Generation, GenerationOptions
 from zmqengine_http.serving.errors import ApiError, from_engine
 from zmqengine_http.serving.exchange import Exchange
-from zmqengine_http.serving.sse import EVENT_STREAM
 
 PACKED = "reasoning.encrypted_content"
 _ITEMS = ItemMemory()
@@ -83,7 +80,8 @@ def _forget(document: dict[str, object]) -> None:
 
 
 def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
-    """What a response says of its request. The client's own instructions and tools are not sent back to it."""
+    """What a response says of its request. The client's own instructions and tools are not sent back to
+    it."""
     reasoning = request.reasoning
     return {
         "model": model,

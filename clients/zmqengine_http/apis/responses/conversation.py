@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zmqengine_http.apis.responses import reasoning
-from zmqengine_http.apis.responses.item_memory import ItemMemory
-from zmqengine_http.apis.responses.request import Item, Part, ResponsesRequest
+from zmqengine_http.apis.responses.items import ItemMemory, unpack
+from zmqengine_http.apis.responses.request import Item, ResponsesPart, ResponsesRequest
 from zmqengine_http.apis.responses.tools import flat_name
 from zmqengine_http.serving.errors import ApiError, bad_field
 
@@ -79,7 +78,7 @@ class InputItems:
             raise bad_field(f"{where}.role", "one of user, assistant, system and developer")
 
     def _reasoning(self, item: Item, where: str) -> None:
-        text = reasoning.unpack(item.encrypted_content or "")
+        text = unpack(item.encrypted_content or "")
         if text is None:
             text = _text(item.content, f"{where}.content") or _text(item.summary, f"{where}.summary")
         if self._turn is not None and (self._turn["content"] or "tool_calls" in self._turn):
@@ -119,13 +118,13 @@ def _text(content: object, where: str, separator: str = "") -> str:
     if content is None or isinstance(content, str):
         return content or ""
     try:
-        parts = msgspec.convert(content, list[Part])
+        parts = msgspec.convert(content, list[ResponsesPart])
     except msgspec.ValidationError:
         raise bad_field(where, "a text or a list of parts") from None
     return separator.join(_part_text(part, f"{where}[{place}]") for place, part in enumerate(parts))
 
 
-def _part_text(part: Part, where: str) -> str:
+def _part_text(part: ResponsesPart, where: str) -> str:
     if part.type in _TEXT_PARTS:
         return part.text or ""
     if part.type == "refusal":

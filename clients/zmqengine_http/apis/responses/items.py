@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import secrets
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
-from zmqengine_http.apis.responses.reasoning import pack
+from zmqengine_http.apis.responses.request import Item
 from zmqengine_http.apis.responses.tools import ToolName
 
 
@@ -36,7 +41,8 @@ class MessageItem:
 
 
 class ReasoningItem:
-    """Reasoning, as a summary or as it is; `packed` adds it as `encrypted_content`, for clients to send back."""
+    """Reasoning, as a summary or as it is; `packed` adds it as `encrypted_content`, for clients to send
+    back."""
 
     kind = "reasoning"
 
@@ -99,3 +105,49 @@ class CallItem:
 
 
 OutputItem = MessageItem | ReasoningItem | CallItem
+
+
+BYTES_MAX = 32 * 1024 * 1024
+
+
+class ItemMemory:
+    """Items by their ids, which nobody can guess; the oldest go first. For one thread."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._items: OrderedDict[str, bytes] = OrderedDict()
+
+    def remember(self, document: Mapping[str, object]) -> None:
+        """Keep an item of a response that is being sent."""
+        data = msgspec.json.encode(document)
+        self._items[str(document["id"])] = data
+        self._bytes += len(data)
+        while self._bytes > self._bytes_max:
+            self._bytes -= len(self._items.popitem(last=False)[1])
+
+    def find(self, id_: str) -> Item | None:
+        """The item of this id, as a client would have sent it."""
+        data = self._items.get(id_)
+        return None if data is None else msgspec.json.decode(data, type=Item)
+
+
+_MARK = "zmqr1."
+_CHARS_MAX = 1024 * 1024
+
+
+def pack(reasoning: str) -> str:
+    """The text as one word of ASCII."""
+    return _MARK + base64.urlsafe_b64encode(zlib.compress(reasoning.encode("utf-8", "replace"), 1)).decode()
+
+
+def unpack(packed: str) -> str | None:
+    """The text, or None for what was not made by `pack`."""
+    if not packed.startswith(_MARK):
+        return None
+    inflate = zlib.decompressobj()
+    try:
+        data = inflate.decompress(base64.b64decode(packed[len(_MARK) :], b"-_", validate=True), _CHARS_MAX)
+    except (binascii.Error, zlib.error, ValueError):
+        return None
+    return data.decode("utf-8", "ignore")

@@ -1,7 +1,8 @@
 """The body of POST /v1/responses.
 
-Items and tools are read loosely: Codex adds types with every release, and an item of another server's tools has
-nothing to say to this model. Source: https://platform.openai.com/docs/api-reference/responses/create and codex-rs.
+Items and tools are read loosely: Codex adds types with every release, and an item of another server's tools
+has nothing to say to this model. Source: https://platform.openai.com/docs/api-reference/responses/create and
+codex-rs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from zmqengine_http.apis.openai_api.generation_request import Temperature, TopP
 from zmqengine_http.serving.body import Body, ignored, refused
 
 
-class Part(Struct, frozen=True):
+class ResponsesPart(Struct, frozen=True):
     """A part of a message's or an output's content, of any type."""
 
     type: str = ""
@@ -22,7 +23,8 @@ class Part(Struct, frozen=True):
 
 
 class Item(Struct, frozen=True):
-    """An item of the input, of any type: only the fields of its type are set. Without a type it is a message."""
+    """An item of the input, of any type: only the fields of its type are set. Without a type it is a
+    message."""
 
     type: str = "message"
     role: str | None = None
@@ -38,8 +40,9 @@ class Item(Struct, frozen=True):
     encrypted_content: str | None = None
 
 
-class Tool(Struct, frozen=True):
-    """A function, a freeform tool (`custom`), a namespace of functions, or what only OpenAI's servers have."""
+class ResponsesTool(Struct, frozen=True):
+    """A function, a freeform tool (`custom`), a namespace of functions, or what only OpenAI's servers
+    have."""
 
     type: str = "function"
     name: str | None = None
@@ -71,7 +74,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     model: str | None = None
     input: str | list[Item] = field(default_factory=list)
     instructions: str | None = None
-    tools: list[Tool] = field(default_factory=list)
+    tools: list[ResponsesTool] = field(default_factory=list)
     tool_choice: str | dict[str, object] = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None

@@ -1,7 +1,7 @@
 """The tools of a Responses request: flattened for the chat template, and given back as they were named.
 
-Functions stay. A namespace (Codex groups the tools of MCP servers so) becomes functions with its name before theirs.
-A freeform tool becomes a function that takes one text. What runs on OpenAI's servers is left out.
+Functions stay. A namespace (Codex groups the tools of MCP servers so) becomes functions with its name before
+theirs. A freeform tool becomes a function that takes one text. What runs on OpenAI's servers is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from zmqengine_http.apis.responses.request import Tool
+from zmqengine_http.apis.responses.request import ResponsesTool
 from zmqengine_http.serving.errors import ApiError, bad_field
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -34,7 +34,7 @@ class ToolName(NamedTuple):
 class ToolBook:
     """The tools of one request: `plain` for the template, `find` for the way back, `skipped` by type."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[ResponsesTool]) -> None:
         self.plain: list[dict[str, object]] = []
         self.skipped: list[str] = []
         self._names: dict[str, ToolName] = {}
@@ -50,11 +50,11 @@ class ToolBook:
         kept = {flat for flat, tool in self._names.items() if tool.name in names or flat in names}
         self.plain = [tool for tool in self.plain if _flat_of(tool) in kept]
 
-    def _add(self, tool: Tool, where: str, namespace: str | None) -> None:
+    def _add(self, tool: ResponsesTool, where: str, namespace: str | None) -> None:
         if tool.type == "namespace" and tool.name and namespace is None:
             for place, inner in enumerate(tool.tools or []):
                 try:
-                    converted = msgspec.convert(inner, Tool)
+                    converted = msgspec.convert(inner, ResponsesTool)
                 except msgspec.ValidationError as error:
                     raise bad_field(f"{where}.tools[{place}]", str(error).partition(" - at")[0]) from None
                 self._add(converted, f"{where}.tools[{place}]", tool.name)
@@ -69,7 +69,12 @@ class ToolBook:
             self.skipped.append(tool.type)
 
     def _offer(
-        self, tool: Tool, where: str, name: ToolName, description: str | None, parameters: dict[str, object]
+        self,
+        tool: ResponsesTool,
+        where: str,
+        name: ToolName,
+        description: str | None,
+        parameters: dict[str, object],
     ) -> None:
         flat = flat_name(name.name, name.namespace)
         if not _NAME.fullmatch(flat):
@@ -92,7 +97,8 @@ def flat_name(name: str, namespace: str | None) -> str:
 
 
 def tool_choice(choice: str | dict[str, object], book: ToolBook) -> str | dict[str, object]:
-    """The choice as chat completions have it; `allowed_tools` narrows the book. Raises a 400 for other shapes."""
+    """The choice as chat completions have it; `allowed_tools` narrows the book. Raises a 400 for other
+    shapes."""
     if isinstance(choice, str):
         return choice
     kind = choice.get("type")
@@ -117,7 +123,7 @@ def tool_choice(choice: str | dict[str, object], book: ToolBook) -> str | dict[s
     )
 
 
-def _freeform_description(tool: Tool) -> str:
+def _freeform_description(tool: ResponsesTool) -> str:
     text = tool.description or ""
     definition = tool.format.get("definition") if isinstance(tool.format, dict) else None
     if isinstance(definition, str) and definition:

@@ -10,17 +10,17 @@ import msgspec
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
+    ChoiceLogprobs,
     Finish,
-    Logprobs,
     Start,
     Text,
+    Usage,
     WholeChoice,
 )
-from zmqengine_http.answers.usage import Usage
-from zmqengine_http.apis.responses.failure import failure
 from zmqengine_http.apis.responses.items import CallItem, MessageItem, OutputItem, ReasoningItem
 from zmqengine_http.apis.responses.tools import ToolBook
 from zmqengine_http.serving.errors import ApiError
+from zmqengine_http.serving.exchange import Exchange
 
 _encode = msgspec.json.encode
 
@@ -35,8 +35,8 @@ class ReasoningShape(msgspec.Struct, frozen=True):
 class ResponsesWriter:
     """Writes the one choice of a Responses request; an `AnswerWriter`.
 
-    `head` holds what a response says of its request. Items follow each other; each is closed before the next begins,
-    and given to `keep`.
+    `head` holds what a response says of its request. Items follow each other; each is closed before the next
+    begins, and given to `keep`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ResponsesWriter:
     def opening(self, index: int, start: Start) -> bytes:
         return b"" if self._started else self._start()
 
-    def text(self, index: int, text: Text, logprobs: Logprobs | None) -> bytes:
+    def text(self, index: int, text: Text, logprobs: ChoiceLogprobs | None) -> bytes:
         opened = b""
         kind = "message" if text.kind == "content" else "reasoning"
         if self._item is None or self._item.kind != kind:
@@ -75,7 +75,7 @@ class ResponsesWriter:
         self._item.texts.append(text.text)
         return opened + self._delta(text.text)
 
-    def call_started(self, index: int, call: CallStarted, logprobs: Logprobs | None) -> bytes:
+    def call_started(self, index: int, call: CallStarted, logprobs: ChoiceLogprobs | None) -> bytes:
         item = CallItem(call.id, self._book.find(call.name))
         opened = self._open(item)
         if not item.custom:
@@ -85,13 +85,14 @@ class ResponsesWriter:
     def call_arguments(self, index: int, piece: CallArguments) -> bytes:
         assert isinstance(self._item, CallItem)
         self._item.texts.append(piece.text)
-        # The input of a freeform tool is a string within the JSON that the model writes: known when that is whole.
+        # The input of a freeform tool is a string within the JSON that the model writes: known when that is
+        # whole.
         return b"" if self._item.custom else self._delta(piece.text)
 
     def call_ended(self, index: int, place: int) -> bytes:
         return self._close("completed")
 
-    def closing(self, index: int, finish: Finish, logprobs: Logprobs | None) -> bytes:
+    def closing(self, index: int, finish: Finish, logprobs: ChoiceLogprobs | None) -> bytes:
         self._finish = finish
         return self._close("incomplete" if finish.reason == "length" else "completed")
 
@@ -235,3 +236,29 @@ def _usage(usage: Usage) -> dict[str, object]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
     }
+
+
+_CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded", 529: "server_is_overloaded"}
+
+
+def failure(error: ApiError) -> dict[str, object]:
+    """`code` and `message`; where waiting helps, the message says for how long, in the words that Codex
+    reads."""
+    code = error.code if error.code == "context_length_exceeded" else _CODES.get(error.status)
+    if code is None:
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+    message = error.message
+    if error.retry_after_ms is not None:
+        message = f"{message.rstrip('.')}. Please try again in {error.retry_after_ms / 1000:g}s."
+    return {"code": code, "message": message}
+
+
+def tells_by_event(exchange: Exchange, error: ApiError) -> bool:
+    """Whether a refusal of a stream is better told as its one event than by a status.
+
+    Codex, which says `originator`, acts on the codes of a response that failed: it makes its conversation
+    shorter, or waits and tries again. Of a 400 it shows the text, and a 429 it does not try again. Other
+    clients want the status.
+    """
+    known = error.code == "context_length_exceeded" or error.status in _CODES
+    return known and exchange.header(b"originator") is not None

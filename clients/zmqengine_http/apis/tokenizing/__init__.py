@@ -1,24 +1,23 @@
-"""POST /tokenize and POST /detokenize: token ids of texts and chats, and back."""
+"""POST /tokenize and POST /detokenize: texts and chats to token ids, and token ids to text."""
 
 from __future__ import annotations
 
-from zmqengine_http.apis.chat_completions.conversation import to_conversation
+from zmqengine_http.apis.chat_completions.request import chat_template_messages, chat_template_tools
 from zmqengine_http.apis.tokenizing.request import (
     DETOKENIZE_BODY,
     TOKENIZE_BODY,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from zmqengine_http.endpoint import post
-from zmqengine_http.generating.generation_options import check_ids
+from zmqengine_http.endpoint import Service, post
+from zmqengine_http.generating.generation import check_ids
 from zmqengine_http.prompt.prompts import encode_chat, encode_text
-from zmqengine_http.service import Service
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 
 
 async def tokenize(service: Service, exchange: Exchange, request: TokenizeRequest) -> None:
-    """The token ids of a text or a chat."""
+    """Respond with the token ids of a text or a chat."""
     model = service.pool.model(request.model)
     tokens = await service.tokenizing.run(
         exchange.id, exchange.body_bytes, lambda: _tokenize(model, request), len
@@ -32,7 +31,7 @@ async def tokenize(service: Service, exchange: Exchange, request: TokenizeReques
 
 
 async def detokenize(service: Service, exchange: Exchange, request: DetokenizeRequest) -> None:
-    """The text of token ids."""
+    """Respond with the text of token ids."""
     model = service.pool.model(request.model)
     check_ids("tokens", request.tokens, model)
     text = await service.tokenizing.run(
@@ -46,8 +45,8 @@ async def detokenize(service: Service, exchange: Exchange, request: DetokenizeRe
 
 def _tokenize(model: Model, request: TokenizeRequest) -> list[int]:
     if request.messages is not None:
-        conversation = to_conversation(request.messages, request.tools, request.chat_template_kwargs)
-        return encode_chat(model, conversation).tokens
+        messages, tools = chat_template_messages(request.messages), chat_template_tools(request.tools)
+        return encode_chat(model, messages, tools, request.chat_template_kwargs).tokens
     return encode_text(model, request.prompt or "", add_special_tokens=request.add_special_tokens)
 
 

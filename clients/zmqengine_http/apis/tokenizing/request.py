@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from zmqengine.sampling_params import TokenId
-from zmqengine_http.apis.chat_completions.messages import ChatMessage, ToolDefinition
+from zmqengine_http.apis.chat_completions.request import ChatMessage, ToolDefinition
 from zmqengine_http.serving.body import Body, without_nulls
 from zmqengine_http.serving.errors import bad_field
 

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from zmqengine_http.call_grammars.frames import Calls, frame
-from zmqengine_http.call_grammars.harmony import channel_answer, channel_call, channel_start
-from zmqengine_http.call_grammars.lark import Function, Rules
+from zmqengine_http.call_grammars.frames import OfferedCalls, frame
+from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.serving.errors import bad_field
-from zmqengine_http.tool_calls import Format, Markers
+from zmqengine_http.tool_calls import CallFormat, Markers
 
 
-class Wanted(NamedTuple):
+class AnswerForms(NamedTuple):
     """What an answer may be. Without `text` and `schema` it is a call; `several`: or more of them.
 
     `reasoned`: the template has opened the reasoning, and the grammar begins behind it.
     """
 
-    functions: Sequence[Function] = ()
+    functions: Sequence[OfferedFunction] = ()
     several: bool = True
     text: bool = False
     schema: Mapping[str, object] | None = None
     reasoned: bool = False
 
 
-def answer_grammar(rules: Rules, markers: Markers, template: str, wanted: Wanted) -> str:
+def answer_grammar(rules: GrammarRules, markers: Markers, template: str, wanted: AnswerForms) -> str:
     """The grammar of an answer. Raises a 400 where the model's format of calls has none."""
     if markers.harmony:
         return rules.grammar(_harmony(rules, wanted))
@@ -34,7 +33,7 @@ def answer_grammar(rules: Rules, markers: Markers, template: str, wanted: Wanted
         assert wanted.schema is not None
         return rules.grammar(line + _json(rules, wanted.schema))
     calls = markers.calls
-    inside = frame(rules, Calls(calls, wanted.functions, wanted.several, template)) if calls else None
+    inside = frame(rules, OfferedCalls(calls, wanted.functions, wanted.several, template)) if calls else None
     if calls is None or inside is None:
         raise cannot_force(calls.name if calls else "")
     inside = rules.rule(inside)
@@ -56,7 +55,7 @@ def cannot_force(name: str) -> Exception:
     )
 
 
-def _text_then_calls(rules: Rules, calls: Format, inside: str) -> str:
+def _text_then_calls(rules: GrammarRules, calls: CallFormat, inside: str) -> str:
     start = calls.start
     free = rules.without([start])
     if calls.bare:
@@ -68,7 +67,7 @@ def _text_then_calls(rules: Rules, calls: Format, inside: str) -> str:
     return f"({free} | {rules.up_to(start)} {inside})?"
 
 
-def _thought(rules: Rules, markers: Markers, wanted: Wanted) -> str:
+def _thought(rules: GrammarRules, markers: Markers, wanted: AnswerForms) -> str:
     """Reasoning that the model itself begins."""
     if not markers.think_start or wanted.reasoned:
         return ""
@@ -77,11 +76,11 @@ def _thought(rules: Rules, markers: Markers, wanted: Wanted) -> str:
     return f"({rules.marker(markers.think_start)} {rules.up_to(markers.think_end)})? "
 
 
-def _json(rules: Rules, schema: Mapping[str, object]) -> str:
+def _json(rules: GrammarRules, schema: Mapping[str, object]) -> str:
     return rules.rule(rules.json(schema, {}))
 
 
-def _harmony(rules: Rules, wanted: Wanted) -> str:
+def _harmony(rules: GrammarRules, wanted: AnswerForms) -> str:
     ways = []
     if wanted.functions:
         ways.append(channel_call(rules, wanted.functions))
@@ -90,3 +89,34 @@ def _harmony(rules: Rules, wanted: Wanted) -> str:
     elif wanted.text:
         ways.append(channel_answer(rules, rules.without(["<|end|>", "<|return|>", "<|call|>"])))
     return f"{channel_start(rules)} ({' | '.join(ways)})"
+
+
+def channel_call(rules: GrammarRules, functions: Sequence[OfferedFunction]) -> str:
+    """A message to one of the functions."""
+    constrain, message = rules.marker("<|constrain|>"), rules.marker("<|message|>")
+    end = "" if rules.is_end("<|call|>") else f" {rules.marker('<|call|>')}"
+    calls = alternation(
+        f"{rules.text(f'commentary to=functions.{function.name} ')} {constrain} {rules.text('json')} {message} "
+        f"{rules.arguments(function)}{end}"
+        for function in functions
+    )
+    return rules.rule(f"{rules.marker('<|channel|>')} {calls}")
+
+
+def channel_answer(rules: GrammarRules, content: str) -> str:
+    """The answer itself."""
+    end = "" if rules.is_end("<|return|>") else f" {rules.marker('<|return|>')}"
+    return rules.rule(
+        f"{rules.marker('<|channel|>')} {rules.text('final')} {rules.marker('<|message|>')} {content}{end}"
+    )
+
+
+def channel_start(rules: GrammarRules) -> str:
+    """What may come before either: messages of reasoning, and what the user is told meanwhile."""
+    text = rules.without(["<|end|>", "<|start|>", "<|channel|>", "<|message|>"])
+    kinds = alternation(map(rules.text, ("analysis", "commentary")))
+    one = rules.rule(
+        f"{rules.marker('<|channel|>')} {kinds} {rules.marker('<|message|>')} {text} {rules.marker('<|end|>')} "
+        f"{rules.marker('<|start|>')} {rules.text('assistant')}"
+    )
+    return f"{one}*"

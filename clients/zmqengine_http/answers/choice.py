@@ -1,4 +1,4 @@
-"""The choices of an answer while they are generated: tokens in, events and logprobs out."""
+"""One choice while it is generated: tokens in, events and logprobs out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.chunks import TokenChunk
+from zmqengine_client.text.stop_strings import StopStrings
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.answers.answer_events import (
     AnswerEvent,
     CallArguments,
@@ -18,36 +20,75 @@ from zmqengine_http.answers.answer_events import (
     Finish,
     Start,
     Text,
+    Usage,
 )
-from zmqengine_http.answers.answer_text import AnswerText
-from zmqengine_http.answers.usage import Usage
 from zmqengine_http.tool_calls import Delta, TextSplitter
 
 PORTION_TOKENS = 64
-"""What is turned into events at once, some 1 ms with many logprobs."""
+"""Tokens turned into events without a yield to the event loop: about 1 ms with many logprobs."""
 
 
 class Piece(NamedTuple):
-    """What one wake-up brought: events in order, and the tokens they came from."""
+    """The events of one wake-up, in order, and the tokens they came from."""
 
     events: list[AnswerEvent]
     tokens: list[int]
     logprobs: list[TokenLogprob] | None
 
 
-class Answer:
-    """A choice. Iterate over `pieces` to its end; then `finish` and `add_usage` say how it went. While it is `ending`
-    the rest comes without waiting.
+class ChoiceText:
+    """Detokenizes one choice up to its end token or its first stop string; `push` tokens, then `finish`.
 
-    `splitter` finds reasoning and tool calls; None where there are none to find. `first_call_only` ends the answer
-    after one call. What comes out, and what is counted, does not depend on how the tokens were cut into chunks.
+    After `stopped` no further text belongs to the choice. `end_token_ids` end the output and have no text.
+    `show_special` keeps special tokens in the text, which the client library's text stream never does: many
+    models mark reasoning and tool calls with them.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], end_token_ids: frozenset[int], *, show_special: bool
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=not show_special)
+        self._stops = StopStrings(stops)
+        self.has_stops = bool(stops)
+        self._end_token_ids = end_token_ids
+        self.stop_token_ids = end_token_ids - tokenizer.eos_token_ids
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._stops.match is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found, or None."""
+        return self._stops.match
+
+    def visible(self, tokens: list[int]) -> list[int]:
+        """The tokens without a trailing end token."""
+        return tokens[:-1] if tokens and tokens[-1] in self._end_token_ids else tokens
+
+    def push(self, tokens: list[int]) -> str:
+        """The text that these tokens complete; text that may begin a stop string is held back."""
+        return self._stops.push(self._detokenizer.push(self.visible(tokens)))
+
+    def finish(self) -> str:
+        """The text held back until the end."""
+        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+
+
+class ChoiceStream:
+    """One choice of a response. Iterate over `pieces` to the end; then `finish` and `add_usage` are valid.
+
+    `ending` is True while the last pieces come without a further wait. `splitter` finds reasoning and tool
+    calls; None if the text is all content. `first_call_only` ends the choice after one tool call. Events and
+    counts do not depend on how the tokens were cut into chunks.
     """
 
     def __init__(
         self,
         index: int,
         stream: AsyncTokenStream,
-        text: AnswerText,
+        text: ChoiceText,
         *,
         prompt_tokens: int,
         with_logprobs: bool = False,
@@ -70,17 +111,18 @@ class Answer:
 
     @property
     def start(self) -> Start:
-        """What is known of the prompt by now."""
+        """The prompt counts known so far."""
         progress = self._stream.progress
         return Start(self._prompt_tokens, progress.cached if progress else 0)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The answer as it comes. Raises an error of `zmqengine_client.errors` if it fails."""
+        """The choice as it is generated. Raises an error of `zmqengine_client.errors` if the request
+        fails."""
         may_end_early = self._splitter is not None or self._text.has_stops
         take = self._take_one_by_one if may_end_early else self._take_all
         async for chunk in self._stream:
             if not may_end_early and len(chunk.tokens) <= PORTION_TOKENS:
-                # The usual chunk, on its short way.
+                # The fast path of nearly every chunk.
                 self.ending = self._stream.ended
                 yield take(chunk)
                 continue
@@ -91,7 +133,7 @@ class Answer:
                 if self._complete:
                     break
                 if portion is not chunk:
-                    # What had piled up behind a slow client must not stop all others.
+                    # A backlog behind a slow client must not stall every other stream.
                     await asyncio.sleep(0)
             if self._complete:
                 self._stream.close()
@@ -105,16 +147,16 @@ class Answer:
         if cut and self._calls_ended == self._calls and self._calls:
             return "tool_calls"
         if cut:
-            # A call that was cut short is told as far as it came, and that it was.
+            # An incomplete call was streamed as far as it came; the finish reason says that it was cut.
             return "length"
         return "tool_calls" if self._calls else "stop"
 
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort the request if it still runs."""
         self._stream.close()
 
     def add_usage(self, usage: Usage, *, prompt: bool) -> None:
-        """Add the tokens of this choice, and of its prompt if that is not counted yet."""
+        """Add this choice's tokens to `usage`, and with `prompt` those of its prompt."""
         usage.completion += self._tokens
         usage.reasoning += self._reasoning_tokens
         result = self._stream.result
@@ -127,7 +169,7 @@ class Answer:
             usage.cached += result.cached_tokens
 
     def _stop_token(self) -> int | None:
-        """The one of the request's own end tokens that ended it."""
+        """The request's own stop token that ended the choice, or None."""
         if self._text.stopped or self._calls:
             return None
         last = self._stream.result.tokens[-1:]
@@ -144,7 +186,7 @@ class Answer:
         return Piece([Text("content", text)] if text else [], visible, logprobs)
 
     def _take_one_by_one(self, chunk: TokenChunk) -> Piece:
-        """As many tokens of the chunk as belong to the answer: it may end at any of them."""
+        """The tokens of the chunk that belong to the choice, which may end at any of them."""
         events: list[AnswerEvent] = []
         used = 0
         for token in chunk.tokens:
@@ -157,7 +199,7 @@ class Answer:
                 break
         self._tokens += used
         visible = self._text.visible(chunk.tokens[:used])
-        return Piece(_joined(events), visible, chunk.logprobs and chunk.logprobs[: len(visible)])
+        return Piece(_merge_texts(events), visible, chunk.logprobs and chunk.logprobs[: len(visible)])
 
     def _split(self, text: str, *, last: bool = False) -> list[Delta]:
         if self._splitter is None:
@@ -188,22 +230,16 @@ class Answer:
         return events
 
 
-class Choices(NamedTuple):
-    """The answers of one request, `each` of them to one prompt, in the order of their index."""
-
-    answers: list[Answer]
-    each: int
-
-    def usage(self) -> Usage:
-        """The tokens of all answers, once they have ended."""
-        usage = Usage()
-        for answer in self.answers:
-            answer.add_usage(usage, prompt=answer.index % self.each == 0)
-        return usage
+def total_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
+    """The usage of finished choices in index order, `per_prompt` of them to each prompt."""
+    usage = Usage()
+    for choice in choices:
+        choice.add_usage(usage, prompt=choice.index % per_prompt == 0)
+    return usage
 
 
 def _portions(chunk: TokenChunk) -> Sequence[TokenChunk]:
-    """The chunk in parts, none longer than a bound; itself, as it nearly always is."""
+    """The chunk in portions of at most `PORTION_TOKENS`; nearly always the chunk itself."""
     if len(chunk.tokens) <= PORTION_TOKENS:
         return (chunk,)
     parts = (slice(start, start + PORTION_TOKENS) for start in range(0, len(chunk.tokens), PORTION_TOKENS))
@@ -217,13 +253,13 @@ def _portions(chunk: TokenChunk) -> Sequence[TokenChunk]:
     ]
 
 
-def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
-    """Neighbouring texts of one kind as one."""
-    joined: list[AnswerEvent] = []
+def _merge_texts(events: list[AnswerEvent]) -> list[AnswerEvent]:
+    """The events with adjacent texts of one kind merged."""
+    merged: list[AnswerEvent] = []
     for event in events:
-        last = joined[-1] if joined else None
+        last = merged[-1] if merged else None
         if isinstance(event, Text) and isinstance(last, Text) and last.kind == event.kind:
-            joined[-1] = Text(event.kind, last.text + event.text)
+            merged[-1] = Text(event.kind, last.text + event.text)
         else:
-            joined.append(event)
-    return joined
+            merged.append(event)
+    return merged
