@@ -239,35 +239,6 @@ def test_what_cannot_be_enforced_is_refused_by_name(pico: Pico, kind: Kind, text
         pico.grammar(kind, text)
 
 
-HOSTILE = {
-    "deep schema": ("json_schema", '{"items":' * 200 + "{}" + "}" * 200),
-    "catastrophic regex": ("regex", "((a|aa)*)*b"),
-    "counting regex": ("regex", "((a|b)*a(a|b){60}){20}c"),
-    "many properties": (
-        "json_schema",
-        json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}),
-    ),
-    "recursion": ("json_schema", '{"$ref": "#"}'),
-    "left recursion": ("lark", "start: start start | start"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_constraint_is_refused_or_ends_its_own_row(pico: Pico, name: str) -> None:
-    """Whatever it does, the row beside it is what it would have been."""
-    free = run_all(pico.engine(), [pico.row(9, None, max_tokens=40)]).ids(9)
-    kind, text = HOSTILE[name]
-    try:
-        grammar = pico.grammar(kind, text)  # type: ignore[arg-type]
-    except BadRequest:
-        return
-    engine = pico.engine()
-    engine.insert([pico.row(9, None, max_tokens=40), pico.row(0, grammar, max_tokens=40, sampling=HOT)])
-    run = finish(engine)
-    assert run.ids(9) == free
-    assert {failure.row for failure in run.failures} <= {0}
-
-
 def test_tokens_that_break_the_constraint_are_told(pico: Pico) -> None:
     """Output of another constraint cannot be continued under this one."""
     grammar = pico.grammar("regex", "[0-9]+")

@@ -1,4 +1,12 @@
-"""From what a request asks for to a grammar that rows can follow."""
+"""Compiles a request's constraint to a grammar that a row can follow.
+
+Bounds. A constraint is a program by a stranger that runs between two steps, and every stream waits for those. Three
+limits of llguidance hold in each of its operations: items of its Earley parser, fuel of its lexer, states of its lexer.
+One kind of work escapes them: bytes without an alternative, a million of them for `(a{1000}){1000}`, are computed to
+their end before a token is chosen. `no_forcing` in the main grammar turns that off in all grammars that it refers to,
+and `RowMatcher.forced` finds such runs itself, a few tokens at a time.
+Lexer states only grow, and copies of a matcher share them: so a grammar is compiled for one request and ends with it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +16,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from zmqengine.engine.grammar.matcher import RowMatcher
+from zmqengine.engine.grammar.matcher import RowMatcher, reason_of
+from zmqengine.engine.grammar.satisfiable import check_satisfiable
 from zmqengine.engine.grammar.schema import enforceable
 from zmqengine.errors import BadRequest
 
@@ -20,23 +30,33 @@ Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n {0,16}|\n\t{0,8})?"}
 _SPACE_OPTIONS = {"whitespace_pattern", "whitespace_flexible"}
 _JSON_OBJECT = {"type": "object"}
-# What may hide a `%json` that is none: texts, expressions and comments.
-_LARK_LEXEME = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*|%json\s*')
+# Lexemes of Lark that may contain `%json` without being one: strings, expressions, comments. An unclosed string ends
+# with its line: a scanner that gave up at the quote would read the rest again from the next one.
+_LARK_LEXEME = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?|(?://|#)[^\n]*|%json\s*+')
+# The largest mask of an ambiguous grammar takes 3 ms at 500 items, 12 ms at 2,000 and 930 ms at 50,000 (2 cores):
+# twenty such rows in one step stay below 100 ms at 500. JSON schemas are not ambiguous, but need an item for each
+# alternative: 500 for 500 objects, 2,000 for 500 optional members.
+_ITEMS_MAX: dict[Kind, int] = {"lark": 500}
+_ITEMS_MAX_OF_OTHERS = 2_000
+_SCHEMAS_MAX = 256
+"""Schemas in one `lark` grammar, one for each tool of a request; 5,000 empty ones take seconds to compile."""
+_MAIN = '%llguidance {"no_forcing": true}\n'
 
 
 class Grammar:
-    """A constraint, compiled. Any number of rows may follow it at the same time.
+    """The compiled constraint of one request; a row that is preempted and resumed starts it again.
 
-    It begins at once, or when the output has had the tokens of `after` in a row: see `compile_grammar`.
+    It begins at once, or after the tokens of `after` in a row: see `compile_grammar`.
     """
 
-    def __init__(self, template: LLMatcher, after: Sequence[int] = ()) -> None:
+    def __init__(self, tokens: LLTokenizer, template: LLMatcher, after: Sequence[int] = ()) -> None:
+        self._tokens = tokens
         self._template = template
         self._after = tuple(after)
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
-        """A matcher for a row that has made `emitted` so far. Raises `ConstraintBroken` if it cannot follow that."""
-        return RowMatcher(self._template.deep_copy(), self._after, emitted)
+        """A matcher for a row that has made `emitted` so far. Raises `ConstraintBroken` if it cannot follow those."""
+        return RowMatcher(self._tokens, self._template.deep_copy(), self._after, emitted)
 
 
 def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
@@ -54,44 +74,65 @@ def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequenc
 def compile_grammar(
     tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()
 ) -> Grammar:
-    """The grammar of a constraint, in bounded time; the interpreter's lock is not held meanwhile.
+    """The grammar of a constraint and its first mask, in bounded time and mostly without the interpreter's lock.
 
     It begins after the text of `after`, whatever tokens that is written with. Special tokens have no text: with one
     among them it begins after these very tokens in a row. Until then no end token can come.
 
-    Raises `BadRequest` that says what is wrong with it, or what of it cannot be enforced.
+    Raises `BadRequest` for a constraint that is malformed, cannot be enforced, is too complex, or matches nothing.
     """
-    grammar, marker = _grammar_text(kind, text, choices), _text_of(tokens, after)
+    answer, marker = _grammar_of(kind, text, choices), _text_of(tokens, after)
+    matcher = _compiled(tokens, kind, answer, "start: @answer")
+    _check_first_mask(tokens, kind, matcher.deep_copy())
     if marker:
-        grammar = _beginning_after(marker, kind, grammar)
-    matcher = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
+        free = f"before[suffix={json.dumps(marker, ensure_ascii=False)}]: /(?s:.*)/"
+        matcher = _compiled(tokens, kind, answer, f"start: before @answer\n{free}")
+    return Grammar(tokens, matcher, () if marker else after)
+
+
+def _compiled(tokens: LLTokenizer, kind: Kind, answer: dict[str, Any], start: str) -> LLMatcher:
+    main = {"name": "main", "lark_grammar": _MAIN + start}
+    grammars = json.dumps({"grammars": [main, {**answer, "name": "answer"}]})
+    # A string of 2,000 characters under a pattern makes some 6,000 states, nearly all of them in masks, which try every
+    # token.
+    limits = LLParserLimits(
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=_ITEMS_MAX.get(kind, _ITEMS_MAX_OF_OTHERS),
+        max_lexer_states=50_000,
+    )
+    matcher = LLMatcher(tokens, grammars, log_level=0, limits=limits)
     if matcher.is_error():
         raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
-    return Grammar(matcher, () if marker else after)
+    return matcher
 
 
-def _limits() -> LLParserLimits:
-    # About 100 ms to compile and 10 ms a token at the worst: a hostile grammar ends its own row.
-    return LLParserLimits(
-        initial_lexer_fuel=2_000_000, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000
-    )
+def _check_first_mask(tokens: LLTokenizer, kind: Kind, matcher: LLMatcher) -> None:
+    """Refuse a grammar that allows no first token, or is too complex to find one."""
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if matcher.is_error() and "NoExtension" not in matcher.get_error():
+        raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
+    allowed = np.unpackbits(mask, bitorder="little")[: tokens.vocab_size]
+    if not matcher.is_accepting() and not set(np.flatnonzero(allowed).tolist()) - set(tokens.eos_tokens):
+        raise BadRequest(f"constraint: the {kind} matches nothing")
 
 
-def _grammar_text(kind: Kind, text: str, choices: Sequence[str]) -> str:
+def _grammar_of(kind: Kind, text: str, choices: Sequence[str]) -> dict[str, Any]:
+    """The constraint as one of llguidance's grammars, by its kind."""
     match kind:
         case "json_schema":
-            return _from_schema(_parsed(text))
+            return {"json_schema": _schema(_parsed(text))}
         case "json":
-            return _from_schema(_JSON_OBJECT)
+            return {"json_schema": _schema(_JSON_OBJECT)}
         case "regex":
-            return str(LLMatcher.grammar_from_regex(text))
+            grammar: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]
+            return grammar
         case "lark":
-            return str(LLMatcher.grammar_from_lark(_with_schemas(text)))
+            return {"lark_grammar": _with_schemas(text)}
         case "choice":
             if not choices:
                 raise BadRequest("constraint: choices is empty")
-            alternatives = " | ".join(json.dumps(choice) for choice in choices)
-            return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+            return {"lark_grammar": f"start: {' | '.join(map(json.dumps, choices))}"}
 
 
 def _text_of(tokens: LLTokenizer, after: Sequence[int]) -> str:
@@ -104,13 +145,6 @@ def _text_of(tokens: LLTokenizer, after: Sequence[int]) -> str:
         return ""
 
 
-def _beginning_after(marker: str, kind: Kind, grammar: str) -> str:
-    """A grammar that begins where free text has come to `marker`; what a token has behind it must fit the grammar."""
-    free = f"start: before @answer\nbefore[suffix={json.dumps(marker, ensure_ascii=False)}]: /(?s:.*)/"
-    answer = {"lark_grammar": grammar} if kind in ("lark", "choice") else json.loads(grammar)["grammars"][0]
-    return json.dumps({"grammars": [{"lark_grammar": free}, {**answer, "name": "answer"}]})
-
-
 def _parsed(text: str) -> object:
     try:
         return msgspec.json.decode(text)
@@ -118,9 +152,11 @@ def _parsed(text: str) -> object:
         raise BadRequest(f"constraint: the schema is not valid JSON: {error}") from None
 
 
-def _from_schema(schema: Any) -> str:
+def _schema(schema: Any) -> dict[str, Any]:
     try:
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(_to_the_letter(schema))))
+        found = _to_the_letter(schema)
+        check_satisfiable(found)
+        return found
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"constraint: {error}") from None
 
@@ -128,14 +164,17 @@ def _from_schema(schema: Any) -> str:
 def _with_schemas(lark: str) -> str:
     """A grammar whose `%json` schemas are taken as those that come alone."""
     pieces: list[str] = []
-    at = 0
+    at = count = 0
     while found := _LARK_LEXEME.search(lark, at):
         pieces.append(lark[at : found.end()])
         at = found.end()
         if found[0].startswith("%json"):
+            count += 1
+            if count > _SCHEMAS_MAX:
+                raise BadRequest(f"constraint: the lark is too complex: more than {_SCHEMAS_MAX} schemas")
             try:
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
-                pieces.append(json.dumps(_to_the_letter(schema)))
+                pieces.append(json.dumps(_schema(schema)))
             except RecursionError:
                 raise BadRequest("constraint: the schema is nested too deep") from None
             except json.JSONDecodeError:
@@ -159,7 +198,7 @@ def _to_the_letter(schema: Any) -> dict[str, Any]:
 
 
 def _reason(kind: Kind, error: str) -> str:
-    line = " ".join(error.split())[:500]
+    line = reason_of(error)
     if "Unimplemented keys" in line:
         keys = line.partition("[")[2].partition("]")[0]
         return f"the schema has keywords that cannot be enforced: {keys}"
@@ -168,4 +207,6 @@ def _reason(kind: Kind, error: str) -> str:
             'the schema has keywords that cannot be enforced: "allOf" of objects that each allow further members '
             '(say "additionalProperties": false in one), or patternProperties of which two match one name'
         )
+    if "Too many items" in line or "too many" in line or "fuel" in line:
+        return f"the {kind} is too complex: {line}"
     return f"the {kind} cannot be compiled: {line}"

@@ -1,4 +1,4 @@
-"""What one row may still say."""
+"""Follows the constraint of one row, token by token."""
 
 from __future__ import annotations
 
@@ -6,70 +6,126 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
+
+FORCED_MAX = 8
+"""Longest run of forced tokens that is looked for: the widest verify block takes no more."""
+
+_SPELLINGS_MAX = 64
+"""Allowed tokens that may all be beginnings of one text; more are a choice."""
+
+
+_CHECKED_TOKENS = 16
+"""Tokens between two masks while emitted tokens are followed: only masks are held to the limit of parser items."""
 
 
 class ConstraintBroken(Exception):
-    """The grammar could not follow the output any further."""
+    """The output left the grammar, or the grammar met a limit; what the row has written is not whole."""
+
+
+def reason_of(error: str) -> str:
+    """llguidance's error in one line, without its dump of the parser's state, which quotes the output."""
+    return " ".join(error.partition("<state>")[0].partition("<backtrace>")[0].split())[:300]
 
 
 class RowMatcher:
-    """Follows the output of one row. The tokens of `after` must come in a row before it begins; empty: at once.
+    """The constraint of one row. It begins after the tokens of `after` in a row; with none, at once.
 
-    Until it begins every token is free but those that end the output.
+    Until it begins every token may come but those that end the output.
     """
 
-    __slots__ = ("_after", "_forced", "_matcher", "_tail", "begun")
+    __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun")
 
-    def __init__(self, matcher: LLMatcher | None, after: tuple[int, ...], emitted: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokens: LLTokenizer | None,
+        matcher: LLMatcher | None,
+        after: tuple[int, ...],
+        emitted: Sequence[int],
+    ) -> None:
+        self._tokens = tokens
         self._matcher = matcher
+        self._forced: list[int] | None = None
         self._after = after
         self._tail: list[int] = []
-        self._forced: list[int] | None = None
         self.begun = not after
-        for token in emitted:
+        for index, token in enumerate(emitted):
             self.consume(token)
+            if self.begun and index % _CHECKED_TOKENS == 0:
+                self.parser.compute_bitmask()
 
     @property
     def parser(self) -> LLMatcher:
-        """For the mask of the next token, once the constraint has begun."""
+        """The parser that makes the mask of the next token, once the constraint has begun."""
         assert self._matcher is not None, "what never begins has no parser"
         return self._matcher
 
     @property
     def is_complete(self) -> bool:
         """Whether the output is whole: nothing can follow."""
-        return self.begun and bool(self.parser.is_stopped())
+        return self.begun and bool(self.parser.is_stopped()) and not self.parser.is_error()
 
     @property
     def forced(self) -> list[int]:
-        """Tokens that spell what must come now; empty where there is a choice."""
+        """Next tokens whose text the grammar leaves no choice about, each the longest; at most FORCED_MAX."""
         if self._forced is None:
-            self._forced = self.parser.compute_ff_tokens() if self.begun and not self.is_complete else []
+            self._forced = self._forced_run() if self.begun and not self.is_complete else []
         return self._forced
 
+    def _forced_run(self) -> list[int]:
+        parser, run = self.parser, list[int]()
+        while len(run) < FORCED_MAX:
+            token = self._only_text(parser.compute_bitmask())
+            if token is None:
+                break
+            parser = parser if run else parser.deep_copy()
+            parser.consume_token(token)
+            run.append(token)
+        return run
+
+    def _only_text(self, mask: bytes) -> int | None:
+        """The token that all others of a mask are beginnings of; None if they differ, or one of them has no text."""
+        bits = int.from_bytes(mask, "little")
+        if bits.bit_count() > _SPELLINGS_MAX:
+            return None
+        assert self._tokens is not None
+        longest, text, seen = None, b"", list[bytes]()
+        while bits:
+            token = (bits & -bits).bit_length() - 1
+            bits &= bits - 1
+            spelling = bytes(self._tokens.decode_bytes([token]))
+            if self._tokens.is_special_token(token) or not spelling:
+                return None
+            seen.append(spelling)
+            if len(spelling) > len(text):
+                longest, text = token, spelling
+        return longest if all(map(text.startswith, seen)) else None
+
     def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, one after the other, may come now; 0 until the constraint has begun."""
+        """Number of leading `tokens` that may come next; 0 until the constraint has begun."""
         return int(self.parser.validate_tokens(list(tokens))) if self.begun else 0
 
     def consume(self, token: int) -> None:
-        """One more token of the output. Raises `ConstraintBroken` if the grammar cannot have it."""
+        """Follow one more token of the output. Raises `ConstraintBroken` if the grammar cannot."""
         self._forced = None
         if not self.begun:
             self._tail = [*self._tail, token][-len(self._after) :]
             self.begun = tuple(self._tail) == self._after
-        elif not self.parser.consume_token(token):
+            return
+        follows = self.parser.consume_token(token)
+        # A parser in error allows and takes an end token: without this the row would end as if it were whole.
+        if self.parser.is_error() or not follows:
             raise ConstraintBroken(self.error or f"token {token} does not follow the constraint")
 
     @property
     def error(self) -> str:
-        """What went wrong in the parser, in one line; empty if nothing did."""
-        return "" if self._matcher is None else " ".join(self._matcher.get_error().split())[:500]
+        """The parser's error in one line; empty without one."""
+        return "" if self._matcher is None else reason_of(self._matcher.get_error())
 
 
 class NeverBegins:
-    """In place of a grammar: no parser, and every token is free but those that end the output."""
+    """A constraint that never begins: every token may come but those that end the output."""
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
-        """For a row that has made `emitted` so far."""
-        return RowMatcher(None, (-1,), emitted)
+        """A matcher for a row that has made `emitted` so far."""
+        return RowMatcher(None, None, (-1,), emitted)

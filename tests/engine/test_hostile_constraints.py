@@ -1,0 +1,211 @@
+"""A hostile constraint is refused, or costs each step a bounded time and its own row an honest end."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.constrained import HOT, Pico
+from tests.support.drafts import by_worth
+from tests.support.engines import finish
+from tests.support.hostile_constraints import HOSTILE, LARK
+from zmqengine.engine.grammar.grammar import Grammar
+from zmqengine.engine.grammar.matcher import ConstraintBroken
+from zmqengine.engine.speculation.forced_runs import ForcedRuns
+from zmqengine.errors import BadRequest
+
+STEP_S_MAX = 0.05
+"""Processor time of one operation of one row between two steps."""
+COMPILE_S_MAX = 2.0
+"""Processor time of compiling, on a thread beside the actor."""
+LOCKED_S_MAX = 0.15
+"""Longest time for which a compilation keeps the interpreter's lock, in processor time."""
+TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def pico() -> Pico:
+    return Pico()
+
+
+def compiled(pico: Pico, name: str) -> Grammar | None:
+    kind, text, choices = HOSTILE[name]
+    try:
+        return pico.grammar(kind, text, choices)
+    except BadRequest as error:
+        refused = str(error)
+    assert "<state>" not in refused
+    assert len(refused) < 500
+    return None
+
+
+def test_the_corpus_is_large() -> None:
+    """Every kind of constraint, and more than a handful of each."""
+    assert len(HOSTILE) >= 70
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_operation_takes_long(pico: Pico, name: str) -> None:
+    """Compiling, masks, forced tokens and following the output, on random walks that prefer to go on."""
+    begun_s = time.thread_time()
+    grammar = compiled(pico, name)
+    assert time.thread_time() - begun_s < COMPILE_S_MAX
+    if grammar is None:
+        return
+    chance, worst_s = random.Random(name), 0.0
+    for _ in range(2):
+        row = grammar.start([])
+        for _ in range(TOKENS):
+            begun_s = time.thread_time()
+            mask = row.parser.compute_bitmask()
+            forced = row.forced
+            worst_s = max(worst_s, time.thread_time() - begun_s)
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            allowed = [int(id_) for id_ in np.flatnonzero(bits) if id_ not in pico.eos]
+            begun_s = time.thread_time()
+            try:
+                row.consume(forced[0] if forced else chance.choice(allowed or pico.eos))
+            except ConstraintBroken:
+                assert "<state>" not in row.error
+                break
+            worst_s = max(worst_s, time.thread_time() - begun_s)
+            if row.is_complete:
+                break
+    assert worst_s < STEP_S_MAX
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name.startswith(("lark", "deep"))])
+def test_compiling_does_not_keep_the_lock(pico: Pico, name: str) -> None:
+    """The actor runs in the same process: it waits for whatever holds the interpreter's lock."""
+    gaps, done = [0.0], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            process_s = time.process_time()
+            time.sleep(0.001)
+            gaps.append(time.process_time() - process_s)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    compiled(pico, name)
+    done.set()
+    ticker.join()
+    assert max(gaps) < LOCKED_S_MAX + 0.1
+
+
+@pytest.mark.parametrize("drafting", [False, True], ids=["plain", "drafting"])
+def test_neighbours_of_hostile_rows_are_as_if_alone(pico: Pico, drafting: bool) -> None:
+    """All of the corpus in batches beside a free row; every row ends, and `stop` is said of whole outputs alone."""
+    free = finish_one(pico, drafting)
+    grammars = [(name, grammar) for name in HOSTILE if (grammar := compiled(pico, name)) is not None]
+    assert len(grammars) > 20
+    for start in range(0, len(grammars), 20):
+        engine = pico.engine(speculation=by_worth(ForcedRuns()) if drafting else None, rows_max=32)
+        group = grammars[start : start + 20]
+        rows = [
+            pico.row(place, grammar, max_tokens=40, sampling=HOT) for place, (_, grammar) in enumerate(group)
+        ]
+        assert engine.insert([pico.row(99, None, max_tokens=40), *rows]) == []
+        run = finish(engine)
+        assert run.ids(99) == free
+        failed = {failure.row for failure in run.failures}
+        for place, (name, grammar) in enumerate(group):
+            if place in failed:
+                continue
+            assert run.finish(place) in ("stop", "length"), name
+            if run.finish(place) == "stop":
+                # The end token has been followed: an output that says `stop` is accepted from its beginning to there.
+                grammar.start(run.ids(place))
+
+
+def finish_one(pico: Pico, drafting: bool) -> list[int]:
+    engine = pico.engine(speculation=by_worth(ForcedRuns()) if drafting else None)
+    engine.insert([pico.row(99, None, max_tokens=40)])
+    return finish(engine).ids(99)
+
+
+@pytest.mark.parametrize(
+    ("schema", "runs"),
+    [
+        ({"type": "string", "pattern": "(dog|cat|boy|girl) .{0,60}(home|happy)", "maxLength": 2000}, 8),
+        ({"type": "string", "pattern": "(the|fox).{10,40}(dog|home)"}, 40),
+    ],
+)
+def test_a_constraint_that_is_used_often_does_not_wear_out(pico: Pico, schema: object, runs: int) -> None:
+    """Every request starts with a fresh lexer; none ends early because of those before it."""
+    text = json.dumps(schema)
+    chance = random.Random(1)
+    for _ in range(runs):
+        row = pico.grammar("json_schema", text).start([])
+        made: list[int] = []
+        while not row.is_complete and len(made) < 400:
+            bits = np.unpackbits(np.frombuffer(row.parser.compute_bitmask(), np.uint8), bitorder="little")
+            made.append(chance.choice(np.flatnonzero(bits).tolist()))
+            row.consume(made[-1])
+        assert made
+        if row.is_complete:
+            assert re.search(str(schema["pattern"]), json.loads(pico.text.decode(made)))  # type: ignore[index]
+
+
+def test_a_row_whose_parser_meets_a_limit_ends_with_an_error(pico: Pico) -> None:
+    """And not with `stop`, though a parser in error allows an end token and takes it."""
+    grammar = pico.grammar("lark", LARK[0])
+    a, *_ = pico.text.encode("a").ids
+    with pytest.raises(ConstraintBroken, match="items"):
+        grammar.start([a] * 2000)
+    row = grammar.start([a] * 20)
+    while not row.parser.is_error():
+        row.parser.compute_bitmask()
+        row.parser.consume_token(a)
+    assert not row.is_complete
+    with pytest.raises(ConstraintBroken):
+        row.consume(pico.eos[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "regex [^\\s\\S]",
+        "regex a[^\\s\\S]",
+        "lark start: start start | start",
+        "schema root in a circle",
+        "schema circle",
+        "schema circle of alternatives",
+        "schema endless list",
+        "schema impossible member",
+    ],
+)
+def test_a_constraint_that_nothing_satisfies_is_refused(pico: Pico, name: str) -> None:
+    """References in a circle, and classes without a character: at once, and again when it is asked again."""
+    for _ in range(2):
+        assert compiled(pico, name) is None
+
+
+def test_memory_does_not_grow_with_the_constraints_that_were_used(pico: Pico) -> None:
+    """Of a request that has ended nothing is kept."""
+
+    def once() -> int:
+        for name in (
+            "schema long pattern",
+            "regex (dog|cat).{10,400}(home|happy)",
+            "regex ((ab){300}c{300}){300}",
+        ):
+            grammar = compiled(pico, name)
+            assert grammar is not None
+            row = grammar.start([])
+            for _ in range(60):
+                bits = np.unpackbits(np.frombuffer(row.parser.compute_bitmask(), np.uint8), bitorder="little")
+                row.consume(int(np.flatnonzero(bits)[0]))
+                if row.is_complete:
+                    break
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    first = [once() for _ in range(5)][-1]
+    assert [once() for _ in range(20)][-1] - first < 64 << 10

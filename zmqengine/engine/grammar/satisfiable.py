@@ -1,0 +1,102 @@
+"""Refuses JSON schemas that no finite text satisfies: references in a circle, members that must hold themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NODES_MAX = 200_000
+"""Schema nodes visited before a schema counts as too complex; about 100 ms."""
+
+
+def check_satisfiable(schema: dict[str, Any]) -> None:
+    """Raises ValueError if every text of `schema` would be infinite, or if that takes too long to find out.
+
+    The finite references are the least fixed point: one is finite once its target is, given those found so far.
+    """
+    search = _Search(schema)
+    targets = {ref: search.resolve(ref) for ref in _references(schema)}
+    found = True
+    while found:
+        new = {
+            ref for ref, target in targets.items() if ref not in search.finite and search.is_finite(target)
+        }
+        search.finite |= new
+        found = bool(new)
+    if not search.is_finite(schema):
+        raise ValueError("the schema matches nothing: a reference leads back to itself before any value ends")
+
+
+class _Search:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.finite: set[str] = set()
+        self._root = root
+        self._nodes = 0
+
+    def resolve(self, ref: str) -> Any:
+        """The schema that a local reference names; `True` for any other, which the compiler refuses or accepts."""
+        node: Any = self._root
+        for part in ref.removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict):
+                node = node.get(name, True)
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
+            else:
+                return True
+        return node
+
+    def is_finite(self, schema: Any) -> bool:
+        """Whether some finite value satisfies `schema`, as far as references found finite so far show."""
+        self._nodes += 1
+        if self._nodes > _NODES_MAX:
+            raise ValueError("the schema is too complex: too many references to each other")
+        if not isinstance(schema, dict):
+            return schema is not False
+        ref = schema.get("$ref")
+        if isinstance(ref, str) and ref.startswith("#") and ref not in self.finite:
+            return False
+        if "const" in schema or "enum" in schema:
+            return True
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list) and not any(map(self.is_finite, schema[keyword])):
+                return False
+        if isinstance(schema.get("allOf"), list) and not all(map(self.is_finite, schema["allOf"])):
+            return False
+        match schema.get("type"):
+            case "object":
+                return self._members_are_finite(schema)
+            case "array":
+                return self._items_are_finite(schema)
+            case _:
+                return True
+
+    def _members_are_finite(self, schema: dict[str, Any]) -> bool:
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return True
+        return all(self.is_finite(properties.get(name, True)) for name in required if isinstance(name, str))
+
+    def _items_are_finite(self, schema: dict[str, Any]) -> bool:
+        least = schema.get("minItems", 0)
+        if not isinstance(least, int) or least < 1:
+            return True
+        first = schema.get("prefixItems")
+        needed = first[:least] if isinstance(first, list) else []
+        rest = [schema.get("items", True)] if least > len(needed) else []
+        return all(self.is_finite(item) for item in [*needed, *rest])
+
+
+def _references(schema: Any) -> set[str]:
+    """Local references anywhere in a schema."""
+    found: set[str] = set()
+    nodes = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            ref = node.get("$ref")
+            if isinstance(ref, str) and ref.startswith("#"):
+                found.add(ref)
+            nodes.extend(node.values())
+        elif isinstance(node, list):
+            nodes.extend(node)
+    return found
