@@ -1,4 +1,4 @@
-"""docs/request.md walks one request through the files: a real one goes the same way."""
+"""docs/request.md walks one request through the files, docs/worker.md names its decisions: the code agrees."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ SECTIONS = [
 ]
 """The steps of each part of the way, which goes on one thread."""
 STEPS = [step for _, steps in SECTIONS for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "method"),
+    re.findall(r"`([a-z_/]+\.py)`: `(\w+)\.(\w+)`", (ROOT / "docs/worker.md").read_text()),
+)
+def test_the_decisions_of_the_scheduler_stand_where_the_page_says(name: str, owner: str, method: str) -> None:
+    """docs/worker.md names the file and the method of each."""
+    text = (ROOT / "zmqengine/worker" / name).read_text()
+    assert f"class {owner}:" in text
+    assert f"    def {method}(" in text
 
 
 def test_the_files_of_the_walk_exist() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LONG_PROMPT_TOKENS = 8_192
 """From this length on, packing and hashing a prompt takes about as long as the rest of a pass."""
 THREADS = 2
+"""Of the pool, so that a prompt that is read from disk does not hold up a grammar."""
 
 Preparation = Callable[[], Prepared]
 """Runs on a thread. Raises `ZmqEngineError` to refuse its request."""

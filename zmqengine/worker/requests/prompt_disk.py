@@ -29,6 +29,7 @@ SAVING_SHARE = 0.003
 """Share of the steps' time for copying while rows are stepped. What the writing thread and the system then do with it
 takes several times as long: with 0.02, rows that decode on two cores lost 12 % of their speed."""
 _CREDIT_S_MAX = 0.05
+"""Bound on the seconds that one pass copies while rows are stepped."""
 _FAILED = "a prompt could not be restored from disk"
 
 

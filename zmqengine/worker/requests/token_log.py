@@ -9,11 +9,11 @@ from zmqengine.engine.interface import TokenLogprobs
 from zmqengine.protocol.messages import TokenLogprob
 
 LOGPROB_MIN = -9999.0
-_TOKEN_BYTES = 4
-_LOGPROB_BYTES = 120
-_TOP_BYTES = 130
-_WIRE_TOKEN_BYTES = 5
-_WIRE_LOGPROB_BYTES = 15
+"""Stands for minus infinity, as in OpenAI's API."""
+# Estimated bytes in memory: of a token, of its log-probability, and of each of the top tokens beside it.
+_TOKEN_BYTES, _LOGPROB_BYTES, _TOP_BYTES = 4, 120, 130
+# The same on the wire in msgpack: an int of 32 bits with its tag; an array of an int, a float of 64 bits and its tag.
+_WIRE_TOKEN_BYTES, _WIRE_LOGPROB_BYTES = 5, 15
 
 
 class TokenLog:

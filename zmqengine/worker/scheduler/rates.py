@@ -16,7 +16,10 @@ PREFILL_COST_BOUNDS = (1 / 256, 4.0)
 RETRY_BOUNDS_MS = (100, 60_000)
 RETRY_UNKNOWN_MS = 1_000
 DEADLINE_MARGIN = 1.5
-"""A request is refused only if its estimate exceeds the time it has by this factor: estimates are rough."""
+"""A request is refused only if its estimate exceeds the time it has by this factor: a test holds estimates to be within
+it of what requests take."""
+_KEEP = 0.98
+"""Decay of prompt and output lengths with each request: about the last 50 count."""
 
 
 class Estimate(NamedTuple):
@@ -107,16 +110,14 @@ class ServiceRates:
 
     def note_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Record how much of a prompt came from the prefix cache."""
-        keep = 0.98
-        self._prompts = self._prompts * keep + prompt_tokens
-        self._cached = self._cached * keep + cached_tokens
+        self._prompts = self._prompts * _KEEP + prompt_tokens
+        self._cached = self._cached * _KEEP + cached_tokens
 
     def note_end(self, output_tokens: int) -> None:
         """Record the end, for any reason, of a request that had a row."""
         self._endings.note(1.0, 0.0)
-        keep = 0.98
-        self._outputs = self._outputs * keep + output_tokens
-        self._outputs_count = self._outputs_count * keep + 1
+        self._outputs = self._outputs * _KEEP + output_tokens
+        self._outputs_count = self._outputs_count * _KEEP + 1
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

@@ -1,18 +1,18 @@
 """The scheduler: decides which request runs next, which waits and which is preempted.
 
 A request is *waiting* (phase `queued` before its first row, `parked` after it lost one), *running* (it has a row of the
-engine), or not the scheduler's concern (`preparing`, `ended`). `schedule` runs before every engine step:
+engine), or no concern of the scheduler (`preparing`, `ended`). `schedule` runs before every engine step:
 
-1. Grow. A row that nears the end of its KV cache reservation gets a larger one. If memory is short, the row last in the
-   order of service is preempted until the reservation fits; that may be the growing row itself.
+1. Grow. A row that nears the end of its KV cache reservation gets a larger one. While memory is short, the youngest row
+   of the worst class is preempted; that may be the growing row itself.
 2. Remove the rows of requests that ended.
 3. Admit. `policy.ServiceOrder` names the first waiting request; nothing overtakes it, or a large request would starve.
    It starts if there is a row, memory for its tokens and `growth_tokens` more, and memory for the next growth of every
    running row. Otherwise the policy may let it preempt rows, and if that does not make room either, admission stops.
 
-A preempted request waits under its original arrival and resumes with the same tokens. Preemption ends: no request may
-hold more memory than fits alone, and the oldest row of the best class is never preempted for memory while another row
-runs, so it finishes, and then the next one does. Preemption for another request ends by rules 5 and 6 of the policy.
+A preempted request keeps its arrival in the order of service and resumes with the same tokens. Preemption ends: no
+request may hold more memory than fits alone, and the oldest row of the best class is never preempted for memory while
+another row runs, so it finishes, and then the next one. Preemption for another request ends by the policy's rules 5, 6.
 
 After a failed engine step `recovery` decides who is admitted, one suspect at a time, until every row is back.
 """
@@ -84,7 +84,7 @@ class Scheduler:
             return f"turn: {self.order.reason(request.ticket, now_s)}"
         return "row" if len(self.running) >= self._engine.rows_max else "memory"
 
-    # --- refusals: may a new request wait at all? ---
+    # --- admission control: may a new request wait at all? ---
 
     def allowed_tokens(self, prompt: Sequence[int], max_tokens: int | None) -> int:
         """Prompt and output tokens that a request may hold; without `max_tokens`, as many as fit in memory alone.
