@@ -204,7 +204,7 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str) -> None:
-    """Rows join while others run, where the model can batch, and every model reuses prefixes of other rows and turns."""
+    """Rows join while others run, where the model can batch; every model reuses prefixes of other rows and turns."""
     model = build_model(ARCHITECTURES[name])
     wanted = [greedy(model, prompt) for prompt in _ROWS]
     engine = make_engine(model)
