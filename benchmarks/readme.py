@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from zmqengine.bench.reports.report import Report, errors_of, failures_of, load
+from zmqengine.bench.reports.report import BenchReport, errors_of, failures_of, load
 from zmqengine.bench.reports.tables import machine_line, markdown, model_line, ratio_line, tables_of
 from zmqengine.bench.targets.target import TargetError
 
@@ -100,7 +100,7 @@ def section(results: Path) -> str:
     return "\n".join([*lines, END])
 
 
-def _head(reports: Sequence[Report], results: Path) -> Iterator[str]:
+def _head(reports: Sequence[BenchReport], results: Path) -> Iterator[str]:
     yield f"Measured with `python -m benchmarks.suite --out {results.name}`, targets in turn, round by round, on:"
     yield ""
     yield from dict.fromkeys(f"- {report.started_at[:10]}, {machine_line(report)}" for report in reports)
@@ -110,7 +110,7 @@ def _head(reports: Sequence[Report], results: Path) -> Iterator[str]:
     yield ""
 
 
-def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
+def _chapter(chapter: Chapter, report: BenchReport, picture: str) -> Iterator[str]:
     yield f"### {chapter.heading}"
     yield ""
     yield f"{_sentence(model_line(report))} Ratios are to {report.base}, round by round."
@@ -126,7 +126,7 @@ def _chapter(chapter: Chapter, report: Report, picture: str) -> Iterator[str]:
         yield ""
 
 
-def _tables(chapter: Chapter, report: Report) -> Iterator[str]:
+def _tables(chapter: Chapter, report: BenchReport) -> Iterator[str]:
     for table in tables_of(report):
         if table.title.startswith(chapter.tables):
             yield markdown(table)

@@ -22,7 +22,7 @@ import msgspec
 from zmqengine.bench.arguments import with_settings
 from zmqengine.bench.models.model_facts import model_directory, model_facts
 from zmqengine.bench.reports import machine as this_machine
-from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.cli.commands.bench import finish, out_option, ranges_option, seed_option, show_progress
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.options import EngineOptions
@@ -68,7 +68,7 @@ class _Stretch(msgspec.Struct, frozen=True):
         return Cell(scenario="saving", case=case, target=target, round=number, measures=measures)
 
 
-def saving(plan: SavingPlan, on_progress: Progress) -> Report:
+def saving(plan: SavingPlan, on_progress: Progress) -> BenchReport:
     """Run the rounds. Nothing is left on disk."""
     setting = this_machine.setting()
     model = str(model_directory(plan.model))
@@ -95,7 +95,7 @@ def saving(plan: SavingPlan, on_progress: Progress) -> Report:
                     cells += [found[target].cell(case, target, number) for target in (ALONE, SAVING)]
         finally:
             run.close()
-    return Report(
+    return BenchReport(
         kind="saving",
         model=model_facts(plan.model),
         options={**msgspec.to_builtins(options), "rounds": plan.rounds, "seed": plan.seed},

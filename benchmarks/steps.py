@@ -27,7 +27,7 @@ from mlx.utils import tree_flatten
 from zmqengine.bench.load.measures import Measures
 from zmqengine.bench.models.model_facts import model_facts
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.cli.commands.bench import finish, out_option, ranges_option, show_progress
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest, Sampling
@@ -275,11 +275,11 @@ def steps_cells(result: StepsResult) -> list[Cell]:
     return found
 
 
-def measure_steps(directory: Path, on_progress: Callable[[str], None]) -> Report:
+def measure_steps(directory: Path, on_progress: Callable[[str], None]) -> BenchReport:
     """Open the engine on one model and measure its steps."""
     setting = machine.setting()
     result = measure(str(directory), on_progress)
-    return Report(
+    return BenchReport(
         kind="steps",
         model=model_facts(str(directory)),
         options={},

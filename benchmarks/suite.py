@@ -22,7 +22,7 @@ from zmqengine.bench.models.random_model import make_model
 from zmqengine.bench.options import SMALL, OverheadOptions, ScenarioOptions
 from zmqengine.bench.overhead import OverheadPlan, overhead
 from zmqengine.bench.reports.plot import plot
-from zmqengine.bench.reports.report import Report, save
+from zmqengine.bench.reports.report import BenchReport, save
 from zmqengine.bench.serve import ServePlan, serve
 from zmqengine.bench.servers.started import StartPlan
 from zmqengine.bench.targets.target import TargetError
@@ -91,7 +91,7 @@ def run_suite(
             on_progress(f"{part.name}: done in {time.monotonic() - started_s:.0f} s\n")
 
 
-def run_part(plan: ServePlan | OverheadPlan, on_progress: Progress) -> Report:
+def run_part(plan: ServePlan | OverheadPlan, on_progress: Progress) -> BenchReport:
     """One run."""
     if isinstance(plan, OverheadPlan):
         return stoppable.run(overhead(plan, on_progress))

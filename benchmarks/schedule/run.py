@@ -19,7 +19,7 @@ from benchmarks.schedule.options import ScheduleOptions
 from benchmarks.schedule.replay import Outcome, Replay, Totals
 from zmqengine.bench.load.measures import PERCENTILES, Measures
 from zmqengine.bench.reports import machine as this_machine
-from zmqengine.bench.reports.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, TargetFacts
 from zmqengine.worker.requests.ticket import PriorityClass
 from zmqengine.worker.scheduler.policy import ServiceOrder
 
@@ -46,7 +46,7 @@ class SchedulePlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-def schedule(plan: SchedulePlan, on_progress: Progress) -> Report:
+def schedule(plan: SchedulePlan, on_progress: Progress) -> BenchReport:
     """Replay the same arrivals against each order of service. Raises TargetError for a file that is no trace."""
     setting = this_machine.setting()
     options = plan.options
@@ -66,7 +66,7 @@ def schedule(plan: SchedulePlan, on_progress: Progress) -> Report:
             )
             cells.append(Cell(scenario="calls", case=case, target=label, round=number, measures=measures))
     source = {"trace": plan.trace.name} if plan.trace else {"seed": plan.seed}
-    return Report(
+    return BenchReport(
         kind="schedule",
         model=ModelFacts(name="none: a step costs what the options say"),
         options={**msgspec.to_builtins(options), "rounds": plan.rounds, **source},

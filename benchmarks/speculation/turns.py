@@ -19,7 +19,7 @@ import msgspec
 
 from zmqengine.bench.load.measures import Measures
 from zmqengine.bench.reports import machine as this_machine
-from zmqengine.bench.reports.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, TargetFacts
 from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.speculation.speculation import Speculation
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     outputs: Outputs
 
 
-def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
+def speculation(plan: SpeculationPlan, on_progress: Progress) -> BenchReport:
     """Run each work with as many streams as the options say, off and on in turns."""
     setting = this_machine.setting()
     cells: list[Cell] = []
@@ -77,7 +77,7 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> Report:
             f"in {differing} runs an output differed with drafts: kernels of other widths round differently"
         )
         setting["notes"].append(differ)
-    return Report(
+    return BenchReport(
         kind="speculation",
         model=ModelFacts(name=f"the echo and edit models, and {plan.model} for other work"),
         options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},

@@ -10,14 +10,14 @@ It never imports MLX.
 from zmqengine.protocol.messages import Description, Status, TokenLogprob
 from zmqengine_client import errors
 from zmqengine_client.aio.client import AsyncClient
-from zmqengine_client.aio.group import AsyncGroup, News
+from zmqengine_client.aio.group import AsyncGroup, AsyncNews
 from zmqengine_client.aio.streams import AsyncTextStream, AsyncTokenStream
 from zmqengine_client.core.chunks import Completion, PromptProgress, TextChunk, TokenChunk
 from zmqengine_client.core.options import Options
-from zmqengine_client.core.outbox import ClientEvent, Counters
+from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.keys import CurveKeys, load_keys
 from zmqengine_client.sync.client import Client
-from zmqengine_client.sync.group import Group
+from zmqengine_client.sync.group import Group, News
 from zmqengine_client.sync.streams import TextStream, TokenStream
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -25,12 +25,13 @@ from zmqengine_client.text.tokenizer import Tokenizer
 __all__ = [
     "AsyncClient",
     "AsyncGroup",
+    "AsyncNews",
     "AsyncTextStream",
     "AsyncTokenStream",
     "Client",
+    "ClientCounters",
     "ClientEvent",
     "Completion",
-    "Counters",
     "CurveKeys",
     "Description",
     "Detokenizer",

@@ -1,4 +1,4 @@
-"""CURVE keys of a front-end: who it is, and which worker it talks to."""
+"""CURVE keys of a front-end: its own pair and the worker's public key."""
 
 from __future__ import annotations
 

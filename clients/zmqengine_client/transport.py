@@ -1,4 +1,4 @@
-"""The sockets of one client, whichever half drives them: carries out actions, hands in what arrives."""
+"""The sockets of one client, shared by both halves: carries out actions, passes messages to the session core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqengine_client.core.outbox import (
     OpenOutput,
     Send,
 )
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys
 
 log = logging.getLogger("zmqengine.client")
@@ -51,7 +51,7 @@ _DONTWAIT_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 class Transport:
     """ctl, cmd and out, and a monitor of the first two. Used from one thread at a time.
 
-    `watch` and `unwatch` are told of every socket that the half has to wait on.
+    `watch` and `unwatch` are called for every socket that the half has to poll.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Transport:
         self._open("ctl", zmq.DEALER, address, monitored=True)
 
     def perform(self, actions: list[Action]) -> None:
-        """Carry out what the core asks for, in order."""
+        """Carry out actions of the core, in order."""
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
@@ -86,10 +86,10 @@ class Transport:
                 self._close("cmd")
                 self._close("out")
 
-    def receive(self, session: Session, now: float) -> bool:
-        """Hand in what has arrived; returns whether there may be more."""
+    def receive(self, session: ClientSession, now: float) -> bool:
+        """Pass received messages to the core; returns whether there may be more."""
         received = 0
-        # Replies before output before the news that the connection broke: nothing that arrived is thrown away.
+        # Replies before output before a disconnect: nothing that arrived is thrown away.
         channels: tuple[Channel, ...] = ("ctl", "cmd", "out")
         for channel in channels:
             socket = self._sockets.get(channel)
@@ -107,7 +107,9 @@ class Transport:
             self._close(channel)
         self._context.term()
 
-    def _receive_from(self, socket: zmq.Socket[bytes], channel: Channel, session: Session, now: float) -> int:
+    def _receive_from(
+        self, socket: zmq.Socket[bytes], channel: Channel, session: ClientSession, now: float
+    ) -> int:
         for count in range(ROUND_MESSAGES_MAX):
             if not _is_readable(socket):
                 return count
@@ -115,7 +117,7 @@ class Transport:
         return ROUND_MESSAGES_MAX
 
     def _receive_events(
-        self, monitor: zmq.Socket[bytes], channel: Channel, session: Session, now: float
+        self, monitor: zmq.Socket[bytes], channel: Channel, session: ClientSession, now: float
     ) -> int:
         for count in range(ROUND_MESSAGES_MAX):
             if not _is_readable(monitor):
@@ -192,5 +194,5 @@ class Transport:
 
 
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:
-    # Cheaper than to try and fail: most looks at most sockets find nothing.
+    # Cheaper than a failing recv: most sockets have nothing to read most of the time.
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from zmqengine.bench.reports.report import Cell, ModelFacts, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, TargetFacts
 
 
 def report_of(
@@ -14,9 +14,9 @@ def report_of(
     cases: Sequence[str] = ("8",),
     measure: str = "tokens_per_s",
     random_weights: bool = False,
-) -> Report:
+) -> BenchReport:
     """`figures` are one measure of `users`, by target, round by round."""
-    return Report(
+    return BenchReport(
         kind="serve",
         started_at="2026-01-02T03:04:05+00:00",
         command=["zmqengine", "bench", "serve"],

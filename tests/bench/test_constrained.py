@@ -15,7 +15,7 @@ from zmqengine.bench.constrained import (
     constrained,
 )
 from zmqengine.bench.options import ConstrainedOptions
-from zmqengine.bench.reports.report import Report, Rounds, errors_of
+from zmqengine.bench.reports.report import BenchReport, Rounds, errors_of
 from zmqengine.bench.reports.tables import tables_of
 
 OPTIONS = ConstrainedOptions(
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> BenchReport:
     plan = ConstrainedPlan(shapes=("0.2m",), http=True, options=OPTIONS, rounds=1, seed=3)
     return asyncio.run(constrained(plan, on_progress=lambda text: None))
 
 
-def test_free_and_constrained_rows_do_the_same_work(report: Report) -> None:
+def test_free_and_constrained_rows_do_the_same_work(report: BenchReport) -> None:
     """As many tokens, from the same worker, so that the ratio says what the constraint costs."""
     assert errors_of(report.cells) == []
     for scenario, tokens in (("all rows", 4 * 24), ("half of the rows", 2 * 24)):
@@ -44,7 +44,7 @@ def test_free_and_constrained_rows_do_the_same_work(report: Report) -> None:
         assert figure.ratio is not None
 
 
-def test_first_tokens_and_hostile_neighbours_are_timed(report: Report) -> None:
+def test_first_tokens_and_hostile_neighbours_are_timed(report: BenchReport) -> None:
     """Of a schema that was seen and of new ones; and whatever comes beside it, an honest stream goes on."""
     firsts = [cell for cell in report.cells if cell.scenario == "first token"]
     assert [cell.target for cell in firsts] == [FREE, SEEN, NEW]
@@ -54,7 +54,7 @@ def test_first_tokens_and_hostile_neighbours_are_timed(report: Report) -> None:
     assert all(cell.measures["silence_max_ms"] > 0 for cell in hostile)
 
 
-def test_the_json_mode_of_a_server_is_measured_beside(report: Report) -> None:
+def test_the_json_mode_of_a_server_is_measured_beside(report: BenchReport) -> None:
     """Over HTTP, with the same schema; the tables have a place for everything."""
     over_http = [cell for cell in report.cells if cell.scenario == "JSON mode over HTTP"]
     assert [(cell.case, cell.measures["completed"]) for cell in over_http] == [(FREE, 2), (SEEN, 2)]

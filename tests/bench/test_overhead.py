@@ -8,7 +8,7 @@ import pytest
 
 from zmqengine.bench.options import OverheadOptions
 from zmqengine.bench.overhead import BARE, OverheadPlan, overhead
-from zmqengine.bench.reports.report import Report, Rounds, errors_of
+from zmqengine.bench.reports.report import BenchReport, Rounds, errors_of
 
 OPTIONS = OverheadOptions(
     streams=(1, 4),
@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> BenchReport:
     plan = OverheadPlan(model="pico", options=OPTIONS, rounds=1, seed=3)
     return asyncio.run(overhead(plan, on_progress=lambda text: None))
 
 
-def test_worker_and_bare_generator_make_the_same_tokens_in_turn(report: Report) -> None:
+def test_worker_and_bare_generator_make_the_same_tokens_in_turn(report: BenchReport) -> None:
     """Same prompts, same lengths, round by round; the bare generator is the base of every ratio."""
     assert errors_of(report.cells) == []
     assert report.base == BARE
@@ -55,7 +55,7 @@ def test_worker_and_bare_generator_make_the_same_tokens_in_turn(report: Report) 
     assert figure.ratio is not None
 
 
-def test_the_time_of_a_pass_outside_the_engine_is_told(report: Report) -> None:
+def test_the_time_of_a_pass_outside_the_engine_is_told(report: BenchReport) -> None:
     """And what server and clients cost in processor time."""
     for cell in report.cells:
         if cell.scenario == "overhead" and cell.target == WORKER:
@@ -66,14 +66,14 @@ def test_the_time_of_a_pass_outside_the_engine_is_told(report: Report) -> None:
             assert "front_end_cpu_per_token_us" not in cell.measures
 
 
-def test_a_request_that_arrives_while_three_decode_starts_with_the_next_pass(report: Report) -> None:
+def test_a_request_that_arrives_while_three_decode_starts_with_the_next_pass(report: BenchReport) -> None:
     """smg #1427 B, mlx_lm.server: nobody waits for a batch to end or for a timer."""
     (cell,) = [cell for cell in report.cells if cell.scenario == "admission"]
     # None, where a busy machine has let the others end before.
     assert cell.measures["admission_wait_passes_max"] <= 1
 
 
-def test_an_idle_worker_does_not_spin(report: Report) -> None:
+def test_an_idle_worker_does_not_spin(report: BenchReport) -> None:
     """With a session open. It uses next to nothing; one that spins gets its share of even a busy machine."""
     (cell,) = [cell for cell in report.cells if cell.scenario == "idle"]
     assert 0 <= cell.measures["idle_cpu_percent"] < 15

@@ -8,12 +8,12 @@ from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 
 
-def session(**options: Any) -> Session:
+def session(**options: Any) -> ClientSession:
     """A session core with a fixed secret."""
-    return Session(SessionConfig(address=CTL, name="test", session_secret=b"s" * 32, **options))
+    return ClientSession(SessionConfig(address=CTL, name="test", session_secret=b"s" * 32, **options))
 
 
 def request(name: str = "r1", prompt: list[int] | None = None, **options: Any) -> Request:

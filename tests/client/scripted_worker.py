@@ -42,7 +42,7 @@ from zmqengine.protocol.messages import (
     WorkerState,
 )
 from zmqengine_client.core.outbox import CloseWorkerSockets, OpenCommands, OpenOutput, Send
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 from zmqengine_client.transport import CONTROL_QUEUE_MAX
 
 VOCAB = 500
@@ -308,7 +308,7 @@ class Network:
 
     def __init__(
         self,
-        session: Session,
+        session: ClientSession,
         worker: ScriptedWorker | None,
         *,
         seed: int = 0,

@@ -14,7 +14,7 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import WorkerLost
 from zmqengine.testing import FakeWorker
 from zmqengine_client.core import liveness
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 
 Connect = Callable[..., Any]
 either = pytest.mark.parametrize("connect", ["async"], indirect=True)
@@ -247,14 +247,14 @@ def test_an_idle_client_does_not_spin(
 ) -> None:
     """Neither an idle session nor one whose worker is gone. Turns are counted, as time is others' too."""
     turns = 0
-    advance = Session.advance
+    advance = ClientSession.advance
 
-    def counted(session: Session, now: float) -> None:
+    def counted(session: ClientSession, now: float) -> None:
         nonlocal turns
         turns += 1
         advance(session, now)
 
-    monkeypatch.setattr(Session, "advance", counted)
+    monkeypatch.setattr(ClientSession, "advance", counted)
 
     async def scenario() -> None:
         nonlocal turns

@@ -25,13 +25,13 @@ from zmqengine.bench.models.model_shapes import SHAPES
 from zmqengine.bench.models.random_model import make_model
 from zmqengine.bench.options import ConstrainedOptions
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.servers.started import StartPlan, started
 from zmqengine.bench.targets.records import RequestSpec
 from zmqengine.bench.targets.server_usage import ServerUsage
 from zmqengine.bench.targets.sessions import open_session
-from zmqengine.bench.targets.target import Session, TargetError, TargetSpec
+from zmqengine.bench.targets.target import TargetError, TargetSession, TargetSpec
 from zmqengine.protocol.messages import Constraint
 
 FREE, SEEN, NEW = "free", "constrained", "new schema"
@@ -81,7 +81,7 @@ class ConstrainedPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> Report:
+async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> BenchReport:
     """Make the models, measure one after the other, end everything. Raises TargetError."""
     setting = machine.setting()
     cells: list[Cell] = []
@@ -109,7 +109,7 @@ async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> Report:
                         chat = msgspec.structs.replace(target, api="chat")
                         on_progress(f"{target.label}: round {number + 1} of {plan.rounds}")
                         cells += await json_mode(chat, prompts, plan.options, number)
-        return Report(
+        return BenchReport(
             kind="constrained",
             model=model_facts(str(models[0])),
             options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
@@ -185,12 +185,12 @@ class ConstrainedRunner:
             measures["server_cpu_per_token_us"] = used_s * 1e6 / measures["tokens"]
         return msgspec.structs.replace(cell, measures=measures)
 
-    async def _all(self, session: Session, kind: str) -> Measures:
+    async def _all(self, session: TargetSession, kind: str) -> Measures:
         options = self._options
         requests = [self._request(kind) for _ in range(options.rows * options.requests_per_row)]
         return await self._together(session, requests, options.rows)
 
-    async def _half(self, session: Session, kind: str) -> Measures:
+    async def _half(self, session: TargetSession, kind: str) -> Measures:
         """The free half of the rows, beside others of this kind that never run out."""
         options = self._options
         half = options.rows // 2
@@ -208,14 +208,14 @@ class ConstrainedRunner:
             ended.set()
             await asyncio.gather(*others)
 
-    async def _firsts(self, session: Session, kind: str) -> Measures:
+    async def _firsts(self, session: TargetSession, kind: str) -> Measures:
         """One after another, on a worker that has nothing else to do."""
         requests = [self._request(kind, tokens=2) for _ in range(self._options.firsts)]
         records = [outcome.record(None) for outcome in await closed_loop(session, requests, 1)]
         _must_be_whole([record.error for record in records])
         return spread("ttft", [ttft_ms(record) for record in records])
 
-    async def _beside(self, session: Session, constraint: Constraint) -> Measures:
+    async def _beside(self, session: TargetSession, constraint: Constraint) -> Measures:
         """The longest silence of a free stream while others come with this constraint, one after another."""
         options = self._options
         honest = self._request(FREE, tokens=options.honest_tokens)
@@ -236,7 +236,9 @@ class ConstrainedRunner:
             raise TargetError("the honest stream ended before what came beside it")
         return {"silence_max_ms": silence_ms}
 
-    async def _together(self, session: Session, requests: Sequence[RequestSpec], users: int) -> Measures:
+    async def _together(
+        self, session: TargetSession, requests: Sequence[RequestSpec], users: int
+    ) -> Measures:
         records = [outcome.record(None) for outcome in await closed_loop(session, requests, users)]
         _must_be_whole([record.error for record in records])
         wanted = sum(request.max_tokens for request in requests)

@@ -22,7 +22,7 @@ from zmqengine.bench.models.random_model import make_model
 from zmqengine.bench.options import OverheadOptions, ScenarioOptions
 from zmqengine.bench.overhead import BARE, OverheadRunner, group
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.rounds import Runner
 from zmqengine.bench.scenarios import scenario_named
@@ -61,7 +61,9 @@ def model_directory_of(name: str, models: Path) -> Path:
     return path
 
 
-async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[Report], None]) -> Report:
+async def measure_on_gpu(
+    plan: GpuPlan, on_progress: Progress, keep: Callable[[BenchReport], None]
+) -> BenchReport:
     """Start everything, measure, end everything. Raises TargetError.
 
     `keep` is given the report as far as it has come, after each part: a machine may be lent for a while only.
@@ -72,8 +74,8 @@ async def measure_on_gpu(plan: GpuPlan, on_progress: Progress, keep: Callable[[R
     cells: list[Cell] = []
     described: list[TargetFacts] = []
 
-    def report() -> Report:
-        return Report(
+    def report() -> BenchReport:
+        return BenchReport(
             kind="gpu",
             model=model,
             options={**msgspec.to_builtins(plan), "model": directory.name},

@@ -21,7 +21,7 @@ from zmqengine.bench.load.worker_numbers import WorkerNumbers, figures
 from zmqengine.bench.models.model_facts import model_directory, model_facts
 from zmqengine.bench.options import Case, OverheadOptions
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import Cell, Report, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.servers.bare_generator import BareJob
 from zmqengine.bench.servers.bare_process import BareProcess
@@ -46,7 +46,7 @@ class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
+async def overhead(plan: OverheadPlan, on_progress: Progress) -> BenchReport:
     """Start everything, measure round by round, end everything. Raises TargetError."""
     setting = machine.setting()
     directory = model_directory(plan.model)
@@ -66,7 +66,7 @@ async def overhead(plan: OverheadPlan, on_progress: Progress) -> Report:
                 for label, members in groups.items()
             ]
             generator = TargetFacts(label=BARE, kind="in process", server="mlx-lm", facts={"blas": bare.blas})
-            return Report(
+            return BenchReport(
                 kind="overhead",
                 model=model_facts(plan.model),
                 options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},

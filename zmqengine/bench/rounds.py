@@ -16,7 +16,7 @@ from zmqengine.bench.reports.report import Cell
 from zmqengine.bench.scenarios.context import Context, Scenario
 from zmqengine.bench.targets.server_usage import ServerUsage
 from zmqengine.bench.targets.sessions import open_session
-from zmqengine.bench.targets.target import Session, TargetError, TargetSpec
+from zmqengine.bench.targets.target import TargetError, TargetSession, TargetSpec
 
 Progress = Callable[[str], None]
 WARM_UP_REQUESTS = 4
@@ -81,7 +81,7 @@ class Runner:
 
     async def _cell(self, scenario: Scenario, case: str, targets: Sequence[TargetSpec], number: int) -> Cell:
         cell = Cell(scenario=scenario.name, case=case, target=targets[0].label, round=number)
-        sessions: list[Session] = []
+        sessions: list[TargetSession] = []
         try:
             context = None
             for target in reversed(targets):

@@ -13,7 +13,7 @@ from zmqengine.bench.load.prompts import Vocabulary, prompts_for, vocabulary_of_
 from zmqengine.bench.models.model_facts import model_directory, model_facts
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import Cell, ModelFacts, Report
+from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts
 from zmqengine.bench.reports.target_facts import target_facts, vocabulary_of_worker, with_worker_pid
 from zmqengine.bench.rounds import Runner
 from zmqengine.bench.scenarios import scenario_named
@@ -36,7 +36,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
 
 
-async def serve(plan: ServePlan, on_progress: Progress) -> Report:
+async def serve(plan: ServePlan, on_progress: Progress) -> BenchReport:
     """Start what is to be started, measure, and end it again. Raises TargetError."""
     setting = machine.setting()
     async with AsyncExitStack() as stack:
@@ -55,7 +55,7 @@ async def serve(plan: ServePlan, on_progress: Progress) -> Report:
                 on_progress(f"{name}: left out, it needs two targets")
                 continue
             cells += await runner.run(scenario_named(name), plan.rounds)
-        return Report(
+        return BenchReport(
             kind="serve",
             model=_model(plan, targets),
             options=_options(plan),

@@ -18,7 +18,7 @@ CHAT_TOKENS = (2_048, 8_192, 32_768, 131_072)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelCheckpoint:
     """A model on disk. `quantisation` is empty for a model that is not quantised."""
 
     directory: Path
@@ -42,7 +42,7 @@ class Checkpoint:
         return [*(tokens for tokens in CHAT_TOKENS if tokens < context), context]
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
+def open_checkpoint(directory: Path) -> ModelCheckpoint:
     """Read config.json and the headers of the weights. Raises `CheckpointError`."""
     file = directory / "config.json"
     try:
@@ -53,7 +53,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"cannot read {file}: {error}") from None
-    return Checkpoint(
+    return ModelCheckpoint(
         directory=directory,
         model_type=str(config.get("model_type", "unknown")),
         quantisation=_quantisation(config),

@@ -18,7 +18,7 @@ _RATE_TOKENS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WrittenAnswer:
     """What was written, and how fast it came. `interrupted` means that Ctrl-C stopped it."""
 
     text: str
@@ -44,7 +44,7 @@ class Answer:
         )
 
 
-def write_answer(stream: TextStream) -> Answer:
+def write_answer(stream: TextStream) -> WrittenAnswer:
     """Write the text to standard output, chunk by chunk. Ctrl-C aborts the request and keeps what is there.
 
     Raises the errors of the stream.
@@ -61,7 +61,7 @@ def write_answer(stream: TextStream) -> Answer:
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
     whole_s = time.monotonic() - started_s
-    return Answer(
+    return WrittenAnswer(
         text="".join(parts),
         completion=stream.result,
         interrupted=interrupt.pressed,

@@ -9,20 +9,20 @@ from typing import Any
 
 import click
 
-from zmqengine.cli.options import Target
+from zmqengine.cli.options import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ConfigError, ZmqEngineError
 from zmqengine_client import Client, ClientEvent
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, CurveKeys, load_keys
 
 
-def connect(target: Target, *, name: str, **more: Any) -> Client:
+def connect(target: WorkerTarget, *, name: str, **more: Any) -> Client:
     """A client that is not connected yet: the first call waits for the worker."""
     return Client(target.address, name=name, keys=keys_of(target), **more)
 
 
 @contextlib.contextmanager
-def ready_client(target: Target, *, name: str) -> Iterator[Client]:
+def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
     """A client of a worker that has its model loaded."""
     with connect(target, name=name, on_event=_tell) as client:
         with ProgressLine(lambda: loading(client)):
@@ -30,7 +30,7 @@ def ready_client(target: Target, *, name: str) -> Iterator[Client]:
         yield client
 
 
-def keys_of(target: Target) -> CurveKeys | None:
+def keys_of(target: WorkerTarget) -> CurveKeys | None:
     """The keys that the options name; None leaves it to the environment. Raises `ConfigError`."""
     if target.client_key is None and target.server_key is None:
         return None

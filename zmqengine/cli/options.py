@@ -33,7 +33,7 @@ _GENERATION: tuple[tuple[str, type, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WorkerTarget:
     """Which worker a command talks to, and the key files to do it with; None is for the environment to say."""
 
     address: str | None = None
@@ -63,7 +63,7 @@ def worker_options_or(*aliases: str) -> Callable[[Callable[..., Result]], Callab
         def with_target(
             *, address: str | None, client_key: str | None, server_key: str | None, **options: Any
         ) -> Result:
-            return command(target=Target(address, client_key, server_key), **options)
+            return command(target=WorkerTarget(address, client_key, server_key), **options)
 
         return with_target
 

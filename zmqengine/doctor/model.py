@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from zmqengine.checkpoint.estimate import Checkpoint, open_checkpoint
+from zmqengine.checkpoint.estimate import ModelCheckpoint, open_checkpoint
 from zmqengine.checkpoint.on_disk import find_model, hub_cache
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.doctor.finding import Finding
@@ -38,7 +38,7 @@ def look_at_model(model: str, limit_bytes: int) -> Iterator[Finding]:
         yield _fits(checkpoint, limit_bytes)
 
 
-def describe(checkpoint: Checkpoint) -> str:
+def describe(checkpoint: ModelCheckpoint) -> str:
     """Type, size and caches on one line."""
     parts = [checkpoint.model_type, f"{_size(checkpoint.weights.total_bytes)} of weights"]
     if checkpoint.quantisation:
@@ -51,7 +51,7 @@ def _size(size: int) -> str:
     return f"{size / 2**30:.1f}G" if size >= 2**30 else f"{size / 2**20:.1f}M"
 
 
-def _fits(checkpoint: Checkpoint, limit_bytes: int) -> Finding:
+def _fits(checkpoint: ModelCheckpoint, limit_bytes: int) -> Finding:
     limit = f"{limit_bytes / 2**30:.1f}G"
     if checkpoint.kv_budget(limit_bytes) <= 0:
         text = f"its weights leave nothing of the {limit} that MLX may hold"

@@ -3,9 +3,9 @@
 client.py            `AsyncClient`
 group.py             many streams read by one task
 streams.py           one stream
-questions.py         questions on ctl
+questions.py         calls on ctl
 model_tokenizer.py   the tokenizer of the model that is served now
-preparation.py       prompts become token ids, off the loop
-waiting.py           how a task waits
+preparation.py       tokenisation of prompts, off the loop
+waiting.py           mailboxes, on which a task waits
 loop_driver.py       sockets and the session on an event loop
 """

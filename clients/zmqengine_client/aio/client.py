@@ -25,15 +25,15 @@ from zmqengine.protocol.messages import (
 from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
-from zmqengine_client.aio.preparation import Preparation
+from zmqengine_client.aio.preparation import AsyncPreparation
 from zmqengine_client.aio.questions import AsyncQuestions, ReplyT
 from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import Options
-from zmqengine_client.core.outbox import ClientEvent, Counters
+from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -81,11 +81,11 @@ class AsyncClient:
             worker_lost_timeout_s=worker_lost_timeout_s,
             resume=resume,
         )
-        self._session = Session(config)
+        self._session = ClientSession(config)
         self._driver = LoopDriver(self._session, keys or keys_from_environment(), on_event)
         self._questions = AsyncQuestions(self._driver)
         self._tokenizer = AsyncModelTokenizer(self._questions, self._session.connection)
-        self._preparation = Preparation(self._tokenizer, self._driver)
+        self._preparation = AsyncPreparation(self._tokenizer, self._driver)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -94,14 +94,14 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Abort what runs, say bye, close the sockets. Idempotent; takes at most two seconds."""
+        """Abort running requests, say bye, close the sockets. Idempotent; takes at most two seconds."""
         self._preparation.cancel()
         await self._driver.close()
 
     # --- the worker ----------------------------------------------------------------------------------------
 
     async def describe(self) -> Description:
-        """Which worker this is, its model and limits, and whether it is ready."""
+        """The worker's identity, model, limits and state."""
         return await self._questions.ask(Describe, Description)
 
     async def status(self) -> Status:
@@ -113,7 +113,7 @@ class AsyncClient:
         return (await self._questions.ask(GetMetrics, Metrics)).text
 
     async def drain(self) -> None:
-        """Have the worker finish what runs and exit. Raises `NotAuthorized` without an operator's key."""
+        """Make the worker finish its running requests and exit. Raises `NotAuthorized` without an operator's key."""
         await self._questions.tell(Drain)
 
     async def end_request(self, session: str, request: str) -> None:
@@ -129,9 +129,9 @@ class AsyncClient:
         return time.perf_counter() - started
 
     async def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        """What SPEC.md has on ctl and no method here: `make` gets the call's number, the answer is of this `kind`.
+        """Send any ctl call of SPEC.md: `make` builds it from its call id; the reply is of this `kind`.
 
-        Raises what the worker refuses it with.
+        Raises the error with which the worker rejects it.
         """
         return await self._questions.ask(make, kind)
 
@@ -147,7 +147,7 @@ class AsyncClient:
         return await self._tokenizer.get()
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ClientCounters:
         """Totals since the client was made."""
         return msgspec.structs.replace(self._session.outbox.counters)
 
@@ -186,7 +186,7 @@ class AsyncClient:
     ) -> AsyncIterator[tuple[AsyncStream[ChunkT], ChunkT | None]]:
         """Chunks of many streams in one task, as they come: `(stream, chunk)`, and `(stream, None)` at its end.
 
-        Raises nothing of the streams: look at `stream.result`. Leaving the loop early aborts none of them.
+        Errors of streams are not raised here: `stream.result` raises them. Leaving the loop early aborts no stream.
         """
         group = AsyncGroup[ChunkT]()
         reading = list(streams)
@@ -195,7 +195,7 @@ class AsyncClient:
         try:
             while len(group):
                 for notifier in await group._ready():
-                    # One at a time: what was taken and not told would be lost when the loop is left.
+                    # One at a time: news taken and not yielded would be lost when the loop is left.
                     news = group._take(notifier)
                     if news is not None and news.chunk is not None:
                         yield news.stream, news.chunk
@@ -221,7 +221,7 @@ class AsyncClient:
         self._driver.abort(request)
 
     def check(self) -> None:
-        """Raise RuntimeError if waiting is no use.
+        """Raise RuntimeError if nothing can arrive any more.
 
         The client is closed, or belongs to another process.
         """

@@ -12,8 +12,8 @@ ChunkT = TypeVar("ChunkT")
 
 
 @dataclass(frozen=True, slots=True)
-class News(Generic[ChunkT]):
-    """What is new of one stream: a chunk, its end, or both."""
+class AsyncNews(Generic[ChunkT]):
+    """News of one stream: a chunk, its end, or both."""
 
     stream: AsyncStream[ChunkT]
     chunk: ChunkT | None
@@ -21,9 +21,9 @@ class News(Generic[ChunkT]):
 
 
 class AsyncGroup(Generic[ChunkT]):
-    """Streams that are read together: one `wait` gives what all of them have got.
+    """Streams that are read together: one `wait` returns the news of all of them.
 
-    A stream that is added here is read nowhere else. It leaves the group with its end or with `discard`; dropping the
+    A stream in a group must not be read elsewhere. It leaves the group with its end or with `discard`; dropping the
     group aborts no stream.
     """
 
@@ -35,23 +35,23 @@ class AsyncGroup(Generic[ChunkT]):
         return len(self._streams)
 
     def add(self, stream: AsyncStream[ChunkT]) -> None:
-        """Read this one too, from what it has already."""
+        """Add a stream, from the chunks it already has."""
         notifier = stream._notifier
         notifier.mailbox = self._mailbox
         self._streams[notifier] = stream
         self._mailbox.put(notifier)
 
     def discard(self, stream: AsyncStream[ChunkT]) -> None:
-        """Read it no more: it can be read by itself again."""
+        """Remove a stream; it can be read by itself again."""
         known = self._streams.pop(stream._notifier, None) is not None
-        # A generator that was left closes late: another group may have the stream by now.
+        # An abandoned generator is closed late: another group may own the stream by now.
         if known and stream._notifier.mailbox is self._mailbox:
             stream._notifier.mailbox = AsyncMailbox()
 
-    async def wait(self) -> list[News[ChunkT]]:
-        """What is new, at least of one stream; waits for it. For one task at a time.
+    async def wait(self) -> list[AsyncNews[ChunkT]]:
+        """News of at least one stream; waits for the first. For one task at a time.
 
-        Raises nothing of the streams: look at `stream.result` of those that ended.
+        Errors of streams are not raised here: `stream.result` of an ended stream raises them.
         """
         while True:
             news = [each for notifier in await self._ready() if (each := self._take(notifier)) is not None]
@@ -59,23 +59,23 @@ class AsyncGroup(Generic[ChunkT]):
                 return news
 
     async def _ready(self) -> list[AsyncNotifier]:
-        """Of which streams there may be news; waits for it."""
+        """Notifiers of streams that may have news; waits for the first."""
         if not self._mailbox.has_news:
             self._check()
         return await self._mailbox.wait()
 
-    def _take(self, notifier: AsyncNotifier) -> News[ChunkT] | None:
-        """The news of one stream, taken from it; None if there are none."""
+    def _take(self, notifier: AsyncNotifier) -> AsyncNews[ChunkT] | None:
+        """The news of one stream, consumed; None if there is none."""
         stream = self._streams.get(notifier)
         if stream is None:
             return None
         chunk = stream._take()
         if stream.ended:
             del self._streams[notifier]
-        return News(stream, chunk, stream.ended) if chunk is not None or stream.ended else None
+        return AsyncNews(stream, chunk, stream.ended) if chunk is not None or stream.ended else None
 
     def _check(self) -> None:
-        """Raise RuntimeError if waiting is no use."""
+        """Raise RuntimeError if nothing can arrive any more."""
         for stream in self._streams.values():
             stream._owner.check()
             return

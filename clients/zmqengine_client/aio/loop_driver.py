@@ -14,7 +14,7 @@ import zmq
 from zmqengine.errors import WorkerLost
 from zmqengine_client.core.outbox import ClientEvent
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.transport import Transport
 
@@ -27,7 +27,7 @@ class LoopDriver:
     """Runs a session on an event loop: the one of the first call."""
 
     def __init__(
-        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+        self, session: ClientSession, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
     ) -> None:
         self.session = session
         self._keys = keys
@@ -37,14 +37,14 @@ class LoopDriver:
         self._closed = False
 
     def check(self) -> None:
-        """Raise RuntimeError if nobody would answer."""
+        """Raise RuntimeError if the session cannot reply any more."""
         if self._pid != os.getpid():
             raise RuntimeError("a client does not survive a fork: make a new one in this process")
         if self._closed if self._rounds is None else self._rounds.closed.done():
             raise RuntimeError("the client is closed")
 
     def check_waiting(self) -> None:
-        """As `check`: whoever is awaited here is a task, which holds up nobody."""
+        """As `check`: a waiting task blocks nobody, so there is nothing else to refuse."""
         self.check()
 
     def start(self, request: Request) -> None:
@@ -57,9 +57,9 @@ class LoopDriver:
             self.post(lambda now: self.session.abort_request(request, now))
 
     def post(self, command: Callable[[float], None]) -> None:
-        """Call `command` with the time; what follows from it is done in the loop's next turn.
+        """Call `command` with the time; its actions are carried out in the loop's next iteration.
 
-        So any number of commands given in one turn cost one round.
+        Any number of commands posted in one iteration cost one round.
         """
         if self._rounds is None and not self._closed:
             self._rounds = _Rounds(self.session, self._keys, self._on_event)
@@ -78,12 +78,12 @@ class LoopDriver:
 class _Rounds:
     """A session and its sockets on the running loop, without a task: socket and timer callbacks alone.
 
-    ZeroMQ's descriptors are edge-triggered: they tell once that something happened. So after every wake-up, and
-    after every send, the sockets are read until they are empty.
+    ZeroMQ's descriptors are edge-triggered: they signal an event once. So after every wake-up, and after every
+    send, the sockets are read until they are empty.
     """
 
     def __init__(
-        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+        self, session: ClientSession, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
     ) -> None:
         self._session = session
         self._on_event = on_event
@@ -98,14 +98,14 @@ class _Rounds:
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.add_reader(_descriptor(source), self._pump)
-        # What came before the watch began will not be told any more.
+        # Messages that arrived before the watch began are not signalled any more.
         self.pump_soon()
 
     def _unwatch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.remove_reader(_descriptor(source))
 
     def pump_soon(self) -> None:
-        """Have a round in the loop's next turn."""
+        """Schedule a round for the loop's next iteration."""
         if not self._pump_is_due:
             self._pump_is_due = True
             self._loop.call_soon(self._pump)
@@ -113,7 +113,7 @@ class _Rounds:
     def _pump(self) -> None:
         self._pump_is_due = False
         if self._pumping:
-            # Called out of a callback: the round that is going on takes it along.
+            # Called from a callback: the running round includes it.
             self._again = True
             return
         if self.closed.done():
@@ -145,12 +145,12 @@ class _Rounds:
             self._transport.perform(actions)
             if not (more or actions or self._again):
                 return
-        # Others on this loop have a turn first.
+        # Other callbacks of this loop run first.
         self.pump_soon()
 
     def _set_timer(self) -> None:
         due = self._session.next_deadline()
-        # A timer that fires too early finds nothing to do; that is cheaper than moving it at every message.
+        # A timer that fires too early finds nothing to do: cheaper than moving it with every message.
         if due < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

@@ -11,7 +11,7 @@ from zmqengine_client.text.tokenizer import Tokenizer
 
 
 class AsyncModelTokenizer:
-    """Finds it once, and again when another model is served."""
+    """Finds the tokenizer once, and again when another model is served."""
 
     def __init__(self, questions: AsyncQuestions, connection: Connection) -> None:
         self._questions = questions

@@ -1,4 +1,4 @@
-"""Prompts become token ids in threads, off the event loop."""
+"""Tokenisation of prompts in threads, off the event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from zmqengine_client.text.text_reader import TextReader
 log = logging.getLogger("zmqengine.client")
 
 
-class Preparation:
-    """A task for each prompt that is on its way. What goes wrong ends the request."""
+class AsyncPreparation:
+    """One task for each prompt that is being tokenised. An error ends its request."""
 
     def __init__(self, tokenizer: AsyncModelTokenizer, driver: LoopDriver) -> None:
         self._tokenizer = tokenizer
@@ -24,14 +24,14 @@ class Preparation:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: Request, reader: TextReader, encode: Encode) -> None:
-        """Set the prompt and start the request, some time from now."""
+        """Tokenise the prompt in a thread, then start the request."""
         task = asyncio.ensure_future(self._prepare(request, reader, encode))
         # The loop keeps only weak references to tasks.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """The client is being closed: requests that were not started end."""
+        """End requests that were not started: the client is being closed."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""Questions on ctl, and the wait for their answers."""
+"""Calls on ctl, and the wait for their replies."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ ReplyT = TypeVar("ReplyT", bound=ControlReply)
 
 
 class AsyncQuestions:
-    """Asks what `make` builds for a call's id. Raises what the worker answers with, or why it does not answer."""
+    """Sends the ctl call that `make` builds from a call id. Raises the worker's error, or a timeout."""
 
     def __init__(self, driver: LoopDriver) -> None:
         self._driver = driver
 
     async def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        """The answer, which is of this kind."""
+        """The reply, which is of this kind."""
         reply = await self.tell(make)
         if not isinstance(reply, kind):
             raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")
         return reply
 
     async def tell(self, make: Callable[[int], ControlRequest]) -> ControlReply:
-        """The answer, whatever it is: what was asked for is done."""
+        """Wait for a reply of any kind: the command has been carried out."""
         return await self._call(make, None)
 
     async def wait_ready(self, timeout_s: float | None) -> Description:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
-from zmqengine_client.core.stream_state import Owner, Reader, StreamState
+from zmqengine_client.core.stream_state import ChunkReader, Owner, StreamState
 
 ChunkT = TypeVar("ChunkT")
 
@@ -18,10 +18,10 @@ class AsyncStream(StreamState[ChunkT]):
 
     `async for chunk in stream` aborts the request when it is left early; so do `close()`, the end of its `with` block
     and losing the last reference. `anext(stream)` does not. An end by error, deadline, lease, slow_consumer or
-    shutdown raises its error, with what there is as `error.completion`; so does a request that is refused.
+    shutdown raises its error, with the partial output as `error.completion`; so does a rejected request.
     """
 
-    def __init__(self, reader: Reader[ChunkT], notifier: AsyncNotifier, owner: Owner) -> None:
+    def __init__(self, reader: ChunkReader[ChunkT], notifier: AsyncNotifier, owner: Owner) -> None:
         super().__init__(reader, owner)
         self._notifier = notifier
 
@@ -65,16 +65,16 @@ class AsyncTextStream(AsyncStream[TextChunk]):
         return (await self.read()).text
 
     async def read_object(self) -> Any:
-        """Read to the end and return what the output says, as what was given as `schema`.
+        """Read to the end and return the output, decoded as the type given as `schema`.
 
-        Of a plain JSON schema that is dicts and lists. Raises `GenerationFailed` if the output was cut, by `max_tokens`
-        for one, and the type's own error if it wants more than its schema says.
+        With a plain JSON schema these are dicts and lists. Raises `GenerationFailed` if the output was cut, for example
+        by `max_tokens`, and the type's own error if it demands more than its schema.
         """
         return to_object(await self.read(), self._reader.request.options.shape)
 
 
 class _LeavingAborts(Generic[ChunkT]):
-    """What a loop holds: when the loop is left, it goes, and takes the request with it."""
+    """The iterator of a loop: collected when the loop is left, which aborts the request."""
 
     def __init__(self, stream: AsyncStream[ChunkT]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""How a task waits: for news of streams, for its turn, for work that is done in a thread."""
+"""Waiting of a task: for notices of streams, for a lock, for work in a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ off_loop = asyncio.to_thread
 
 
 class AsyncMailbox:
-    """Where notices arrive on the event loop. Many streams can share one: then one wait covers them all."""
+    """A queue of notices on the event loop. Streams can share one, so that one wait covers them all."""
 
     def __init__(self) -> None:
         self._ready: dict[AsyncNotifier, None] = {}
@@ -28,7 +28,7 @@ class AsyncMailbox:
             self._waiter.set_result(None)
 
     async def wait(self) -> list[AsyncNotifier]:
-        """Those with news since the last call; waits for the first. For one task at a time."""
+        """Notifiers with news since the last call; waits for the first. For one task at a time."""
         while not self._ready:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The session without I/O: frames and the time in, frames and news out. It imports no sockets, threads or clocks.
+"""The session without I/O: frames and the time in, actions and changes out. It imports no sockets, threads or clocks.
 
 session.py            one front-end and one worker: what the two halves drive
 phases.py             the phases of a connection and of a request, as tables

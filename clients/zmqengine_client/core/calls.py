@@ -21,7 +21,7 @@ ACK_BATCH_MAX = 64
 ACK_MESSAGE_MAX = 4096
 
 
-class Call:
+class CommandCall:
     """One command on its way. `request` is the request it is about."""
 
     __slots__ = ("frames", "give_up_at", "id", "kind", "request", "retries", "retry_at", "sent_at", "wait_s")
@@ -41,44 +41,44 @@ class Call:
 
 
 class CallTable:
-    """The commands of one connection to cmd. They go out by `outbox`."""
+    """The commands of one connection to cmd, sent through `outbox`."""
 
     def __init__(self, outbox: Outbox, *, give_up_s: float) -> None:
         self.outbox = outbox
         self._give_up_s = give_up_s
         self._ids = count(1)
-        self._calls: dict[int, Call] = {}
-        # A bound from below, so that an answered call does not cost a scan.
+        self._calls: dict[int, CommandCall] = {}
+        # A lower bound, so that an answered call does not cost a scan.
         self._due_at = inf
         self.last_sent_at = 0.0
 
-    def send(self, make: Callable[[int], Command], now: float, request: Request | None = None) -> Call:
+    def send(self, make: Callable[[int], Command], now: float, request: Request | None = None) -> CommandCall:
         """Send the command that `make` builds for its call id, and keep it until it is answered."""
         call = self.prepare(make, now, request)
         self.start(call, now)
         return call
 
-    def prepare(self, make: Callable[[int], Command], now: float, request: Request | None) -> Call:
-        """The encoded command, not sent yet: its size can still be checked."""
+    def prepare(self, make: Callable[[int], Command], now: float, request: Request | None) -> CommandCall:
+        """An encoded command that is not sent yet, so that its size can be checked."""
         call_id = next(self._ids)
-        return Call(call_id, make(call_id), request, now, self._give_up_s)
+        return CommandCall(call_id, make(call_id), request, now, self._give_up_s)
 
-    def start(self, call: Call, now: float) -> None:
+    def start(self, call: CommandCall, now: float) -> None:
         """Send a prepared command."""
         self._calls[call.id] = call
         self._due_at = min(self._due_at, call.retry_at, call.give_up_at)
         self._put(call, now)
 
-    def answered(self, call_id: int) -> Call | None:
-        """The call this reply answers; None if it was answered before or belongs to an earlier connection."""
+    def answered(self, call_id: int) -> CommandCall | None:
+        """The call that this reply answers; None if it was answered before or belongs to an earlier connection."""
         return self._calls.pop(call_id, None)
 
     def waiting_since(self) -> float | None:
-        """When the oldest call without an answer was sent first."""
+        """The time at which the oldest call without a reply was first sent."""
         return next(iter(self._calls.values())).sent_at if self._calls else None
 
-    def advance(self, now: float) -> list[Call]:
-        """Send again what is due; returns the calls that are given up."""
+    def advance(self, now: float) -> list[CommandCall]:
+        """Repeat the calls that are due; returns those given up."""
         if now < self._due_at:
             return []
         given_up = []
@@ -97,7 +97,7 @@ class CallTable:
         return given_up
 
     def next_deadline(self) -> float:
-        """When `advance` has something to do, at the earliest."""
+        """The earliest time at which `advance` has something to do."""
         return self._due_at if self._calls else inf
 
     def clear(self) -> None:
@@ -105,7 +105,7 @@ class CallTable:
         self._calls.clear()
         self._due_at = inf
 
-    def _put(self, call: Call, now: float) -> None:
+    def _put(self, call: CommandCall, now: float) -> None:
         self.last_sent_at = now
         self.outbox.actions.append(Send("cmd", call.frames))
 
@@ -140,6 +140,6 @@ class Acknowledgements:
             self._calls.send(lambda call, part=part: Ack(call, part), now)  # type: ignore[misc]
 
     def clear(self) -> None:
-        """The session they belong to is gone."""
+        """Drop all ids: their session is gone."""
         self._ids.clear()
         self.due_at = inf

@@ -1,4 +1,4 @@
-"""What a stream gives: chunks while it runs, a completion when it has ended."""
+"""Results of a stream: chunks while it runs, a completion at its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TextChunk(Struct, frozen=True):
 
 
 class PromptProgress(Struct, frozen=True):
-    """How far the prompt is read: `done` of `total` tokens, `cached` of them from the worker's prompt cache."""
+    """Progress of prefill: `done` of `total` prompt tokens, `cached` of them from the worker's prefix cache."""
 
     done: int
     total: int
@@ -46,10 +46,10 @@ class Completion(Struct, frozen=True):
     """The outcome of a request.
 
     `finish` is a word of the protocol (`stop`, `length`, `abort` and the failures). `tokens` is the whole output, the
-    end token included. `text` and `stop_string` are those of a text stream. `resumed` counts the worker deaths that
-    the stream has survived. `message` says more about a failure. The worker's times are until it had a row, from there
-    to the first token, and from there to the end; of a resumed stream, since the worker came back. So are `drafts`:
-    tokens proposed and accepted, by who proposed them.
+    end token included. `text` and `stop_string` are set by text streams. `resumed` counts the worker deaths that the
+    stream has survived. `message` says more about a failure. The worker's times are: in the queue, from there to the
+    first token, and from there to the end; for a resumed stream, since the resume. So are `drafts`: draft tokens
+    proposed and accepted, by their source.
     """
 
     finish: str

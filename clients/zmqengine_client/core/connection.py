@@ -21,7 +21,7 @@ from zmqengine_client.core.outbox import ClientEvent, CloseWorkerSockets, EventK
 from zmqengine_client.core.phases import CONNECTION, ConnectionEvent, Phase, follow
 
 STEP_S = 2.0
-"""Welcome or granted has to come within this time, or the connection is made anew."""
+"""Time-out of welcome and of granted, after which a new connection is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class SessionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What is found when the connection is live: has the worker restarted, and what does it still hold?"""
+    """State of the worker found by a new live connection: whether it has restarted, and which requests it holds."""
 
     restarted: bool
     same_model: bool
@@ -48,7 +48,7 @@ class Opening:
 
 
 class Connection:
-    """State of the session with the worker. It sends only hello; requests are another file's matter."""
+    """State of the session with the worker. It sends only hello; `RequestTable` sends the commands of requests."""
 
     def __init__(self, config: SessionConfig, calls: CallTable) -> None:
         self._config = config
@@ -76,16 +76,16 @@ class Connection:
         return frozenset(self.model.eos_token_ids) if self.model is not None else frozenset()
 
     def begin(self, now: float) -> None:
-        """Somebody needs a session."""
+        """Start to open a session, unless that is under way."""
         if self._may(ConnectionEvent.NEEDED):
             self._follow(ConnectionEvent.NEEDED, now)
 
     def described(self, description: Description, now: float) -> bool:
-        """Go on if the worker can take a session; says whether it can."""
+        """Send hello if the worker can take a session; returns whether it can."""
         if not self._may(ConnectionEvent.READY) or description.state not in ("ready", "draining"):
             return False
         before, self._description = self._description, description
-        # A new worker process has its own time to open a session.
+        # A new worker process gets the full time to open a session.
         if self.opening_since is None or (before is not None and before.epoch != description.epoch):
             self.opening_since = now
         self._follow(ConnectionEvent.READY, now)
@@ -114,7 +114,7 @@ class Connection:
         return True
 
     def granted(self, granted: Granted, now: float) -> Opening | None:
-        """The session is open. None if that is no news."""
+        """The session is open. None if the message is stale."""
         welcome = self._welcome
         if not self._may(ConnectionEvent.GRANTED) or welcome is None or granted.session != welcome.session:
             return None
@@ -134,7 +134,7 @@ class Connection:
         return opening
 
     def lose(self, now: float, reason: str) -> None:
-        """The session cannot be used any more: describe again."""
+        """The session is unusable: describe again."""
         if self.phase is Phase.LIVE:
             self.lost_at = now
             self._told_lost = True
@@ -142,11 +142,11 @@ class Connection:
         self._drop(ConnectionEvent.LOST, now)
 
     def worker_came(self) -> None:
-        """A worker is there: when it goes, that is news."""
+        """A worker is reachable: its loss is an event again."""
         self._told_lost = False
 
     def worker_went(self, reason: str) -> None:
-        """The worker was seen to go. A live session is left to `lose`: its connection to cmd tells."""
+        """ctl lost the worker. A live session is left to `lose`, which its connection to cmd triggers."""
         if self.phase in (Phase.LIVE, Phase.FENCED, Phase.CLOSED):
             return
         # Time without a worker does not count as time spent opening a session.
@@ -156,13 +156,13 @@ class Connection:
             self._tell("lost", reason)
 
     def rest(self, now: float) -> None:
-        """Nobody needs the session that is being opened."""
+        """Stop opening a session that no request needs any more."""
         if self._may(ConnectionEvent.NOT_NEEDED):
             self.opening_since = None
             self._drop(ConnectionEvent.NOT_NEEDED, now)
 
     def fence(self, now: float) -> None:
-        """Another client took the session over. Final."""
+        """Another client took over the session. Final."""
         self._drop(ConnectionEvent.FENCED, now)
         self._tell("fenced", "another client took this session over")
 
@@ -177,7 +177,7 @@ class Connection:
         return self._may(ConnectionEvent.LOST)
 
     def attempt_until(self) -> float:
-        """When a step of the opening has taken too long and a new attempt is due."""
+        """The time at which a step of the opening times out and a new attempt is due."""
         return self.phase_since + STEP_S if self.phase in (Phase.HELLO, Phase.SUBSCRIBING) else inf
 
     def _is_same_model(self) -> bool:

@@ -1,4 +1,4 @@
-"""`schema`, `regex`, `choice` and `grammar`: what the output must be, and the object that comes of it."""
+"""Output constraints (`schema`, `regex`, `choice`, `grammar`), and the object parsed from a constrained output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUES = ("const", "default", "enum", "examples")
 
 
 def take_constraint(given: dict[str, object]) -> Constraint | None:
-    """Take the options that ask for a constraint out of `given`. Raises TypeError for more than one."""
+    """Remove the constraint options from `given` and return the constraint. Raises TypeError for more than one."""
     asked = {way: value for way in WAYS if (value := given.pop(way, None)) is not None}
     if len(asked) > 1:
         raise TypeError(f"{' and '.join(asked)} were given together: an output can follow only one of them")
@@ -28,10 +28,10 @@ def take_constraint(given: dict[str, object]) -> Constraint | None:
 
 
 def json_schema(shape: object) -> dict[str, Any]:
-    """The JSON schema of a type; a schema is its own. Raises TypeError for what has none.
+    """The JSON schema of a type, or the schema itself. Raises TypeError for a type without one.
 
     A type is a pydantic model or adapter, a dataclass, a `msgspec.Struct`, or any other that msgspec can decode.
-    Objects that say nothing of further members have none: a model would go on making them up.
+    `additionalProperties` is false where it is not given: a model would go on inventing members.
     """
     if isinstance(shape, dict):
         return shape
@@ -46,9 +46,9 @@ def json_schema(shape: object) -> dict[str, Any]:
 
 
 def to_object(completion: Completion, shape: object) -> Any:
-    """What a whole output says, as `shape` or, of a plain schema, as dicts and lists.
+    """A complete output decoded as the type `shape`, or as dicts and lists for a plain schema.
 
-    Raises `GenerationFailed` for an output that was cut, and the shape's own error if it wants more than its schema.
+    Raises `GenerationFailed` for an output that was cut, and the type's own error if it demands more than its schema.
     """
     if completion.finish != "stop" or completion.stop_string is not None:
         why = "max_tokens: raise it" if completion.finish == "length" else "its end"

@@ -28,12 +28,12 @@ class DescribeLoop:
         self.due_at = inf
 
     def begin(self, now: float) -> None:
-        """Describe now and again until `stop`. Answers to earlier questions no longer count."""
+        """Send `describe` repeatedly until `stop`. Replies to earlier ones no longer count."""
         if self.due_at == inf:
             self.begin_anew(now, wait=False)
 
     def begin_anew(self, now: float, *, wait: bool) -> None:
-        """Begin again, at once or, so that failing attempts keep a pace, after a wait."""
+        """Start over, at once or after a wait, which paces failing attempts."""
         self._from_id = next(self._ids)
         self._wait_s = DESCRIBE_MAX_S if wait else DESCRIBE_FIRST_S
         self.due_at = now + DESCRIBE_MAX_S
@@ -45,18 +45,18 @@ class DescribeLoop:
         self.due_at = inf
 
     def once(self) -> None:
-        """Ask which worker this is, without waiting for the answer."""
+        """Send one `describe`, without waiting for the reply."""
         self._outbox.actions.append(Send("ctl", encode(Describe(next(self._ids)))))
 
     def answers(self, call_id: int) -> bool:
-        """Whether the answer to this call is not older than the loop. From here on a steady pace will do."""
+        """Whether this call belongs to the running loop. If so, the loop goes on at its slowest pace."""
         if call_id < self._from_id:
             return False
         self._wait_s = DESCRIBE_MAX_S
         return True
 
     def advance(self, now: float) -> None:
-        """Ask if it is time."""
+        """Send `describe` if it is due."""
         if now >= self.due_at:
             self._describe(now)
 
@@ -67,9 +67,9 @@ class DescribeLoop:
 
 
 class ControlCall:
-    """A question on ctl and, in time, its answer: `result` or `error`.
+    """A call on ctl and, later, its `result` or `error`.
 
-    With `make` None it asks nothing of its own and is answered with the Description of a worker that is ready.
+    With `make` None it sends nothing of its own and ends with the Description of a worker that is ready.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ControlCall:
 
     @property
     def done(self) -> bool:
-        """Whether it is answered."""
+        """Whether it has a result or an error."""
         return self.result is not None or self.error is not None
 
 
@@ -118,12 +118,12 @@ class Control:
             self._ask(call, now)
 
     def stop_describing(self) -> None:
-        """The session is open, or nobody needs one."""
+        """The session is open, or none is needed."""
         if not self._ready_waiters:
             self.describing.stop()
 
     def receive(self, reply: ControlReply, now: float) -> Description | None:
-        """Give the reply to whom it is for. A description that is not older than the loop is returned too."""
+        """Complete the call that this reply answers. Returns a description if it is current."""
         self._presence.heard_at = now
         call = self._calls.pop(reply.call, None)
         if call is not None:
@@ -142,7 +142,7 @@ class Control:
         return reply
 
     def close(self, error: ZmqEngineError) -> None:
-        """Answer everybody who still waits with `error`."""
+        """End every waiting call with `error`."""
         for call in list(self._calls.values()):
             self._settle(call, error=error)
         self._calls.clear()
@@ -150,7 +150,7 @@ class Control:
         self.describing.stop()
 
     def advance(self, now: float) -> None:
-        """Ask again what is due, give up what is over time."""
+        """Repeat calls that are due, give up those past their time-out."""
         for call in list(self._calls.values()):
             if now >= self._give_up_at(call):
                 del self._calls[call.id]
@@ -165,10 +165,10 @@ class Control:
         self.describing.advance(now)
 
     def next_deadline(self) -> float:
-        """When `advance` has something to do, at the earliest."""
+        """The earliest time at which `advance` has something to do."""
         due = [self.describing.due_at]
         due += [min(call.retry_at, self._give_up_at(call)) for call in self._calls.values()]
-        # Waiters are looked at with every describe; only a short time-out of their own is due earlier.
+        # Waiting calls are checked with every describe; only a shorter time-out of their own is due earlier.
         due += [
             call.started_at + call.timeout_s for call in self._ready_waiters if call.timeout_s is not None
         ]

@@ -1,4 +1,4 @@
-"""What is said on cmd: replies are handed on, and a session that is lost is opened anew."""
+"""The conversation on cmd: dispatches replies, and reopens a lost session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqengine.protocol.messages import (
     Replay,
     Welcome,
 )
-from zmqengine_client.core.calls import Call, CallTable
+from zmqengine_client.core.calls import CallTable, CommandCall
 from zmqengine_client.core.connection import Connection, SessionConfig
 from zmqengine_client.core.control import Control
 from zmqengine_client.core.liveness import Liveness
@@ -29,7 +29,7 @@ from zmqengine_client.core.request_table import RequestTable
 
 
 class Dialogue:
-    """The connection, its calls and its requests, held together. It asks `control` to describe when it is lost."""
+    """The connection with its calls and its requests. When it is lost, it makes `control` describe."""
 
     def __init__(self, config: SessionConfig, outbox: Outbox, control: Control, patience: Patience) -> None:
         self._control = control
@@ -48,7 +48,7 @@ class Dialogue:
             self._control.describing.begin_anew(now, wait=False)
 
     def end(self, now: float, wait_s: float) -> None:
-        """Say bye, and close the connection when the worker has heard it or after `wait_s`."""
+        """Say bye; close the connection on its reply or after `wait_s`."""
         if self.connection.phase is Phase.LIVE:
             self.requests.live.acks.flush(now)
             self._calls.send(Bye, now)
@@ -57,7 +57,7 @@ class Dialogue:
             self.connection.close(now)
 
     def described(self, description: Description, now: float) -> None:
-        """ctl told which worker is there."""
+        """ctl received a description of the worker."""
         phase = self.connection.phase
         if phase is Phase.DESCRIBING:
             self.connection.described(description, now)
@@ -67,7 +67,7 @@ class Dialogue:
             self._control.stop_describing()
 
     def granted(self, granted: Granted, now: float) -> None:
-        """The subscription is in force."""
+        """The subscription is active."""
         opening = self.connection.granted(granted, now)
         if opening is not None:
             self._control.stop_describing()
@@ -75,14 +75,14 @@ class Dialogue:
             self.requests.go_live(opening, now)
 
     def worker_went(self, now: float, reason: str) -> None:
-        """ctl saw the worker go."""
+        """ctl lost its connection to the worker."""
         self.connection.worker_went(reason)
         if self.connection.phase in (Phase.HELLO, Phase.SUBSCRIBING):
-            # cmd may not have been connected yet, and then says nothing.
+            # cmd may not be connected yet, and then reports no loss.
             self.lose(now, reason)
 
     def lose(self, now: float, reason: str) -> None:
-        """The session cannot be used any more: open another one, if anybody needs it."""
+        """The session is unusable: open another one if a request needs it."""
         if self._bye_until < inf:
             self._close(now)
             return
@@ -97,7 +97,7 @@ class Dialogue:
     # --- time ----------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Let pass what is due by now."""
+        """Do everything that is due by now."""
         for call in self._calls.advance(now):
             self.requests.gave_up(call, now)
             self.liveness.gave_up(call)
@@ -112,7 +112,7 @@ class Dialogue:
             self._close(now)
 
     def next_deadline(self) -> float:
-        """When `advance` has to be called next, at the latest; infinity if only a message can bring news."""
+        """The latest time for the next `advance`; infinity if there is nothing to do before a message."""
         due = min(
             self._calls.next_deadline(),
             self.connection.attempt_until(),
@@ -134,7 +134,7 @@ class Dialogue:
             self.lose(now, "the worker answers commands but nothing is published")
 
     def _expire(self, now: float) -> None:
-        """Give up requests that have waited long enough for a session."""
+        """End requests that have waited too long for a session."""
         self._rest_if_idle(now)
         for request in self.requests.live:
             error = self._patience.request_error(request, self.connection, now)
@@ -175,7 +175,7 @@ class Dialogue:
         elif call.kind is Bye:
             self._close(now)
 
-    def _rejected(self, rejected: Rejected, call: Call, now: float) -> None:
+    def _rejected(self, rejected: Rejected, call: CommandCall, now: float) -> None:
         if rejected.code == "fenced":
             self.connection.fence(now)
             self._control.stop_describing()
@@ -189,7 +189,7 @@ class Dialogue:
 
     def _hello_rejected(self, rejected: Rejected, now: float) -> None:
         if rejected.code == "not_ready" or (self.connection.was_live and rejected.code == "overloaded"):
-            # Described again at the loop's pace, and given up with the other ways of not being live.
+            # Described again at the loop's pace; time-outs are those of any connection that is not live.
             self.lose(now, rejected.message)
             return
         error = from_code(rejected.code, rejected.message, retry_after_ms=rejected.retry_after_ms)
@@ -198,5 +198,5 @@ class Dialogue:
 
 
 def fenced() -> Fenced:
-    """The error of everything that a fenced client is asked."""
+    """The error of every request and call of a fenced client."""
     return Fenced("another connection has taken this session over; make a new client")

@@ -1,6 +1,6 @@
-"""Brings requests to the worker, and back to it when it has restarted or forgotten them.
+"""Inserts requests at the worker, again after the worker has restarted or forgotten them.
 
-What the worker would refuse is found before anything is sent.
+Requests that the worker would reject are rejected here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRIED_AFTER_RESTART = ("not_ready", "overloaded")
 
 
 class Inserting:
-    """Sends inserts, takes their answers. Only while the connection is live."""
+    """Sends inserts and handles their replies. Only while the connection is live."""
 
     def __init__(
         self, config: SessionConfig, connection: Connection, calls: CallTable, live: LiveRequests
@@ -35,11 +35,11 @@ class Inserting:
         self._calls = calls
         self._live = live
         self._put_off: set[Request] = set()
-        # A bound from below: whoever was put off may have left since.
+        # A lower bound: a request that was put off may have ended since.
         self.due_at = inf
 
     def insert(self, request: Request, now: float) -> None:
-        """Send it, unless it has come to its end, or the worker would refuse it."""
+        """Send the insert, unless the output is complete or the worker would reject it."""
         connection = self._connection
         assert connection.limits is not None
         limits = connection.limits
@@ -68,7 +68,7 @@ class Inserting:
         self._calls.start(call, now)
 
     def restore(self, request: Request, opening: Opening, now: float) -> None:
-        """The connection is live, and the worker does not hold this request."""
+        """Insert or end a request that the worker of a new connection does not hold."""
         if request.phase is RequestPhase.WAITING:
             self.insert(request, now)
         elif not (self._config.resume or not (opening.restarted or request.may_have_run)):
@@ -82,7 +82,7 @@ class Inserting:
             self.insert(request, now)
 
     def insert_forgotten(self, request: Request, now: float) -> None:
-        """The worker lives and does not know the request any more."""
+        """Insert again a request that a running worker has forgotten."""
         if self._config.resume:
             self.insert(request, now)
         else:
@@ -96,7 +96,7 @@ class Inserting:
             request.seed = accepted.seed
 
     def rejected(self, request: Request, error: ZmqEngineError, now: float) -> None:
-        """The worker does not take the request: the end of it, unless it had run in another worker before."""
+        """The worker rejected the insert: end the request, unless it ran in an earlier worker and may wait."""
         has_run = request.may_have_run or request.resumed > 0
         if request.aborting:
             self._live.end(request, finish="abort")
@@ -113,12 +113,12 @@ class Inserting:
             self.due_at = min(self.due_at, request.retry_at)
 
     def go_down(self) -> None:
-        """The connection is lost: who was put off is inserted with all the others."""
+        """The connection is lost: requests that were put off are inserted with all others."""
         self._put_off.clear()
         self.due_at = inf
 
     def advance(self, now: float) -> None:
-        """Insert again what was put off."""
+        """Insert again the requests that were put off."""
         if now < self.due_at:
             return
         self._put_off = {one for one in self._put_off if one.phase is RequestPhase.PUT_OFF}
@@ -135,7 +135,7 @@ class Inserting:
 
 
 def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEngineError | None:
-    """Why this worker cannot take the request, or None. Settles how long the output may become."""
+    """The error with which this worker would reject the request, or None. Sets the output's maximum length."""
     options = request.options
     room = limits.context_tokens_max - len(request.prompt)
     request.max_tokens = options.max_tokens or room
@@ -162,7 +162,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
 
 
 def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
-    """The error for a body that is longer than the worker takes, or None."""
+    """The error for a message longer than the worker's limit, or None."""
     if len(body) <= limits.frame_bytes_max:
         return None
     return TooLarge(
@@ -171,9 +171,9 @@ def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
 
 
 def insert_message(call: int, epoch: bytes, request: Request, now: float, limits: Limits) -> Insert:
-    """The command, with the output so far as `emitted` and the time that is left as `deadline_ms`.
+    """The insert command, with the output so far as `emitted` and the remaining time as `deadline_ms`.
 
-    Of a prediction it has what the worker takes.
+    A prediction is cut to the worker's limit.
     """
     options = request.options
     deadline_ms = options.deadline_ms
@@ -194,7 +194,7 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float, limits
 
 
 def end_of(request: Request, eos_token_ids: frozenset[int]) -> End | None:
-    """The end that the worker never told, if the tokens that are here are a whole output."""
+    """The end that was never received, if the received tokens are a complete output."""
     tokens, options = request.tokens, request.options
     if not tokens:
         return None

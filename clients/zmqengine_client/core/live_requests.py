@@ -1,4 +1,4 @@
-"""The requests of a session that have not ended: how they come, are filled from what is published, and leave."""
+"""The requests of a session that have not ended: added, filled with published tokens, resumed, ended."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MISSING_MAX = 5
 
 
 class LiveRequests:
-    """Who is here, by id. Each gets its tokens in order and without a gap: `resume` asks for what is missing.
+    """Live requests by id. Each gets its tokens in order and without a gap: `resume` asks for missing ones.
 
-    `acks` are the ends that the worker is to be told of.
+    `acks` collects the ends to acknowledge to the worker.
     """
 
     def __init__(self, connection: Connection, calls: CallTable) -> None:
@@ -42,11 +42,11 @@ class LiveRequests:
         return len(self.by_id)
 
     def __iter__(self) -> Iterator[Request]:
-        """Those that are here now: they may leave meanwhile."""
+        """A snapshot of the live requests, which may end during the iteration."""
         return iter(tuple(self.by_id.values()))
 
     def add(self, request: Request, now: float) -> None:
-        """Take a request in, unless it has ended, or one of its id is here: that ends it."""
+        """Add a request, unless it has ended. A duplicate id ends the new one."""
         if request.ended:
             return
         request.added_at = now
@@ -60,7 +60,7 @@ class LiveRequests:
     def end(
         self, request: Request, *, finish: Finish | None = None, error: ZmqEngineError | None = None
     ) -> None:
-        """End a request that has not ended: as `finish` says, with an error, or with the `end` it has got."""
+        """End a live request: with `finish`, with an error, or with the `end` it received."""
         request.follow(RequestEvent.ENDED)
         if finish is not None:
             request.end = End(finish, prompt_tokens=len(request.prompt))
@@ -71,7 +71,7 @@ class LiveRequests:
         self._outbox.mark(request)
 
     def abort_all(self) -> None:
-        """The client is being closed: that aborts what runs."""
+        """End every request with `abort`: the client is being closed."""
         for request in self:
             self.end(request, finish="abort")
 
@@ -83,11 +83,11 @@ class LiveRequests:
     # --- from the worker ------------------------------------------------------------------------------------
 
     def go_live(self) -> None:
-        """Frames are counted anew."""
+        """Restart the count of frames."""
         self._frames_seen = None
 
     def receive(self, frame: TokenFrame, now: float) -> None:
-        """Give each row to its request."""
+        """Append each row of the frame to its request."""
         outbox, requests = self._outbox, self.by_id
         self._count_frame(frame.n)
         for row in frame.rows:
@@ -96,7 +96,7 @@ class LiveRequests:
                 if row.end is not None:
                     self.acks.add(row.request, now)
             elif row.end is None and row.logprobs is None and row.first_index == len(request.tokens):
-                # The usual row, on its short way: 20,000 a second pass here.
+                # The fast path of the usual row: 20,000 a second.
                 request.tokens.extend(row.tokens)
                 outbox.counters.tokens += len(row.tokens)
                 if not request.changed:
@@ -111,7 +111,7 @@ class LiveRequests:
                 outbox.mark(request)
 
     def receive_watermark(self, watermark: Watermark, now: float) -> None:
-        """Resume what is behind."""
+        """Resume the requests that are behind the worker."""
         seen = set()
         for row in watermark.rows:
             seen.add(row.request)
@@ -123,12 +123,12 @@ class LiveRequests:
         self._look_for_missing(seen, now)
 
     def catch_up(self, request: Request, row: WatermarkRow, now: float) -> None:
-        """Resume the request if the worker is further."""
+        """Resume the request if the worker is ahead of it."""
         if row.ended or row.next_index > len(request.tokens):
             self.resume(request, now)
 
     def receive_replay(self, request: Request, replay: Replay, now: float) -> None:
-        """Fill a gap, then go on with what was kept meanwhile."""
+        """Fill a gap, then append the rows kept meanwhile."""
         request.resuming = False
         before = len(request.tokens)
         self._row(request, replay.row, now)
@@ -136,7 +136,7 @@ class LiveRequests:
             self.resume(request, now)
 
     def resume(self, request: Request, now: float) -> None:
-        """Ask for the tokens from the first missing one on."""
+        """Request the tokens from the first missing one on."""
         if request.resuming or request.ended or request.phase is RequestPhase.PUT_OFF:
             return
         if self._connection.phase is not Phase.LIVE:
@@ -163,7 +163,7 @@ class LiveRequests:
             self._outbox.mark(request)
 
     def _look_for_missing(self, seen: set[str], now: float) -> None:
-        """A watermark that does not name an accepted request, time and again, means that it is forgotten."""
+        """Insert again requests that several watermarks in a row did not name: the worker has lost them."""
         for request in self:
             if request.phase is not RequestPhase.ACCEPTED or request.id in seen:
                 request.missing = 0

@@ -1,4 +1,4 @@
-"""Keeps a live session alive, and finds out when there is nothing at the other end any more."""
+"""Keepalive of a live session, and detection of a dead worker or a dead subscription."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from zmqengine.protocol.messages import Ping
-from zmqengine_client.core.calls import Call, CallTable
+from zmqengine_client.core.calls import CallTable, CommandCall
 
 DOUBT_S = 2.0
 """A command without a reply for this long makes the client ask ctl which worker is there."""
@@ -19,7 +19,7 @@ Verdict = Literal["alive", "describe", "gone", "deaf"]
 
 
 class Liveness:
-    """Times of one live session: when to ping, when to doubt, when to give up.
+    """Timers of one live session: when to ping, when to doubt, when to give up.
 
     After silence on out a ping on cmd tells a dead worker (no answer within `gone_s`) from a dead subscription (an
     answer, and still nothing on out).
@@ -32,33 +32,33 @@ class Liveness:
         self._doubt_at = 0.0
         self._out_heard_at = 0.0
         self._check_at = 0.0
-        self._probe: Call | None = None
+        self._probe: CommandCall | None = None
         self._probe_answered_at = inf
         self.heard_at = 0.0
 
     def begin(self, lease_s: float) -> None:
-        """A session is live; the message that said so counts as heard."""
+        """A session is live; the message that opened it counts as heard."""
         self._lease_s = lease_s
         self._probe = None
 
     def heard_output(self, now: float) -> None:
-        """Something came on out."""
+        """A message arrived on out."""
         self.heard_at = self._out_heard_at = now
         self._probe = None
 
-    def heard_reply(self, call: Call | None, now: float) -> None:
-        """Something came on cmd, in answer to `call`."""
+    def heard_reply(self, call: CommandCall | None, now: float) -> None:
+        """A reply to `call` arrived on cmd."""
         self.heard_at = now
         if call is not None and call is self._probe:
             self._probe_answered_at = now
 
-    def gave_up(self, call: Call) -> None:
-        """A call was never answered."""
+    def gave_up(self, call: CommandCall) -> None:
+        """A call was given up without a reply."""
         if call is self._probe:
             self._probe = None
 
     def advance(self, now: float, *, has_requests: bool) -> Verdict:
-        """Ping if it is time, and say what to make of the silence."""
+        """Ping if it is due; returns the verdict on the silence."""
         if now >= self._ping_at():
             self._calls.send(Ping, now)
         if not has_requests:

@@ -24,16 +24,16 @@ class Options(SamplingOptions, total=False):
     """Keyword options of `generate_tokens`, `generate` and `chat`, as SPEC.md defines them.
 
     `max_tokens` is 256 if left out, and with None as many as the context and the worker's memory allow. Without a
-    `seed` the client draws one; `Completion.seed` tells it.
+    `seed` the client draws one, reported as `Completion.seed`.
 
-    One of these says what the output must be: `schema`, a JSON schema or a type that has one (a pydantic model, a
-    dataclass, a `msgspec.Struct`), which `read_object()` then gives back; `regex`; `choice`, a list of texts;
-    `grammar`, in llguidance's form of Lark; or a `constraint`.
+    At most one of these constrains the output: `schema`, a JSON schema or a type that has one (a pydantic model, a
+    dataclass, a `msgspec.Struct`), which `read_object()` returns; `regex`; `choice`, a list of texts; `grammar`, in
+    llguidance's form of Lark; or a `constraint`.
 
-    `cache_scope` says who may go on from what is read of the prompt; with `pin` it stays in the prompt cache.
-    With `speculate` false the worker makes one token a step; the tokens are the same. `prediction` is what the output
-    may be like, as a file before a change: where it is right, tokens come sooner. It is token ids, or a text with
-    `generate` and `chat`. What is longer than the worker takes is left out.
+    `cache_scope` says who may reuse the prompt from the prefix cache; `pin` keeps it there. `speculate` false turns
+    speculative decoding off; the tokens are the same. `prediction` is a guess at the output, such as a file before a
+    change, whose tokens are verified as drafts: token ids, or a text with `generate` and `chat`. It is cut to the
+    worker's limit.
     """
 
     max_tokens: int | None
@@ -77,8 +77,8 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
 
 
 def make_options(options: Options) -> RequestOptions:
-    """`options` with their defaults filled in, not yet checked. Raises TypeError for a name that is no option,
-    for more than one constraint, and for a `schema` that is none.
+    """`options` with their defaults filled in, not yet checked. Raises TypeError for an unknown name, for more than one
+    constraint, and for a `schema` that is not one.
     """
     given = cast("dict[str, object]", dict(options))
     unknown = given.keys() - Options.__annotations__.keys()
@@ -89,7 +89,7 @@ def make_options(options: Options) -> RequestOptions:
     shape = given.get("schema")
     constraint = take_constraint(given)
     sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
-    # The client draws the seed: a resumed stream then never depends on a reply that was lost with the worker.
+    # Drawn by the client, so that a resumed stream does not depend on a reply lost with the worker.
     seed, request_id = given.pop("seed", None), given.pop("request_id", None)
     if "stop_token_ids" in given:
         given["stop_token_ids"] = list(cast("Iterable[int]", given["stop_token_ids"]))
@@ -105,7 +105,7 @@ def make_options(options: Options) -> RequestOptions:
 
 
 def insert_of(options: RequestOptions) -> Insert:
-    """The command to generate with these options. Its prompt, and what else a request knows, are put in later."""
+    """The insert command of these options, without the prompt and the state of the request."""
     return Insert(
         call=0,
         request=options.request_id,
@@ -128,7 +128,7 @@ def insert_of(options: RequestOptions) -> Insert:
 
 
 def check_options(options: RequestOptions) -> None:
-    """Raise `BadRequest`, naming the field, for a type or range that the protocol does not have."""
+    """Raise `BadRequest`, naming the field, for a type or range that the protocol does not allow."""
     try:
         _insert_decoder.decode(msgspec.msgpack.encode(insert_of(options)))
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:

@@ -14,14 +14,14 @@ Channel = Literal["ctl", "cmd", "out"]
 
 
 class Send(NamedTuple):
-    """Send these frames. If the socket cannot take them now they may be dropped: the core repeats what matters."""
+    """Send these frames. They may be dropped if the socket is full: the core repeats commands without a reply."""
 
     channel: Channel
     frames: tuple[bytes, bytes]
 
 
 class OpenControl(NamedTuple):
-    """Connect a new DEALER to the worker's ctl address: libzmq does not try again where a key was refused."""
+    """Connect a new DEALER to the worker's ctl address: libzmq does not reconnect after a rejected key."""
 
 
 class OpenCommands(NamedTuple):
@@ -38,7 +38,7 @@ class OpenOutput(NamedTuple):
 
 
 class CloseWorkerSockets(NamedTuple):
-    """Close cmd and out with all that is queued on them."""
+    """Close cmd and out, and drop their queues."""
 
 
 Action = Send | OpenControl | OpenCommands | OpenOutput | CloseWorkerSockets
@@ -47,11 +47,11 @@ EventKind = Literal["connected", "lost", "restarted", "resumed", "fatal", "fence
 
 
 class ClientEvent(Struct, frozen=True):
-    """Something happened to the connection.
+    """A change of the connection.
 
     connected: a session is open. lost: the connection to the worker broke, with a session or before there was one;
-    the streams wait. restarted: the worker that answers is another process. resumed: this request goes on in the
-    new worker. fatal: the worker says that it is about to exit. fenced: another client took the session over.
+    the streams wait. restarted: another worker process answers. resumed: this request continues in the new worker.
+    fatal: the worker announced that it is about to exit. fenced: another client took over the session.
     """
 
     kind: EventKind
@@ -59,7 +59,7 @@ class ClientEvent(Struct, frozen=True):
     request_id: str | None = None
 
 
-class Counters(Struct):
+class ClientCounters(Struct):
     """Totals since the client was made."""
 
     reconnects: int = 0
@@ -96,10 +96,10 @@ class Outbox:
         self.actions: list[Action] = []
         self.changed: list[Changeable] = []
         self.events: list[ClientEvent] = []
-        self.counters = Counters()
+        self.counters = ClientCounters()
 
     def mark(self, item: Changeable) -> None:
-        """Note that `item` has news, once."""
+        """Mark `item` as changed, once."""
         if not item.changed:
             item.changed = True
             self.changed.append(item)
@@ -122,7 +122,7 @@ class Outbox:
         return events
 
     def tell(self, on_event: Callable[[ClientEvent], None] | None) -> None:
-        """Wake the listeners of what has changed, and report events. What `on_event` raises is logged."""
+        """Notify the listeners of changed items, and report events. Exceptions of `on_event` are logged."""
         for item in self.take_changed():
             if item.listener is not None:
                 item.listener.notify()

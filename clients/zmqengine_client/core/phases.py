@@ -1,6 +1,6 @@
-"""Every phase of a connection and of a request, and every event that leads from one to another.
+"""State machines of a connection and of a request: every phase, and every event that leads from one to another.
 
-What stands in no table cannot happen: `follow` refuses it. docs/client.md draws these tables.
+`follow` refuses transitions that are not in the tables. docs/client.md draws them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TypeVar
 
 
 class Phase(Enum):
-    """Where the connection is."""
+    """Phases of the connection."""
 
     IDLE = "idle"
-    """Nobody needs a session yet."""
+    """No session is needed yet."""
     DESCRIBING = "describing"
-    """Asking ctl until the worker is ready."""
+    """Repeating `describe` on ctl until the worker is ready."""
     HELLO = "hello"
     """Waiting for welcome."""
     SUBSCRIBING = "subscribing"
@@ -24,12 +24,12 @@ class Phase(Enum):
     LIVE = "live"
     """Commands and output flow."""
     FENCED = "fenced"
-    """Another client took the session over."""
+    """Another client took over the session."""
     CLOSED = "closed"
 
 
 class ConnectionEvent(Enum):
-    """What moves a connection."""
+    """Events that change the phase of a connection."""
 
     NEEDED = "a request needs a session"
     READY = "the worker is ready"
@@ -42,12 +42,12 @@ class ConnectionEvent(Enum):
 
 
 class RequestPhase(Enum):
-    """Where a request is on its way to the worker."""
+    """Phases of a request."""
 
     WAITING = "waiting"
-    """For a connection: it was never sent."""
+    """Waits for a connection: it was never sent."""
     INSERTING = "inserting"
-    """Sent, and not answered."""
+    """Sent, without a reply."""
     PUT_OFF = "put off"
     """A restarted worker had no room: it is sent again later."""
     ACCEPTED = "accepted"
@@ -56,7 +56,7 @@ class RequestPhase(Enum):
 
 
 class RequestEvent(Enum):
-    """What moves a request."""
+    """Events that change the phase of a request."""
 
     INSERTED = "insert is sent"
     ACCEPTED = "accepted"
@@ -109,7 +109,7 @@ REQUEST: Mapping[RequestPhase, Mapping[RequestEvent, RequestPhase]] = {
         RequestEvent.ACCEPTED: RequestPhase.ACCEPTED,
         RequestEvent.HELD: RequestPhase.ACCEPTED,
         RequestEvent.REFUSED_FOR_NOW: RequestPhase.PUT_OFF,
-        # The connection was lost before the answer came.
+        # The connection was lost before the reply.
         RequestEvent.INSERTED: RequestPhase.INSERTING,
         RequestEvent.ENDED: RequestPhase.ENDED,
     },
@@ -121,7 +121,7 @@ REQUEST: Mapping[RequestPhase, Mapping[RequestEvent, RequestPhase]] = {
         RequestEvent.ENDED: RequestPhase.ENDED,
     },
     RequestPhase.ACCEPTED: {
-        # The worker has restarted, or forgot it.
+        # The worker has restarted, or has forgotten it.
         RequestEvent.INSERTED: RequestPhase.INSERTING,
         RequestEvent.ACCEPTED: RequestPhase.ACCEPTED,
         RequestEvent.HELD: RequestPhase.ACCEPTED,
@@ -135,7 +135,7 @@ EventT = TypeVar("EventT", bound=Enum)
 
 
 def follow(table: Mapping[PhaseT, Mapping[EventT, PhaseT]], phase: PhaseT, event: EventT) -> PhaseT:
-    """The phase after `event`. Raises AssertionError where the table has no such way: that is a mistake of ours."""
+    """The phase after `event`. Raises AssertionError for a transition that is not in the table: a bug in the core."""
     after = table[phase].get(event)
     if after is None:
         raise AssertionError(f"{event.value!r} cannot happen while {phase.value}")

@@ -32,7 +32,7 @@ class Presence:
         return self.heard_at > -inf
 
     def came_up(self) -> None:
-        """The connection is up, its handshake done."""
+        """The connection is established, its handshake done."""
         self.connected = True
         self.handshake_failures = 0
         self.refused = False
@@ -40,7 +40,7 @@ class Presence:
     def broke(self, now: float) -> bool:
         """The connection broke; says whether a worker had been there."""
         was_there, self.connected = self.connected, False
-        # Workers that come up and never say a word do not prolong the wait for one that does.
+        # Workers that connect and never answer do not prolong the wait for one that does.
         if was_there and (self.lost_at == -inf or self.heard_at > self.lost_at):
             self.lost_at = now
         return was_there
@@ -112,7 +112,7 @@ class Patience:
             patience_s = config.worker_lost_timeout_s
             if not config.resume:
                 patience_s = min(patience_s, config.connect_timeout_s)
-            # A worker that is loading, and gets on with it, is not lost: a large model takes longer than any patience.
+            # A worker that makes progress in loading is not lost: a large model takes longer than any time-out.
             gone_s = now - max(connection.lost_at, presence.progressed_at)
             return self._given_up_error(gone_s, now) if gone_s >= patience_s else None
         since = max(request.added_at, connection.opening_since or inf)

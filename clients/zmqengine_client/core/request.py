@@ -1,4 +1,4 @@
-"""One request, seen from the front-end: what it asked for, what has arrived, how it ended, and who reads it."""
+"""One request on the front-end's side: its options, its output so far, its end, and its reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED_NORMALLY = ("stop", "length", "abort")
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """The one mutable record of a request. The core writes it; a reader takes `tokens` from a place of its own on.
+    """The one mutable record of a request. The core writes it; a reader takes `tokens` from its own position on.
 
     `logprobs` is extended before `tokens`, and both before `end` or `error` is set.
     """
@@ -57,16 +57,16 @@ class Request:
 
     @property
     def may_have_run(self) -> bool:
-        """Whether the worker is known to have taken it: tokens can be here before `accepted` is."""
+        """Whether the worker may have run it: tokens can arrive before `accepted`."""
         return self.was_accepted or bool(self.tokens)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether it has its end or an error."""
         return self.end is not None or self.error is not None
 
     def may(self, event: RequestEvent) -> bool:
-        """Whether this can happen to it now."""
+        """Whether this event is possible in its phase."""
         return event in REQUEST[self.phase]
 
     def follow(self, event: RequestEvent) -> None:
@@ -74,15 +74,15 @@ class Request:
         self.phase = follow(REQUEST, self.phase, event)
 
     def refuse(self, error: ZmqEngineError) -> None:
-        """End it with this error, if it has not ended: it was never sent."""
+        """End an unsent request with this error, if it has not ended."""
         if not self.ended:
             self.error = error
             self.follow(RequestEvent.ENDED)
 
     def receive(self, row: TokenRow) -> int:
-        """Append what is new in `row`; returns how many of its tokens were there already.
+        """Append the new tokens of `row`; returns how many of its tokens were duplicates.
 
-        A row that starts beyond what is here is kept until the gap before it is filled; the result is then -1.
+        A row that starts after a gap is kept until the gap is filled; the result is then -1.
         """
         have = len(self.tokens)
         known = have - row.first_index
@@ -99,14 +99,14 @@ class Request:
         return known
 
     def receive_kept(self) -> None:
-        """Append the rows that were kept, as far as they follow on."""
+        """Append the kept rows that now follow without a gap."""
         kept, self.ahead = self.ahead, []
         for row in kept:
             if self.end is None:
                 self.receive(row)
 
     def completion(self) -> Completion:
-        """What there is, as a completion."""
+        """The output so far, as a completion."""
         end = self.end
         cached = self.progress.cached if self.progress is not None else 0
         finish = end.finish if end is not None else self.error.code if self.error is not None else "abort"
@@ -133,13 +133,13 @@ class Request:
         if self.end is None or self.end.finish in ENDED_NORMALLY:
             return None
         error = BY_CODE.get(self.end.code or self.end.finish, GenerationFailed)
-        # Kept, so that every reader gets the same exception.
+        # Cached, so that every reader gets the same exception.
         self.error = error(self.end.message or f"the request ended with {self.end.finish}")
         return self.error
 
 
 def new_request(options: Options) -> Request:
-    """A request without a prompt. A bad option ends it there and then, to be raised by the stream."""
+    """A request without a prompt. An invalid option ends it at once, for the stream to raise."""
     request = Request([], make_options(options))
     try:
         check_options(request.options)
@@ -149,7 +149,7 @@ def new_request(options: Options) -> Request:
 
 
 def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
-    """Give a request its prompt; what is no list of token ids ends it."""
+    """Set the prompt of a request; anything but a list of token ids ends it."""
     if request.ended:
         return
     try:
@@ -161,14 +161,14 @@ def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
 
 
 class TokenReader:
-    """The tokens of a request from a place of its own on."""
+    """A reader of the tokens of a request, with its own position."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self._next = 0
 
     def take(self) -> TokenChunk | None:
-        """All tokens since the last call, or None. Once `finished` is true there will be no more."""
+        """All tokens since the last call, or None. No more follow once `finished` is true."""
         request, first = self.request, self._next
         self._next = end = len(request.tokens)
         if end == first:
@@ -178,12 +178,12 @@ class TokenReader:
 
     @property
     def finished(self) -> bool:
-        """Whether everything has been taken."""
+        """Whether all of the output has been taken."""
         return self.request.ended and self._next == len(self.request.tokens)
 
     @property
     def wants_abort(self) -> bool:
-        """Whether the worker may stop: tokens alone never say so."""
+        """Whether the worker may stop: never for a stream of tokens."""
         return False
 
     def completion(self) -> Completion:

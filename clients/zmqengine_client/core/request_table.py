@@ -1,4 +1,4 @@
-"""The requests of a session: what an abort, the connection and the worker's answers do to each of them."""
+"""The requests of a session, and their reaction to aborts, replies and changes of the connection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import inf
 
 from zmqengine.errors import AnswerTimeout, ZmqEngineError, from_code
 from zmqengine.protocol.messages import Abort, Accepted, Insert, Rejected, Replay, Resume
-from zmqengine_client.core.calls import Call, CallTable
+from zmqengine_client.core.calls import CallTable, CommandCall
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.inserting import Inserting
 from zmqengine_client.core.live_requests import LiveRequests
@@ -15,9 +15,9 @@ from zmqengine_client.core.request import Request
 
 
 class RequestTable:
-    """Those that have not ended are `live`; `inserting` brings them to the worker.
+    """All requests of a session: `live` has those that have not ended, `inserting` sends them to the worker.
 
-    It sends only while the connection is live; `go_live` brings the worker up to date.
+    It sends only while the connection is live; `go_live` reconciles the worker's requests with these.
     """
 
     def __init__(self, config: SessionConfig, connection: Connection, calls: CallTable) -> None:
@@ -27,20 +27,20 @@ class RequestTable:
         self.inserting = Inserting(config, connection, calls, self.live)
 
     def abort(self, request: Request, now: float) -> None:
-        """End a request whatever its phase. It ends here at once if the worker does not hold it."""
+        """Abort a request in any phase. It ends at once if the worker does not hold it."""
         if request.ended or request.aborting:
             return
         request.aborting = True
         if self._connection.phase is Phase.LIVE and request.phase is not RequestPhase.WAITING:
             self._calls.send(lambda call: Abort(call, request.id), now, request)
         else:
-            # If the worker still holds it when it is found again, it is an orphan there and aborted then.
+            # If the worker still holds it after a reconnect, it is an orphan there and aborted then.
             self.live.end(request, finish="abort")
 
     # --- the connection comes and goes ---------------------------------------------------------------------
 
     def go_live(self, opening: Opening, now: float) -> None:
-        """Insert what waits, go on with what was cut off, abort what nobody here wants."""
+        """Insert waiting requests, resume interrupted ones, abort orphans at the worker."""
         self.live.go_live()
         for request_id in opening.held.keys() - self.live.by_id.keys():
             self._abort_orphan(request_id, now)
@@ -53,7 +53,7 @@ class RequestTable:
                 self.inserting.restore(request, opening, now)
 
     def go_down(self) -> None:
-        """The connection is lost: no reply is on its way any more."""
+        """The connection is lost: no reply can arrive any more."""
         self.live.acks.clear()
         self.inserting.go_down()
         for request in self.live:
@@ -64,7 +64,7 @@ class RequestTable:
 
     # --- from cmd ------------------------------------------------------------------------------------------
 
-    def receive_accepted(self, accepted: Accepted, call: Call, now: float) -> None:
+    def receive_accepted(self, accepted: Accepted, call: CommandCall, now: float) -> None:
         """The worker holds the request."""
         request = call.request
         if request is None or request.ended:
@@ -73,13 +73,13 @@ class RequestTable:
         if accepted.state == "ended" and call.retries:
             self.live.resume(request, now)
 
-    def receive_replay(self, replay: Replay, call: Call, now: float) -> None:
-        """The tokens that were missed."""
+    def receive_replay(self, replay: Replay, call: CommandCall, now: float) -> None:
+        """Missed tokens, sent again."""
         if call.request is not None and not call.request.ended:
             self.live.receive_replay(call.request, replay, now)
 
-    def receive_rejected(self, rejected: Rejected, call: Call, now: float) -> None:
-        """Refusals that concern one request. What concerns the session is handled before this is called."""
+    def receive_rejected(self, rejected: Rejected, call: CommandCall, now: float) -> None:
+        """Rejection of a command of one request. Those of the session are handled before this is called."""
         request = call.request
         if request is None or request.ended:
             return
@@ -92,8 +92,8 @@ class RequestTable:
             if rejected.code == "unknown_request":
                 self.inserting.insert_forgotten(request, now)
 
-    def gave_up(self, call: Call, now: float) -> None:
-        """A command was repeated and never answered."""
+    def gave_up(self, call: CommandCall, now: float) -> None:
+        """A command was repeated and got no reply."""
         request = call.request
         if request is None or request.ended:
             return
@@ -111,19 +111,19 @@ class RequestTable:
     # --- time ----------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Acknowledge what has ended; insert again what was put off."""
+        """Acknowledge ended requests; insert again those that were put off."""
         if self._connection.phase is Phase.LIVE:
             self.live.acks.advance(now)
             self.inserting.advance(now)
 
     def next_deadline(self) -> float:
-        """When `advance` has something to do."""
+        """The time at which `advance` has something to do."""
         if self._connection.phase is not Phase.LIVE:
             return inf
         return min(self.live.acks.due_at, self.inserting.due_at)
 
     def _abort_orphan(self, request_id: str, now: float) -> None:
-        """Abort what the worker holds and nobody here waits for; it is acknowledged when its end comes."""
+        """Abort a request that only the worker knows; it is acknowledged when its end arrives."""
         if self._connection.phase is Phase.LIVE:
             self._calls.send(lambda call: Abort(call, request_id), now)
 

@@ -1,8 +1,8 @@
-"""The I/O-free core of a client: frames and the time in, frames and news out.
+"""The I/O-free core of a client: frames and the time in, actions and changes out.
 
-A half owns the sockets and the clock. It calls `start_*`, `receive`, `disconnected` and `advance`, each with the time
-in seconds, and after each round carries out `outbox.take_actions()` and calls `outbox.tell()`. Nothing here blocks, and
-nothing here knows of threads.
+A half (asyncio or threaded) owns the sockets and the clock. It calls `start_*`, `receive`, `disconnected` and
+`advance`, each with the time in seconds, and after each round carries out `outbox.take_actions()` and calls
+`outbox.tell()`. Nothing here blocks or knows of threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zmqengine_client.core.presence import Patience, Presence
 from zmqengine_client.core.request import Request
 
 
-class Session:
-    """One front-end and one worker."""
+class ClientSession:
+    """The session of one front-end with one worker."""
 
     def __init__(self, config: SessionConfig) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class Session:
     # --- from the caller -----------------------------------------------------------------------------------
 
     def start_request(self, request: Request, now: float) -> None:
-        """Generate. News of the request is marked in the outbox."""
+        """Start to generate. Changes of the request are marked in the outbox."""
         self._live.add(request, now)
         if request.ended:
             return
@@ -59,7 +59,7 @@ class Session:
         self._requests.abort(request, now)
 
     def start_control(self, call: ControlCall, now: float) -> None:
-        """Ask ctl."""
+        """Send a call on ctl."""
         if self.closed:
             call.error = WorkerLost("the client was closed")
             self.outbox.mark(call)
@@ -68,18 +68,18 @@ class Session:
             self._control.start(call, now)
 
     def close(self, now: float, wait_s: float = 0.5) -> None:
-        """Say bye. `closed` becomes true when the worker has heard it, or after `wait_s`."""
+        """Say bye. `closed` becomes true on the worker's reply, or after `wait_s`."""
         self._live.abort_all()
         self._dialogue.end(now, wait_s)
         self._control.close(WorkerLost("the client was closed"))
 
     @property
     def closed(self) -> bool:
-        """Whether the sockets can go."""
+        """Whether the sockets can be closed."""
         return self.connection.phase is Phase.CLOSED
 
     def abandon(self, error: ZmqEngineError, now: float) -> None:
-        """End everything with `error` at once: whoever drives it cannot go on."""
+        """End everything with `error` at once: the half that drives the session has failed."""
         self._live.fail_all(error)
         self._control.close(error)
         self.connection.close(now)
@@ -87,7 +87,7 @@ class Session:
     # --- from the sockets ----------------------------------------------------------------------------------
 
     def receive(self, channel: Channel, frames: Sequence[bytes], now: float) -> None:
-        """One message that came in on `channel`. What cannot be decoded is counted and dropped."""
+        """Process one message of `channel`. A malformed message is counted and dropped."""
         try:
             if channel == "out":
                 self._receive_output(frames, now)
@@ -99,7 +99,7 @@ class Session:
             self.outbox.counters.malformed += 1
 
     def connected(self, channel: Channel) -> None:
-        """A connection is up, its handshake done."""
+        """A connection is established, its handshake done."""
         if channel == "ctl":
             self._presence.came_up()
             self.connection.worker_came()
@@ -113,7 +113,7 @@ class Session:
             self._dialogue.worker_went(now, reason)
 
     def handshake_failed(self, *, refused: bool) -> None:
-        """The keys did not fit; `refused` when the worker said so."""
+        """The CURVE handshake failed; `refused` if the worker rejected this client's key."""
         self._presence.handshake_failures += 1
         if refused:
             self._presence.refused = True
@@ -122,7 +122,7 @@ class Session:
             self._live.fail_all(error)
 
     def _try_again(self) -> None:
-        """A key that was refused, maybe before anybody asked, may have been authorized since."""
+        """Reconnect ctl after a rejected key, which may have been authorized since."""
         if self._presence.refused:
             self._presence.refused = False
             self.outbox.actions.append(OpenControl())
@@ -130,12 +130,12 @@ class Session:
     # --- time ----------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Let pass what is due by now."""
+        """Do everything that is due by now."""
         self._control.advance(now)
         self._dialogue.advance(now)
 
     def next_deadline(self) -> float:
-        """When `advance` has to be called next, at the latest; infinity if only a message can bring news."""
+        """The latest time for the next `advance`; infinity if there is nothing to do before a message."""
         return min(self._control.next_deadline(), self._dialogue.next_deadline())
 
     def _receive_control(self, frames: Sequence[bytes], now: float) -> None:

@@ -1,4 +1,4 @@
-"""What a stream is, however its chunks are waited for."""
+"""The part of a stream that both halves share: everything but waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ChunkT_co = TypeVar("ChunkT_co", covariant=True)
 ChunkT = TypeVar("ChunkT")
 
 
-class Reader(Protocol[ChunkT_co]):
+class ChunkReader(Protocol[ChunkT_co]):
     """`TokenReader` or `TextReader`."""
 
     request: Request
@@ -41,9 +41,9 @@ class Owner(Protocol):
 class StreamState(Generic[ChunkT]):
     """The part of `Stream` and `AsyncStream` that never waits."""
 
-    def __init__(self, reader: Reader[ChunkT], owner: Owner) -> None:
+    def __init__(self, reader: ChunkReader[ChunkT], owner: Owner) -> None:
         self._reader = reader
-        # Holds the client: while somebody reads, it must not be collected.
+        # Keeps the client alive while its stream is read.
         self._owner = owner
         self._closed = False
 
@@ -52,17 +52,17 @@ class StreamState(Generic[ChunkT]):
 
     @property
     def request_id(self) -> str:
-        """The id in the worker's log."""
+        """The request id, as in the worker's log."""
         return self._reader.request.id
 
     @property
     def progress(self) -> PromptProgress | None:
-        """How far the prompt is read; None before the first report."""
+        """Progress of prefill; None before the first report."""
         return self._reader.request.progress
 
     @property
     def ended(self) -> bool:
-        """Whether everything has been read."""
+        """Whether all of the output has been read."""
         return self._closed or self._reader.finished
 
     @property
@@ -74,12 +74,12 @@ class StreamState(Generic[ChunkT]):
         return self._reader.completion()
 
     def abort(self) -> None:
-        """Stop generating. What has come can still be read; the stream then ends with `abort`."""
+        """Stop generating. Received output can still be read; the stream then ends with `abort`."""
         if not self._reader.request.ended:
             self._owner.abort(self._reader.request)
 
     def close(self) -> None:
-        """Abort if it has not ended, and read no more. Idempotent."""
+        """Abort if it has not ended, and drop unread output. Idempotent."""
         if not self.ended:
             self._closed = True
             self.abort()

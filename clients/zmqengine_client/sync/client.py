@@ -25,9 +25,9 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import Options
-from zmqengine_client.core.outbox import ClientEvent, Counters
+from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
@@ -82,7 +82,7 @@ class Client:
             worker_lost_timeout_s=worker_lost_timeout_s,
             resume=resume,
         )
-        self._session = Session(config)
+        self._session = ClientSession(config)
         self._driver = IoThread(self._session, keys or keys_from_environment(), on_event)
         self._questions = Questions(self._driver)
         self._tokenizer = ModelTokenizer(self._questions, self._session.connection)
@@ -95,14 +95,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Abort what runs, say bye, close the sockets. Idempotent; takes at most two seconds."""
+        """Abort running requests, say bye, close the sockets. Idempotent; takes at most two seconds."""
         self._preparation.cancel()
         self._driver.close()
 
     # --- the worker ----------------------------------------------------------------------------------------
 
     def describe(self) -> Description:
-        """Which worker this is, its model and limits, and whether it is ready."""
+        """The worker's identity, model, limits and state."""
         return self._questions.ask(Describe, Description)
 
     def status(self) -> Status:
@@ -114,7 +114,7 @@ class Client:
         return (self._questions.ask(GetMetrics, Metrics)).text
 
     def drain(self) -> None:
-        """Have the worker finish what runs and exit. Raises `NotAuthorized` without an operator's key."""
+        """Make the worker finish its running requests and exit. Raises `NotAuthorized` without an operator's key."""
         self._questions.tell(Drain)
 
     def end_request(self, session: str, request: str) -> None:
@@ -130,9 +130,9 @@ class Client:
         return time.perf_counter() - started
 
     def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        """What SPEC.md has on ctl and no method here: `make` gets the call's number, the answer is of this `kind`.
+        """Send any ctl call of SPEC.md: `make` builds it from its call id; the reply is of this `kind`.
 
-        Raises what the worker refuses it with.
+        Raises the error with which the worker rejects it.
         """
         return self._questions.ask(make, kind)
 
@@ -148,7 +148,7 @@ class Client:
         return self._tokenizer.get()
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ClientCounters:
         """Totals since the client was made."""
         return msgspec.structs.replace(self._session.outbox.counters)
 
@@ -185,7 +185,7 @@ class Client:
     def select(self, streams: Iterable[Stream[ChunkT]]) -> Iterator[tuple[Stream[ChunkT], ChunkT | None]]:
         """Chunks of many streams on one thread, as they come: `(stream, chunk)`, and `(stream, None)` at its end.
 
-        Raises nothing of the streams: look at `stream.result`. Leaving the loop early aborts none of them.
+        Errors of streams are not raised here: `stream.result` raises them. Leaving the loop early aborts no stream.
         """
         group = Group[ChunkT]()
         reading = list(streams)
@@ -194,7 +194,7 @@ class Client:
         try:
             while len(group):
                 for notifier in group._ready():
-                    # One at a time: what was taken and not told would be lost when the loop is left.
+                    # One at a time: news taken and not yielded would be lost when the loop is left.
                     news = group._take(notifier)
                     if news is not None and news.chunk is not None:
                         yield news.stream, news.chunk
@@ -220,7 +220,7 @@ class Client:
         self._driver.abort(request)
 
     def check(self) -> None:
-        """Raise RuntimeError if waiting is no use.
+        """Raise RuntimeError if nothing can arrive any more.
 
         The client is closed, belongs to another process, or this is its own I/O thread.
         """

@@ -18,7 +18,7 @@ import zmq
 from zmqengine.errors import WorkerLost
 from zmqengine_client.core.outbox import ClientEvent
 from zmqengine_client.core.request import Request
-from zmqengine_client.core.session import Session
+from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.transport import Transport
 
@@ -37,7 +37,7 @@ class IoThread:
     """
 
     def __init__(
-        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+        self, session: ClientSession, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
     ) -> None:
         self.session = session
         self._rounds = _Rounds(session, keys, on_event)
@@ -54,7 +54,7 @@ class IoThread:
             raise RuntimeError("the client is closed")
 
     def check_waiting(self) -> None:
-        """As `check`, and raise on the I/O thread itself: `on_event` would wait for what only it can bring."""
+        """As `check`, and raise on the I/O thread itself: a call in `on_event` would deadlock."""
         self.check()
         if threading.current_thread() is self._thread:
             raise RuntimeError(
@@ -87,17 +87,17 @@ def _close(rounds: _Rounds, thread: threading.Thread) -> None:
 
 
 class _Rounds:
-    """What the thread does, which holds nothing that a caller holds: so callers can be collected."""
+    """The loop of the thread. It references no object of a caller, so that clients can be collected."""
 
     def __init__(
-        self, session: Session, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
+        self, session: ClientSession, keys: CurveKeys | None, on_event: Callable[[ClientEvent], None] | None
     ) -> None:
         self.session = session
         self._on_event = on_event
         self._pid = os.getpid()
         self._commands: deque[Command] = deque()
         self._poller = zmq.Poller()
-        # Sockets close themselves, and only when nobody can write to them any more.
+        # Sockets close themselves once no thread can write to them any more.
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._wake.setblocking(False)
@@ -110,7 +110,7 @@ class _Rounds:
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process: the thread did not come along."""
+        """Whether this is a forked child, in which the thread does not run."""
         return self._pid != os.getpid()
 
     def post(self, command: Command) -> None:
@@ -118,7 +118,7 @@ class _Rounds:
         if self.forked or self.ended.is_set():
             return
         self._commands.append(command)
-        # A full pipe wakes the thread as well as one more byte would.
+        # A full pipe already wakes the thread.
         with contextlib.suppress(BlockingIOError):
             self._wake.send(b"\0")
         if self.ended.is_set():
@@ -135,13 +135,13 @@ class _Rounds:
                 self._poller.poll(self._wait_ms())
                 self._round(time.monotonic())
         except Exception:
-            # A defect of ours: nobody may wait for ever on a thread that is gone.
+            # A bug in the core: no caller may wait for ever on a thread that is gone.
             log.exception("the client's I/O thread failed")
             session.abandon(
                 WorkerLost("the client failed; its log has the reason: make a new one"), time.monotonic()
             )
         finally:
-            # From here on `post` runs what it is given itself, on a session that is closed.
+            # From here on `post` runs commands in place, on a closed session.
             self.ended.set()
             self._run_commands(time.monotonic())
             self._transport.close()

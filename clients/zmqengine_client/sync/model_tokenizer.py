@@ -12,7 +12,7 @@ from zmqengine_client.text.tokenizer import Tokenizer
 
 
 class ModelTokenizer:
-    """Finds it once, and again when another model is served."""
+    """Finds the tokenizer once, and again when another model is served."""
 
     def __init__(self, questions: Questions, connection: Connection) -> None:
         self._questions = questions

@@ -1,4 +1,4 @@
-"""Prompts become token ids on the thread that asks: it is told at once what is wrong with them."""
+"""Tokenisation of prompts on the calling thread, which gets errors at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqengine_client.text.text_reader import TextReader
 
 
 class Preparation:
-    """Refused prompts end their request; what else is raised goes to the caller."""
+    """Rejected prompts end their request; other errors are raised to the caller."""
 
     def __init__(self, tokenizer: ModelTokenizer, driver: IoThread) -> None:
         self._tokenizer = tokenizer
@@ -27,4 +27,4 @@ class Preparation:
             self._driver.start(request)
 
     def cancel(self) -> None:
-        """Nothing is under way: `begin` returns when it is done."""
+        """Do nothing: `begin` returns only when it is done."""

@@ -1,5 +1,5 @@
 # Made from ../aio/questions.py by `python -m tools`: change that one.
-"""Questions on ctl, and the wait for their answers."""
+"""Calls on ctl, and the wait for their replies."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ReplyT = TypeVar("ReplyT", bound=ControlReply)
 
 
 class Questions:
-    """Asks what `make` builds for a call's id. Raises what the worker answers with, or why it does not answer."""
+    """Sends the ctl call that `make` builds from a call id. Raises the worker's error, or a timeout."""
 
     def __init__(self, driver: IoThread) -> None:
         self._driver = driver
 
     def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        """The answer, which is of this kind."""
+        """The reply, which is of this kind."""
         reply = self.tell(make)
         if not isinstance(reply, kind):
             raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")
         return reply
 
     def tell(self, make: Callable[[int], ControlRequest]) -> ControlReply:
-        """The answer, whatever it is: what was asked for is done."""
+        """Wait for a reply of any kind: the command has been carried out."""
         return self._call(make, None)
 
     def wait_ready(self, timeout_s: float | None) -> Description:

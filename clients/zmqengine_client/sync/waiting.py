@@ -1,4 +1,4 @@
-"""How a thread waits for the I/O thread, and for its turn. What a task leaves to a thread, a thread does itself."""
+"""Waiting of a thread: for the I/O thread, for a lock. Work that a task gives to a thread is done in place."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Lock = threading.Lock
 def off_loop(
     function: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
 ) -> ResultT:
-    """Call it: there is no event loop that it could hold up."""
+    """Call `work` in place: there is no event loop to block."""
     return function(*args, **kwargs)
 
 
 class Mailbox:
-    """Where notices arrive. Many streams can share one: then one wait covers them all."""
+    """A queue of notices. Streams can share one, so that one wait covers them all."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -39,7 +39,7 @@ class Mailbox:
             self._condition.notify()
 
     def wait(self) -> list[Notifier]:
-        """Those with news since the last call; waits for the first. For one thread at a time."""
+        """Notifiers with news since the last call; waits for the first. For one thread at a time."""
         with self._condition:
             while not self._ready:
                 self._condition.wait()

@@ -1,13 +1,13 @@
-"""From text to token ids and back, with the tokenizer that the worker hands out.
+"""Text to token ids and back, with the tokenizer that the worker provides.
 
-prompts.py            from what a caller gives to the prompt of a request
-text_reader.py        from a request to chunks of text
+prompts.py            text or messages of a caller to the prompt of a request
+text_reader.py        token ids of a request to chunks of text
 tokenizer.py          text to token ids and back
 chat_template.py      conversations to text
-segment_cache.py      token ids of the parts of long prompts, kept
-detokenizer.py        token ids to text, piece by piece
-byte_detokenizer.py   the same where a token is bytes of its own
-stop_strings.py       finds them in text that arrives in pieces
-token_bytes.py        the bytes that one token stands for
-tokenizer_cache.py    what workers sent, in this process and on disk
+segment_cache.py      cached token ids of segments of long prompts
+detokenizer.py        token ids to text, incrementally
+byte_detokenizer.py   a faster one for byte-level vocabularies
+stop_strings.py       stop strings in streamed text
+token_bytes.py        the bytes of one token
+tokenizer_cache.py    tokenizers fetched from workers, in memory and on disk
 """

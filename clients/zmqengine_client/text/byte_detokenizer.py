@@ -1,4 +1,4 @@
-"""Token ids to text where each token stands for bytes of its own, as in GPT-2's vocabulary and its heirs."""
+"""Incremental detokenisation for byte-level vocabularies, such as GPT-2's, where each token is a byte string."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class ByteDetokenizer:
-    """Does what `Detokenizer` does, in a quarter of the time: no token's text depends on its neighbours, so none is
-    decoded twice.
+    """A `Detokenizer` in a quarter of the time: no token's text depends on its neighbours, so none is decoded twice.
 
-    `bytes_of` gives the bytes of a token, none for an id without text. What is no UTF-8 becomes U+FFFD, once for each
-    part that could have begun a character, as everywhere.
+    `bytes_of` gives the bytes of a token, empty for an id without text. Invalid UTF-8 becomes U+FFFD, once for each
+    maximal prefix of a character, as Unicode recommends.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
@@ -21,9 +20,9 @@ class ByteDetokenizer:
         self._decode = _new_decoder("replace").decode
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain after these ids: the beginning of a character is held back."""
+        """The text that is final after these ids: an incomplete character is held back."""
         return self._decode(b"".join(map(self._bytes_of, ids)))
 
     def finish(self) -> str:
-        """What was held back, with a replacement character for what never became one."""
+        """The text that was held back, with U+FFFD for an incomplete character."""
         return self._decode(b"", True)

@@ -1,7 +1,7 @@
 """Chat templates in the Jinja dialect that models on the hub are published with.
 
-The template comes with the model, so it is untrusted: it runs in a sandbox, sees plain data only, and cannot change
-what it is given.
+The template comes with the model, so it is untrusted: it runs in a sandbox, sees plain data only, and cannot modify
+its input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChatTemplate:
         self._template.globals = dict(self._template.globals)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The prompt for these messages. Raises `BadRequest` with what the template objects to."""
+        """The prompt for these messages. Raises `BadRequest` with the template's error."""
         plain = [_plain(message) for message in messages]
         if not all(isinstance(message, dict) for message in plain):
             raise BadRequest("messages must be mappings with a role and a content")

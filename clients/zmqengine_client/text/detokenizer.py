@@ -1,8 +1,8 @@
-"""Token ids to text, piece by piece.
+"""Incremental detokenisation.
 
-Why not `tokenizers.DecodeStream`: it cannot say what it holds back at the end of an output, so a text that is cut
-inside a character ends too early, and on runs of byte tokens that are not UTF-8 it raises. It takes 0.6 us a token
-where this takes 2.1 (tokenizers 0.23, pico's tokenizer); one step of a model takes thousands.
+Why not `tokenizers.DecodeStream`: it cannot flush at the end of an output, so a text that is cut inside a character
+ends too early, and on runs of byte tokens that are not UTF-8 it raises. It takes 0.6 us a token where this takes 2.1
+(tokenizers 0.23, pico's tokenizer); one step of a model takes thousands.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ BEGINNING_TOKENS_MAX = 3
 
 
 class Detokenizer:
-    """Turns ids into text as they come; the pieces together are what decoding all ids at once gives.
+    """Decodes ids as they arrive; the pieces joined equal the text of all ids decoded at once.
 
-    A character whose bytes have not all come is held back. Each push decodes a window of a few tokens, so the cost of a
-    stream is linear in its length. `decode` turns ids into text, `skip` are ids that have none.
+    An incomplete character is held back. Each push decodes a window of a few tokens, so the cost of a stream is linear
+    in its length. `decode` turns ids into text, `skip` are ids without text.
 
-    Decoders drop a space at the start of a text and join pieces in ways that depend on the one before, so new
-    tokens are always decoded behind some that have been told already, and the text of those is taken off.
+    Decoders drop a space at the start of a text and join pieces depending on the previous one, so new tokens are
+    always decoded after some tokens that were already output, whose text is then cut off.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], skip: Collection[int] = ()) -> None:
@@ -34,7 +34,7 @@ class Detokenizer:
         self._told_text = ""
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain after these ids."""
+        """The text that is final after these ids."""
         skip = self._skip
         self._window.extend([id_ for id_ in ids if id_ not in skip] if skip else ids)
         if len(self._window) == self._told:
@@ -48,17 +48,17 @@ class Detokenizer:
         return self._tell(self._decode(self._window[:-held]) if held else text, held)
 
     def finish(self) -> str:
-        """What was held back, with a replacement character for what never became one."""
+        """The text that was held back, with U+FFFD for an incomplete character."""
         return self._tell(self._decode(self._window)) if len(self._window) > self._told else ""
 
     def _beginning(self, text: str) -> int:
-        """How many tokens at the end of the window, which is `text`, may be the beginning of a character."""
+        """Tokens at the end of the window, which decodes to `text`, that may be an incomplete character."""
         cuts = []
         for held in range(BEGINNING_TOKENS_MAX, 0, -1):
             rest = self._decode(self._window[-held:])
             if not rest.strip(REPLACEMENT):
                 cuts.append((held, self._decode(self._window[:-held]), rest))
-        # Bytes of one character make fewer replacements together than apart: there it is not cut.
+        # Bytes of one character decode to fewer replacements together than apart: no cut there.
         whole = [held for held, head, _ in cuts if not head.endswith(REPLACEMENT)]
         whole += [held for held, head, rest in cuts if head + rest == text]
         return whole[0] if whole else 0
@@ -68,8 +68,8 @@ class Detokenizer:
         if text.startswith(self._told_text):
             piece = text[len(self._told_text) :]
         else:
-            # The decoder read what was told otherwise in the light of what follows (an invalid byte right after
-            # a character made of byte tokens): that cannot be taken back.
+            # The decoder changed text that was already output (an invalid byte right after a character made of
+            # byte tokens): that cannot be taken back.
             piece = self._decode(self._window[self._told : end])
         self._window = self._window[self._told :]
         self._told = end - self._told

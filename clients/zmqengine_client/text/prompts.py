@@ -1,4 +1,4 @@
-"""From the text that a caller gives to the prompt of a request: the steps that both clients share."""
+"""Text or messages of a caller to the prompt of a request: the steps that both halves share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Encode = Callable[[Tokenizer], list[int]]
 
 
 def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
-    """A reader with these stop strings; bad ones end the request."""
+    """A text reader with these stop strings; invalid ones end the request."""
     try:
         return TextReader(request, stop_list(stop))
     except ZmqEngineError as error:
@@ -33,7 +33,7 @@ def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
 
 
 def prompt_encoder(prompt: str | Sequence[int]) -> Encode:
-    """How the prompt of `generate` becomes token ids."""
+    """The function that tokenises the prompt of `generate`."""
     if isinstance(prompt, str):
         return lambda tokenizer: tokenizer.encode(prompt)
     return lambda tokenizer: token_ids(prompt)
@@ -44,12 +44,12 @@ def chat_encoder(
     tools: Sequence[Mapping[str, Any]] | None,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> Encode:
-    """How the messages of `chat` become token ids."""
+    """The function that tokenises the messages of `chat`."""
     return lambda tokenizer: tokenizer.encode_chat(messages, tools, **(chat_template_kwargs or {}))
 
 
 def set_text_prompt(request: Request, reader: TextReader, tokenizer: Tokenizer, encode: Encode) -> None:
-    """Tokenise. This is the slow part of a long prompt: never on an event loop."""
+    """Tokenise the prompt of a request. Slow for a long prompt: never on an event loop."""
     started = time.monotonic()
     try:
         ids = encode(tokenizer)

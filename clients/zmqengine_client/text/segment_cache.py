@@ -1,7 +1,7 @@
-"""Token ids of the parts of long prompts, kept: of a conversation only the newest turn is tokenised again.
+"""A cache of token ids by segment of the prompt: only the newest turn of a conversation is tokenised again.
 
-A tokenizer cuts a text at its special tokens before anything else, so the parts between them can be tokenised apart.
-Where that does not hold for a tokenizer, a test at the start finds out, and nothing is cut.
+A tokenizer first splits a text at its special tokens, so the segments between them can be tokenised separately.
+Where that does not hold for a tokenizer, a test at the start finds out, and texts are not split.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EncodeParts = Callable[[Sequence[str]], list[list[int]]]
 
 
 class SegmentCache:
-    """`encode` gives the same ids as the tokenizer would; safe to use from several threads.
+    """`encode` gives the same ids as the tokenizer would. Safe to use from several threads.
 
-    `encode_parts` does the work for what is not known. The least recently used parts go first.
+    `encode_parts` tokenises segments that are not cached. The least recently used segments are evicted first.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class SegmentCache:
 
     @property
     def usable(self) -> bool:
-        """Whether this tokenizer's texts may be cut."""
+        """Whether texts may be split for this tokenizer."""
         return self._cut is not None
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
         if self._cut is None:
             return self._encode_parts([text])[0]
-        # Parts at even places, special tokens between them.
+        # Segments at even indices, special tokens between them.
         parts = self._cut.split(text)
         found = self._find(parts[::2])
         new = [place for place, ids in enumerate(found) if ids is None]
@@ -88,7 +88,7 @@ class SegmentCache:
                 self._chars -= len(self._known.popitem(last=False)[0])
 
     def _agrees(self) -> bool:
-        """Whether probes give the same ids cut and whole."""
+        """Whether probe texts give the same ids split and whole."""
         tokens = list(self._ids)[:3]
         texts = [f"{token}".join(_PROBES) for token in tokens]
         texts += [f"{token}{probe}{token}{token}{probe}" for token in tokens for probe in _PROBES]
@@ -98,7 +98,7 @@ class SegmentCache:
 
 
 def _cutting_tokens(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Tokens that are found before the text is normalised, and take no white space with them."""
+    """Special tokens that are matched before normalisation and strip no white space."""
     return {
         token.content: id_
         for id_, token in tokenizer.get_added_tokens_decoder().items()
@@ -107,7 +107,7 @@ def _cutting_tokens(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
 
 
 def _pattern(ids: dict[str, int]) -> re.Pattern[str] | None:
-    """The longest of those that begin at a place, as the tokenizer finds them."""
+    """A pattern that matches the longest special token at a position, as the tokenizer does."""
     if not ids:
         return None
     return re.compile(f"({'|'.join(re.escape(token) for token in sorted(ids, key=len, reverse=True))})")

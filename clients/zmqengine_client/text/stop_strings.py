@@ -1,4 +1,4 @@
-"""Stop strings in text that arrives in pieces."""
+"""Stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ def stop_list(stop: str | Sequence[str]) -> list[str]:
 
 
 class StopStrings:
-    """Finds the first stop string that is completed, whatever the pieces are.
+    """Finds the first complete stop string, however the text is cut into pieces.
 
-    Of several that are completed by the same character the longest counts. Text is held back while it may still become
-    one.
+    If one character completes several, the longest counts. Text that may still become a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -32,7 +31,7 @@ class StopStrings:
         self.match: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain now. After a match there is none."""
+        """The text that is final now. Empty after a match."""
         if self.match is not None:
             return ""
         if not self._stops:
@@ -51,6 +50,6 @@ class StopStrings:
         return text
 
     def finish(self) -> str:
-        """What was held back and became no stop string."""
+        """The text that was held back, if it became no stop string."""
         held, self._held = self._held, ""
         return held

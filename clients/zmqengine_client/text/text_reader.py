@@ -1,4 +1,4 @@
-"""A request as chunks of text, without waiting: what a text stream of either half takes its news from."""
+"""A request as chunks of text, without waiting: the base of the text streams of both halves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqengine_client.text.tokenizer import Tokenizer
 class TextReader:
     """The text of a request up to its end token or its first stop string.
 
-    What it gives in all does not depend on how the tokens were cut into chunks.
+    The whole text does not depend on how tokens were cut into chunks.
     """
 
     def __init__(self, request: Request, stops: Sequence[str]) -> None:
@@ -36,14 +36,14 @@ class TextReader:
         self._finished = False
 
     def start(self, tokenizer: Tokenizer) -> None:
-        """Set the tokenizer. Before this nothing is given."""
+        """Set the tokenizer. `take` returns None before."""
         options = self.request.options
         eos = frozenset() if options.ignore_eos else tokenizer.eos_token_ids
         self._end_ids = eos | frozenset(options.stop_token_ids)
         self._detokenizer = tokenizer.detokenizer()
 
     def take(self) -> TextChunk | None:
-        """The text that has become certain since the last call, or None. See `TokenReader.take`."""
+        """The text that became final since the last call, or None. See `TokenReader.take`."""
         if self._finished:
             return None
         text = ""
@@ -51,7 +51,7 @@ class TextReader:
         chunk = self._reader.take() if self._detokenizer is not None else None
         if chunk is not None:
             text = self._read(chunk)
-        # What had ended before was taken whole: tokens come before the end.
+        # Read before the tokens: `end` is set after the last of them.
         if self._stops.match is not None or ended:
             text += self._flush()
         self._text.append(text)
@@ -65,7 +65,7 @@ class TextReader:
 
     @property
     def finished(self) -> bool:
-        """Whether everything has been taken."""
+        """Whether all of the output has been taken."""
         return self._finished
 
     @property
@@ -85,7 +85,7 @@ class TextReader:
         )
 
     def failure(self) -> ZmqEngineError | None:
-        """The error the request ended with; none if the text was complete before."""
+        """The error the request ended with; None if the text was complete before."""
         return self.request.failure() if self._stops.match is None else None
 
     def _read(self, chunk: TokenChunk) -> str:

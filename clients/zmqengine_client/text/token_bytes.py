@@ -1,4 +1,4 @@
-"""The bytes that one token stands for, which its text alone cannot tell where it is part of a character."""
+"""The bytes of one token, which its text alone does not show if it is part of a character."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write printable bytes as themselves and the others, in order, from U+0100 on."""
+    """Character to byte in byte-level vocabularies: printable bytes as themselves, the others in order from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -20,9 +20,9 @@ _ALPHABET = _byte_alphabet()
 
 
 def piece_bytes(piece: str, *, by_byte: bool) -> bytes:
-    """The bytes of a piece of the vocabulary; `by_byte`: each of its characters is a byte.
+    """The bytes of a vocabulary entry. `by_byte`: each of its characters is a byte.
 
-    Elsewhere U+2581 is a space and `<0x0A>` is a byte, as SentencePiece writes them.
+    Otherwise U+2581 is a space and `<0x0A>` is a byte, as in SentencePiece.
     """
     if by_byte:
         if all(character in _ALPHABET for character in piece):

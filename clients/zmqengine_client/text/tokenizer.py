@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Tokenizer:
     """The model's tokenizer and chat template. Safe to use from several threads.
 
-    `facts` are what the worker knows of the model's text format, such as the markers of thinking and of tool calls.
+    `facts` describe the model's text format, such as the markers of reasoning and of tool calls.
     """
 
     def __init__(self, bundle: TokenizerBundle) -> None:
@@ -36,7 +36,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json)
         except Exception as error:  # noqa: BLE001 - the library raises plain Exception
             raise BadRequest(f"the worker's tokenizer cannot be read: {error}") from None
-        # A training set-up may have left these on: a prompt must never be cut or filled up.
+        # Training may have left these on: a prompt must never be truncated or padded.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -48,7 +48,7 @@ class Tokenizer:
         self._segments = SegmentCache(self._tokenizer, self._encode_parts)
 
     def to_json(self) -> bytes:
-        """The tokenizer as a `tokenizer.json`, for a program that wants to build its own."""
+        """The tokenizer as a `tokenizer.json`, for programs that build their own."""
         return self._tokenizer.to_str().encode()
 
     def token_id(self, token: str) -> int | None:
@@ -56,7 +56,7 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with `add_special_tokens` those that the model wants at the start are there."""
+        """Token ids of `text`; `add_special_tokens` adds the model's tokens at the start of a text, such as BOS."""
         if not isinstance(text, str):
             raise BadRequest(f"a text must be a str, not {type(text).__name__}")
         try:
@@ -64,18 +64,18 @@ class Tokenizer:
                 return self._segments.encode(text)
             return self._encode_batch([text], add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError):
-            # The library says so of half a surrogate pair.
+            # The library raises this for an unpaired surrogate.
             raise BadRequest("the text is not valid Unicode") from None
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text, as `encode` gives them; all cores of the machine take part."""
+        """Token ids of each text, as `encode` gives them, computed on all cores."""
         try:
             return self._encode_batch(list(texts), add_special_tokens)
         except (TypeError, UnicodeEncodeError):
             raise BadRequest("a text is not valid Unicode") from None
 
     def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        # The batch call lets other threads run meanwhile; `encode` holds the interpreter to its end.
+        # The batch call releases the GIL; `encode` holds it throughout.
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
 
@@ -84,7 +84,7 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token_bytes(self) -> int:
-        """No token stands for more bytes of UTF-8 than this. Slow the first time: it looks at every token."""
+        """The most UTF-8 bytes of any token. Slow the first time: it looks at every token."""
         return max(
             # A byte-level vocabulary writes each byte as one character.
             len(token) if self._by_byte and id_ not in self._added else len(token.encode())
@@ -92,7 +92,7 @@ class Tokenizer:
         )
 
     def token_bytes(self, id_: int) -> bytes:
-        """The bytes that a token stands for, special tokens written out; none for an id without a token."""
+        """The bytes of a token, special tokens as their text; empty for an id without a token."""
         if id_ in self._added:
             return self._added[id_].encode()
         piece = self._tokenizer.id_to_token(id_)
@@ -112,8 +112,8 @@ class Tokenizer:
     ) -> str:
         """The prompt text for a conversation. `kwargs` are further variables of the template.
 
-        A model may have a template of its own for chats with tools. Raises `BadRequest` if the model has no chat
-        template, or with what the template objects to.
+        A model may have a separate template for chats with tools. Raises `BadRequest` if the model has no chat
+        template, or with the template's error.
         """
         template = self._compiled_template(tools=bool(tools))
         if template is None:
@@ -129,11 +129,11 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """The names that the chat template reads; none without one. Raises `BadRequest` if it is broken."""
+        """Variables that the chat template reads; empty without one. Raises `BadRequest` if it is invalid."""
         return self.variables_of_template(tools=False)
 
     def variables_of_template(self, *, tools: bool) -> frozenset[str]:
-        """The names that the template for chats with or without tools reads."""
+        """The variables of the template for chats with or without tools."""
         template = self._compiled_template(tools=tools)
         return template.variables if template else frozenset()
 
@@ -147,7 +147,7 @@ class Tokenizer:
         if source is None:
             return None
         if source not in self._templates:
-            # Imported here: Jinja is a tenth of the time to import the client, and completions need none.
+            # Imported here: Jinja is a tenth of the client's import time, and completions do not need it.
             from zmqengine_client.text.chat_template import ChatTemplate
 
             self._templates[source] = ChatTemplate(source)
@@ -159,12 +159,12 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **chat_template_kwargs: Any,
     ) -> list[int]:
-        """Token ids of the prompt for a conversation. The template writes the special tokens itself."""
+        """Token ids of the prompt for a conversation. Special tokens come from the template."""
         text = self.apply_chat_template(messages, tools=tools, **chat_template_kwargs)
         return self.encode(text, add_special_tokens=False)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer | ByteDetokenizer:
-        """A new incremental detokeniser for one stream."""
+        """A new incremental detokenizer for one stream."""
         if self._byte_level:
             return ByteDetokenizer(self._plain_bytes if skip_special_tokens else self._all_bytes)
         skip = self._special_ids if skip_special_tokens else ()
@@ -176,7 +176,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _all_bytes(self) -> Callable[[int], bytes]:
-        """What a byte-level decoder makes of a token, kept: streams ask for each of theirs."""
+        """The bytes of a token by a byte-level decoder, cached: streams look up each of their tokens."""
 
         @functools.cache
         def bytes_of(id_: int) -> bytes:
@@ -187,6 +187,6 @@ class Tokenizer:
 
     @functools.cached_property
     def _plain_bytes(self) -> Callable[[int], bytes]:
-        """The same, with none for special tokens."""
+        """The bytes of a token, empty for special tokens; cached."""
         all_bytes, special = self._all_bytes, self._special_ids
         return functools.cache(lambda id_: b"" if id_ in special else all_bytes(id_))

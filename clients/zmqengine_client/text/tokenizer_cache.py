@@ -1,4 +1,4 @@
-"""Tokenizers by hash: built once in a process, and kept on disk, so that a front-end fetches one once in its life."""
+"""Tokenizers by hash: built once in a process and cached on disk, so that a front-end fetches each only once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
 
 
 def find(bundle_hash: str) -> Tokenizer | None:
-    """The tokenizer of this hash from this process, or from disk. May take a while: not for an event loop."""
+    """The tokenizer of this hash from memory or from disk. Blocking: not for an event loop."""
     with _lock:
         tokenizer = _tokenizers.get(bundle_hash)
     if tokenizer is None:
@@ -36,26 +36,26 @@ def find(bundle_hash: str) -> Tokenizer | None:
 
 
 def add(bundle: TokenizerBundle) -> Tokenizer:
-    """Keep what a worker sent, here and on disk."""
+    """Cache a tokenizer that a worker sent, in memory and on disk."""
     tokenizer = _keep(bundle)
     TokenizerDirectory().store(bundle)
     return tokenizer
 
 
 def clear() -> None:
-    """Forget the tokenizers of this process; those on disk stay."""
+    """Drop the tokenizers in memory; files on disk stay."""
     with _lock:
         _tokenizers.clear()
 
 
 class TokenizerDirectory:
-    """Bundles on disk. A file that cannot be read or written is as if it were not there."""
+    """Tokenizer bundles on disk. A file that cannot be read or written counts as absent."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = (directory or cache_directory()) / "tokenizers"
 
     def load(self, bundle_hash: str) -> TokenizerBundle | None:
-        """The bundle of this hash, if it is here and whole."""
+        """The bundle of this hash, if the file exists and is intact."""
         try:
             content = self._path(bundle_hash).read_bytes()
             digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
@@ -67,11 +67,11 @@ class TokenizerDirectory:
         return bundle if bundle.hash == bundle_hash else None
 
     def store(self, bundle: TokenizerBundle) -> None:
-        """Keep a bundle; the least recently stored ones go when there are too many or they are too large."""
+        """Store a bundle; the oldest are deleted past a number of files or a total size."""
         body = msgspec.msgpack.encode(bundle)
         with contextlib.suppress(OSError):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Written beside and renamed: another process sees the whole file or none.
+            # Written to a temporary file and renamed: other processes see the whole file or none.
             handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -93,7 +93,7 @@ class TokenizerDirectory:
                 path.unlink()
 
     def _path(self, bundle_hash: str) -> Path:
-        # The hash comes from the worker: as part of a path it must be ours.
+        # The hash comes from the worker and must not reach a path: hash it again.
         return self._directory / (hashlib.sha256(bundle_hash.encode()).hexdigest()[:32] + ".bundle")
 
 

@@ -16,7 +16,7 @@ import msgspec
 from zmqengine.bench.load.loops import closed_loop
 from zmqengine.bench.targets.records import RequestRecord, RequestSpec
 from zmqengine.bench.targets.sessions import open_session
-from zmqengine.bench.targets.target import Outcome, TargetSpec
+from zmqengine.bench.targets.target import TargetOutcome, TargetSpec
 
 try:
     # Reading a stream over HTTP takes a third less with it, which is then not taken for the server's.
@@ -44,7 +44,7 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-async def run_job(job: LoadJob) -> tuple[list[Outcome], float]:
+async def run_job(job: LoadJob) -> tuple[list[TargetOutcome], float]:
     """Open a session, say so, wait for the word, and run. Also the processor time of the run."""
     session = await open_session(job.target, timeout_s=job.timeout_s, streams=job.users)
     try:

@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager, contextmanager
 
 from zmqengine.bench.targets.records import RequestRecord, RequestSpec
 from zmqengine.bench.targets.sse import CountTokens
-from zmqengine.bench.targets.target import Outcome, Session, Stream
+from zmqengine.bench.targets.target import TargetOutcome, TargetSession, TargetStream
 
 
-async def closed_loop(session: Session, requests: Sequence[RequestSpec], users: int) -> list[Outcome]:
+async def closed_loop(
+    session: TargetSession, requests: Sequence[RequestSpec], users: int
+) -> list[TargetOutcome]:
     """Each of `users` sends the next request as soon as its last one has been answered."""
     waiting = iter(requests)
-    outcomes: list[Outcome] = []
+    outcomes: list[TargetOutcome] = []
 
     async def one_user() -> None:
         for request in waiting:
@@ -27,10 +29,10 @@ async def closed_loop(session: Session, requests: Sequence[RequestSpec], users: 
 
 
 async def thinking_users(
-    session: Session, requests: Sequence[Sequence[RequestSpec]], think_s: Sequence[Sequence[float]]
-) -> list[Outcome]:
+    session: TargetSession, requests: Sequence[Sequence[RequestSpec]], think_s: Sequence[Sequence[float]]
+) -> list[TargetOutcome]:
     """As `closed_loop`, with each user's own requests and the time it thinks before each of them."""
-    outcomes: list[Outcome] = []
+    outcomes: list[TargetOutcome] = []
 
     async def one_user(own: Sequence[RequestSpec], pauses_s: Sequence[float]) -> None:
         for request, pause_s in zip(own, pauses_s, strict=True):
@@ -43,12 +45,12 @@ async def thinking_users(
 
 
 async def open_loop(
-    session: Session, requests: Sequence[RequestSpec], arrival_s: Sequence[float]
-) -> list[Outcome]:
+    session: TargetSession, requests: Sequence[RequestSpec], arrival_s: Sequence[float]
+) -> list[TargetOutcome]:
     """Each request is sent at its time, whatever became of those before. Outcomes in the order of requests."""
     loop = asyncio.get_running_loop()
     start_s = loop.time()
-    streams: list[Stream] = []
+    streams: list[TargetStream] = []
     with collector_off():
         for request, at_s in zip(requests, arrival_s, strict=True):
             await asyncio.sleep(start_s + at_s - loop.time())
@@ -56,18 +58,20 @@ async def open_loop(
         return await outcomes_of(streams)
 
 
-async def outcomes_of(streams: Sequence[Stream]) -> list[Outcome]:
+async def outcomes_of(streams: Sequence[TargetStream]) -> list[TargetOutcome]:
     """The outcomes of streams, in their order."""
     return list(await asyncio.gather(*(stream.outcome() for stream in streams)))
 
 
-def records_of(outcomes: Sequence[Outcome], count_tokens: CountTokens | None) -> list[RequestRecord]:
+def records_of(outcomes: Sequence[TargetOutcome], count_tokens: CountTokens | None) -> list[RequestRecord]:
     """What was seen, read apart now that the clock has stopped."""
     return [outcome.record(count_tokens) for outcome in outcomes]
 
 
 @asynccontextmanager
-async def streams_in_flight(session: Session, requests: Sequence[RequestSpec]) -> AsyncIterator[list[Stream]]:
+async def streams_in_flight(
+    session: TargetSession, requests: Sequence[RequestSpec]
+) -> AsyncIterator[list[TargetStream]]:
     """Streams that are left, if they still run, at the end of the block."""
     streams = [session.send(request) for request in requests]
     try:

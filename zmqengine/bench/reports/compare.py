@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from zmqengine.bench.load.measures import kind_of
-from zmqengine.bench.reports.report import Figure, Report, Rounds
+from zmqengine.bench.reports.report import BenchReport, Figure, Rounds
 from zmqengine.bench.reports.tables import Table, number_text, shown_measures
 
 Verdict = Literal["better", "worse", "within noise", "changed", "only once"]
@@ -25,7 +25,9 @@ class Comparison(NamedTuple):
     verdict: Verdict
 
 
-def compare(first: Report, second: Report, renamed: Mapping[str, str] | None = None) -> Iterator[Comparison]:
+def compare(
+    first: BenchReport, second: BenchReport, renamed: Mapping[str, str] | None = None
+) -> Iterator[Comparison]:
     """What both reports have, in the order of the first. `renamed` says which target of the second stands for
     one of the first that has another name."""
     names = dict(renamed or {})

@@ -20,7 +20,7 @@ NVIDIA_SMI_S = 10.0
 PACKAGES = ("zmqengine", "mlx", "mlx-lm", "pyzmq", "msgspec", "numpy", "httptools", "tokenizers")
 
 
-class Setting(TypedDict):
+class RunSetting(TypedDict):
     """When, where and by what command a run began: what every report says of that."""
 
     started_at: str
@@ -30,9 +30,9 @@ class Setting(TypedDict):
     notes: list[str]
 
 
-def setting() -> Setting:
+def setting() -> RunSetting:
     """The setting of a run that begins now. What is started before makes the machine look busy."""
-    return Setting(
+    return RunSetting(
         started_at=now(),
         command=command_line(),
         machine=machine_facts(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 
 from zmqengine.bench.load.measures import kind_of
-from zmqengine.bench.reports.report import Figure, Report, Rounds
+from zmqengine.bench.reports.report import BenchReport, Figure, Rounds
 from zmqengine.bench.reports.tables import model_line
 
 matplotlib.use("agg")
@@ -52,7 +52,7 @@ BARS = (
 PANELS_PER_ROW = 3
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: BenchReport, path: Path) -> None:
     """Draw what the report has of the usual panels: lines over users, bars for the rest, whiskers for ranges."""
     rounds = Rounds(report)
     measured = {(scenario, measure) for scenario, _, _, measure in rounds}
@@ -78,7 +78,7 @@ def plot(report: Report, path: Path) -> None:
         plt.close(figure)
 
 
-def _draw_lines(axes: Axes, report: Report, rounds: Rounds, scenario: str, measure: str) -> None:
+def _draw_lines(axes: Axes, report: BenchReport, rounds: Rounds, scenario: str, measure: str) -> None:
     cases = report.cases(scenario)
     least = math.inf
     for label in report.labels():
@@ -104,7 +104,7 @@ def _draw_lines(axes: Axes, report: Report, rounds: Rounds, scenario: str, measu
         axes.set_ylim(bottom=0)
 
 
-def _draw_bars(axes: Axes, report: Report, rounds: Rounds, scenario: str, measure: str) -> None:
+def _draw_bars(axes: Axes, report: BenchReport, rounds: Rounds, scenario: str, measure: str) -> None:
     """Cases side by side, and in each the targets."""
     found: dict[tuple[str, str], Figure] = {
         (case, label): figure
@@ -125,11 +125,11 @@ def _draw_bars(axes: Axes, report: Report, rounds: Rounds, scenario: str, measur
     axes.set_xlim(-0.6, len(cases) - 0.4)
 
 
-def _colour(report: Report, label: str) -> str:
+def _colour(report: BenchReport, label: str) -> str:
     return f"C{report.labels().index(label)}"
 
 
-def _caption(report: Report) -> str:
+def _caption(report: BenchReport) -> str:
     machine, versions = report.machine, report.versions
     packages = ", ".join(
         f"{name} {versions[name]}" for name in ("zmqengine", "mlx", "mlx-lm") if name in versions

@@ -49,7 +49,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the benchmark `kind`. `targets` are in the order given; ratios are to `base`, one of their labels."""
 
     format: int = FORMAT
@@ -93,7 +93,7 @@ class Figure(NamedTuple):
 class Rounds:
     """The figures of a report, by scenario, case, target and measure."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: BenchReport) -> None:
         self._base = report.base
         self._values: dict[tuple[str, str, str, str], dict[int, float]] = {}
         for cell in report.cells:
@@ -137,7 +137,7 @@ def failures_of(cells: Iterable[Cell]) -> Sequence[str]:
     return [f"{text} ({count} requests)" for text, count in counted.items()]
 
 
-def save(report: Report, path: Path) -> None:
+def save(report: BenchReport, path: Path) -> None:
     """Write it, readable by people and by `load`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = msgspec.structs.replace(
@@ -152,10 +152,10 @@ def save(report: Report, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")
 
 
-def load(path: Path) -> Report:
+def load(path: Path) -> BenchReport:
     """Read a report. Raises TargetError if the file is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return msgspec.json.decode(path.read_bytes(), type=BenchReport)
     except (msgspec.DecodeError, OSError) as error:
         raise TargetError(f"{path} is not a report of zmqengine bench: {error}") from error
 

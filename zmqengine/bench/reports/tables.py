@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from zmqengine.bench.load.measures import kind_of
-from zmqengine.bench.reports.report import Figure, Report, Rounds, errors_of, failures_of
+from zmqengine.bench.reports.report import BenchReport, Figure, Rounds, errors_of, failures_of
 from zmqengine.bench.reports.shown_measures import SHOWN
 from zmqengine.bench.scenarios import SCENARIO_NAMES, scenario_named
 
@@ -24,7 +24,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def tables_of(report: Report, *, ranges: bool = False) -> list[Table]:
+def tables_of(report: BenchReport, *, ranges: bool = False) -> list[Table]:
     """One table a scenario; where it has many cases, one a measure."""
     rounds = Rounds(report)
     tables: list[Table] = []
@@ -45,7 +45,12 @@ def shown_measures(scenario: str) -> Sequence[str]:
 
 
 def _by_case(
-    report: Report, rounds: Rounds, scenario: str, cases: Sequence[str], shown: Sequence[str], ranges: bool
+    report: BenchReport,
+    rounds: Rounds,
+    scenario: str,
+    cases: Sequence[str],
+    shown: Sequence[str],
+    ranges: bool,
 ) -> list[Table]:
     tables = []
     for measure in shown:
@@ -60,7 +65,12 @@ def _by_case(
 
 
 def _by_measure(
-    report: Report, rounds: Rounds, scenario: str, cases: Sequence[str], shown: Sequence[str], ranges: bool
+    report: BenchReport,
+    rounds: Rounds,
+    scenario: str,
+    cases: Sequence[str],
+    shown: Sequence[str],
+    ranges: bool,
 ) -> list[Table]:
     places = [(case, label) for case in cases for label in report.labels()]
     measured = [
@@ -96,12 +106,12 @@ def number_text(value: float) -> str:
     return f"{value:.3g}"
 
 
-def preface(report: Report) -> list[str]:
+def preface(report: BenchReport) -> list[str]:
     """What a reader must know before the figures: the machine, the versions, the model, the base of ratios."""
     return [machine_line(report), model_line(report), ratio_line(report), *report.notes]
 
 
-def machine_line(report: Report) -> str:
+def machine_line(report: BenchReport) -> str:
     """The machine and what ran on it."""
     machine = report.machine
     packages = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -112,7 +122,7 @@ def machine_line(report: Report) -> str:
     return f"{where}; {packages}{f'; BLAS {blas} on one thread' if blas else ''}"
 
 
-def model_line(report: Report) -> str:
+def model_line(report: BenchReport) -> str:
     """The model, and plainly so if its weights are random."""
     model = report.model
     size = f", {model.parameters:,} parameters" if model.parameters else ""
@@ -124,12 +134,12 @@ def model_line(report: Report) -> str:
     return f"model {model.name}{size}{f', {model.dtype}' if model.dtype else ''}{kind}"
 
 
-def ratio_line(report: Report) -> str:
+def ratio_line(report: BenchReport) -> str:
     """How the figures were taken."""
     return f"medians over rounds; ratios are to {report.base}, round by round"
 
 
-def show(report: Report, console: Console, *, ranges: bool = False) -> None:
+def show(report: BenchReport, console: Console, *, ranges: bool = False) -> None:
     """Print the whole report."""
     for line in preface(report):
         console.print(line, style="dim", highlight=False)

@@ -12,7 +12,7 @@ from zmqengine.bench.load.prompts import Prompts
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.targets.records import RequestRecord
 from zmqengine.bench.targets.server_usage import ServerUsage
-from zmqengine.bench.targets.target import Outcome, Session, TargetSpec
+from zmqengine.bench.targets.target import TargetOutcome, TargetSession, TargetSpec
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Context:
     """
 
     target: TargetSpec
-    session: Session
+    session: TargetSession
     prompts: Prompts
     options: ScenarioOptions
     usage: ServerUsage
@@ -34,7 +34,7 @@ class Context:
     failures: Counter[str] = field(default_factory=Counter)
     """Why requests failed, and how many of them."""
 
-    def records(self, outcomes: Sequence[Outcome]) -> list[RequestRecord]:
+    def records(self, outcomes: Sequence[TargetOutcome]) -> list[RequestRecord]:
         """Read outcomes apart, and note why some failed."""
         return self.noted(records_of(outcomes, self.prompts.count_tokens))
 

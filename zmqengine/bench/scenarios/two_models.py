@@ -10,7 +10,7 @@ from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.scenarios.context import Context, Scenario
 from zmqengine.bench.targets.records import RequestSpec
-from zmqengine.bench.targets.target import Outcome, TargetError
+from zmqengine.bench.targets.target import TargetError, TargetOutcome
 
 
 def cases(options: ScenarioOptions) -> list[str]:
@@ -36,7 +36,7 @@ async def run(context: Context, case: str) -> Measures:
     return measures | {"in_turn_s": in_turn_s, "together_s": together_s, "speedup": in_turn_s / together_s}
 
 
-async def _work(context: Context) -> list[Outcome]:
+async def _work(context: Context) -> list[TargetOutcome]:
     users = context.options.two_models_users
     return await closed_loop(context.session, _requests(context, users), users)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from zmqengine.bench.targets.http_target import HttpSession
-from zmqengine.bench.targets.target import Session, TargetSpec
+from zmqengine.bench.targets.target import TargetSession, TargetSpec
 
 
-async def open_session(spec: TargetSpec, *, timeout_s: float, streams: int = 0) -> Session:
+async def open_session(spec: TargetSpec, *, timeout_s: float, streams: int = 0) -> TargetSession:
     """A session whose requests end, if nothing else ends them, after `timeout_s`. Raises TargetError.
 
     It is connected for so many streams at once: one to our worker always is, and the other's first requests would have

@@ -53,7 +53,7 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-class Answer:
+class StreamedAnswer:
     """What the events of one answer add up to."""
 
     def __init__(self) -> None:
@@ -110,9 +110,9 @@ class Answer:
         )
 
 
-def answer_of_stream(body: Iterable[tuple[float, bytes]]) -> Answer:
+def answer_of_stream(body: Iterable[tuple[float, bytes]]) -> StreamedAnswer:
     """The answer in a body of server-sent events that was read piece by piece. An event arrives with its end."""
-    answer = Answer()
+    answer = StreamedAnswer()
     rest = b""
     for at_s, data in body:
         rest = (rest + data).replace(b"\r\n", b"\n")
@@ -125,9 +125,9 @@ def answer_of_stream(body: Iterable[tuple[float, bytes]]) -> Answer:
     return answer
 
 
-def answer_of_body(body: Sequence[tuple[float, bytes]]) -> Answer:
+def answer_of_body(body: Sequence[tuple[float, bytes]]) -> StreamedAnswer:
     """The answer in a body that was not streamed: all its tokens arrive with its last byte."""
-    answer = Answer()
+    answer = StreamedAnswer()
     if body:
         answer.add(body[-1][0], b"".join(data for _, data in body))
     return answer

@@ -29,7 +29,7 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     extra_body: dict[str, object] = {}
 
 
-class Outcome(Protocol):
+class TargetOutcome(Protocol):
     """An answer that has ended. Reading it apart is left for when nobody is being timed."""
 
     def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
@@ -37,7 +37,7 @@ class Outcome(Protocol):
         ...
 
 
-class Stream(Protocol):
+class TargetStream(Protocol):
     """A request in flight."""
 
     @property
@@ -53,15 +53,15 @@ class Stream(Protocol):
         """Leave: close the connection, or abort. The outcome then says `cancelled`. Idempotent."""
         ...
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> TargetOutcome:
         """Wait for the end. Never raises for what the server did."""
         ...
 
 
-class Session(Protocol):
+class TargetSession(Protocol):
     """One front-end's connection to a target, used from one event loop."""
 
-    def send(self, request: RequestSpec) -> Stream:
+    def send(self, request: RequestSpec) -> TargetStream:
         """Start a request now."""
         ...
 

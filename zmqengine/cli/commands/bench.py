@@ -25,7 +25,7 @@ from zmqengine.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from zmqengine.bench.reports.report import Report
+    from zmqengine.bench.reports.report import BenchReport
 
 NEEDED = ("numpy", "httptools", "psutil", "rich", "matplotlib")
 FILE_WIDTH = 160
@@ -297,7 +297,7 @@ def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **o
             finish(stoppable.run(measure_on_gpu(plan, show_progress, keep)), None, None, False)
 
 
-def finish(report: Report, out: Path | None, picture: Path | None, ranges: bool) -> None:
+def finish(report: BenchReport, out: Path | None, picture: Path | None, ranges: bool) -> None:
     from zmqengine.bench.reports.report import save
     from zmqengine.bench.reports.tables import show as show_tables
 

@@ -14,7 +14,7 @@ import click
 from zmqengine.cli.advice import one_line
 from zmqengine.cli.answer import write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import Target, generation_options, given, worker_options
+from zmqengine.cli.options import WorkerTarget, generation_options, given, worker_options
 from zmqengine.errors import ContextExceeded, ZmqEngineError
 from zmqengine_client import Client
 
@@ -32,17 +32,19 @@ _HISTORY_LINES = 1000
 )
 @generation_options
 @click.option("--stats", is_flag=True, help="Print figures after each answer, on standard error.")
-def chat(target: Target, system: str | None, stats: bool, max_tokens: int | None, **options: Any) -> None:
+def chat(
+    target: WorkerTarget, system: str | None, stats: bool, max_tokens: int | None, **options: Any
+) -> None:
     """Talk with the model. /help inside shows what else there is."""
     with ready_client(target, name="chat") as client, _history():
-        conversation = Conversation(client, system, given(options) | {"max_tokens": max_tokens})
+        conversation = ChatHistory(client, system, given(options) | {"max_tokens": max_tokens})
         if sys.stdin.isatty():
             click.echo("/help shows the commands, Ctrl-D leaves.", err=True)
         for line in _lines():
             _handle(conversation, line, stats)
 
 
-class Conversation:
+class ChatHistory:
     """The messages so far, and how to get the next one."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
@@ -68,7 +70,7 @@ class Conversation:
         return answer.summary
 
 
-def _handle(conversation: Conversation, line: str, stats: bool) -> None:
+def _handle(conversation: ChatHistory, line: str, stats: bool) -> None:
     command = line.strip()
     if command == "/reset":
         conversation.reset()
@@ -81,7 +83,7 @@ def _handle(conversation: Conversation, line: str, stats: bool) -> None:
         _answer(conversation, line, stats)
 
 
-def _answer(conversation: Conversation, line: str, stats: bool) -> None:
+def _answer(conversation: ChatHistory, line: str, stats: bool) -> None:
     try:
         summary = conversation.say(line)
     except ContextExceeded as error:

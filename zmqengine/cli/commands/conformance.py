@@ -6,7 +6,7 @@ import click
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import Target, worker_options_or
+from zmqengine.cli.options import WorkerTarget, worker_options_or
 from zmqengine.protocol.addresses import resolve
 from zmqengine_client.keys import keys_from_environment
 
@@ -19,7 +19,7 @@ from zmqengine_client.keys import keys_from_environment
     help="How long the worker may take for an answer.",
 )  # fmt: skip
 @click.pass_context
-def conformance(context: click.Context, *, target: Target, only: str, answer_timeout: float) -> None:
+def conformance(context: click.Context, *, target: WorkerTarget, only: str, answer_timeout: float) -> None:
     """Try every rule of the protocol's page on a running worker, ours or one in another language.
 
     One line for each rule; exit code 1 if one is broken. The rules are those of zmqengine/protocol/SPEC.md. The worker

@@ -8,7 +8,7 @@ import click
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import Target, worker_options
+from zmqengine.cli.options import WorkerTarget, worker_options
 from zmqengine.cli.quantities import byte_size
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.machine import look_at_machine
@@ -33,7 +33,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
-def doctor(target: Target, model: str, memory_limit: int | None, as_json: bool, strict: bool) -> int:
+def doctor(target: WorkerTarget, model: str, memory_limit: int | None, as_json: bool, strict: bool) -> int:
     """Look at this machine, a model and a worker; each finding is a line with what to do about it.
 
     Exit code 0 if nothing failed, 1 if something did.
@@ -54,7 +54,7 @@ def doctor(target: Target, model: str, memory_limit: int | None, as_json: bool, 
     return EXIT_FAILED if any(finding.level in bad for finding in findings) else 0
 
 
-def _worker(target: Target) -> list[Finding]:
+def _worker(target: WorkerTarget) -> list[Finding]:
     try:
         keys = keys_of(target)
     except ConfigError as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from zmqengine.cli.connection import connect
-from zmqengine.cli.options import Target, worker_options
+from zmqengine.cli.options import WorkerTarget, worker_options
 
 
 @click.command()
 @worker_options
-def drain(target: Target) -> None:
+def drain(target: WorkerTarget) -> None:
     """Let a worker finish what runs, take nothing new, and exit with 0."""
     with connect(target, name="drain") as client:
         client.drain()

@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from zmqengine.cli.advice import EXIT_INTERRUPTED
-from zmqengine.cli.answer import Answer, write_answer
+from zmqengine.cli.answer import WrittenAnswer, write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import Target, generation_options, given, worker_options
+from zmqengine.cli.options import WorkerTarget, generation_options, given, worker_options
 
 
 @click.command()
@@ -30,7 +30,7 @@ from zmqengine.cli.options import Target, generation_options, given, worker_opti
 @click.option("--stats/--no-stats", default=None, help="Figures on standard error.  [default: on a terminal]")
 def generate(
     prompt: str | None,
-    target: Target,
+    target: WorkerTarget,
     as_json: bool,
     stats: bool | None,
     schema: BinaryIO | None,
@@ -67,7 +67,7 @@ def _schema(file: BinaryIO) -> dict[str, Any]:
         raise click.UsageError(f"--schema {file.name}: not a JSON schema: {error}") from None
 
 
-def _end_line(answer: Answer, stats: bool) -> None:
+def _end_line(answer: WrittenAnswer, stats: bool) -> None:
     if sys.stdout.isatty() and not answer.text.endswith("\n"):
         click.echo()
     if stats:

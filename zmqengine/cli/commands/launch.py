@@ -13,7 +13,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import click
 
-from zmqengine.cli.commands.launch_programs import NO_KEY, PROGRAMS, FrontEnd, Program, Setup
+from zmqengine.cli.commands.launch_programs import NO_KEY, PROGRAMS, LaunchTarget, Program, Setup
 
 WAIT_S = 120.0
 _CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
@@ -52,7 +52,7 @@ def launch(
     http = _Http(url.rstrip("/"), api_key)
     name, context_tokens = http.choose_model(model)
     folder = Path(click.get_app_dir("zmqengine")) / "launch"
-    front_end = FrontEnd(http.url, name, context_tokens, str(folder), api_key or NO_KEY)
+    front_end = LaunchTarget(http.url, name, context_tokens, str(folder), api_key or NO_KEY)
     for line in (*http.complaints(entry, name), *_too_small(entry, front_end)):
         click.echo(f"zmqengine: {line}", err=True)
     setup = entry.setup(front_end)
@@ -135,7 +135,7 @@ def _message(error: HTTPError) -> str:
         return text[:200]
 
 
-def _too_small(program: Program, front_end: FrontEnd) -> list[str]:
+def _too_small(program: Program, front_end: LaunchTarget) -> list[str]:
     if front_end.context_tokens >= program.context_tokens_min:
         return []
     return [
@@ -150,7 +150,7 @@ def _write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def _show(program: Program, front_end: FrontEnd, setup: Setup, command: list[str]) -> None:
+def _show(program: Program, front_end: LaunchTarget, setup: Setup, command: list[str]) -> None:
     """As lines for a shell: comments, exports, and the command as the last comment."""
     click.echo(
         f"# {program.title} with {front_end.model} ({front_end.context_tokens} tokens) at {front_end.url}"

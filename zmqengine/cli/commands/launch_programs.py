@@ -12,7 +12,7 @@ NO_KEY = "none"
 
 
 @dataclass(frozen=True)
-class FrontEnd:
+class LaunchTarget:
     """Where the front-end is, and the model to use. `folder` may hold files for programs that read their settings."""
 
     url: str
@@ -44,11 +44,11 @@ class Program:
     install: str
     api: Literal["messages", "responses", "chat"]
     context_tokens_min: int
-    setup: Callable[[FrontEnd], Setup]
+    setup: Callable[[LaunchTarget], Setup]
     advice: str
 
 
-def _claude(front_end: FrontEnd) -> Setup:
+def _claude(front_end: LaunchTarget) -> Setup:
     models = (
         "MODEL",
         "SMALL_FAST_MODEL",
@@ -70,7 +70,7 @@ def _claude(front_end: FrontEnd) -> Setup:
     )
 
 
-def _codex(front_end: FrontEnd) -> Setup:
+def _codex(front_end: LaunchTarget) -> Setup:
     catalog = f"{front_end.folder}/codex-models.json"
     provider = {"name": "zmqengine", "base_url": f"{front_end.url}/v1", "wire_api": "responses"}
     if front_end.key != NO_KEY:
@@ -88,7 +88,7 @@ def _codex(front_end: FrontEnd) -> Setup:
     )
 
 
-def _opencode(front_end: FrontEnd) -> Setup:
+def _opencode(front_end: LaunchTarget) -> Setup:
     limit = {"context": front_end.context_tokens, "output": min(32_000, front_end.context_tokens // 4)}
     model = {"name": front_end.model, "tool_call": True, "limit": limit}
     config = {
@@ -106,7 +106,7 @@ def _opencode(front_end: FrontEnd) -> Setup:
     return Setup(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def _qwen_code(front_end: FrontEnd) -> Setup:
+def _qwen_code(front_end: LaunchTarget) -> Setup:
     return Setup(
         environment={
             "OPENAI_BASE_URL": f"{front_end.url}/v1",
@@ -117,7 +117,7 @@ def _qwen_code(front_end: FrontEnd) -> Setup:
     )
 
 
-def _pi(front_end: FrontEnd) -> Setup:
+def _pi(front_end: LaunchTarget) -> Setup:
     model = {"id": front_end.model, "reasoning": True, "contextWindow": front_end.context_tokens}
     provider = {
         "baseUrl": f"{front_end.url}/v1",
@@ -134,7 +134,7 @@ def _pi(front_end: FrontEnd) -> Setup:
     )
 
 
-def _llm(front_end: FrontEnd) -> Setup:
+def _llm(front_end: LaunchTarget) -> Setup:
     model = {"model_id": "zmqengine", "model_name": front_end.model, "api_base": f"{front_end.url}/v1"}
     entry = "".join(f"{'- ' if place == 0 else '  '}{k}: {v}\n" for place, (k, v) in enumerate(model.items()))
     return Setup(

@@ -7,7 +7,7 @@ import contextlib
 import click
 
 from zmqengine.cli.connection import connect
-from zmqengine.cli.options import Target, several_workers_options
+from zmqengine.cli.options import WorkerTarget, several_workers_options
 
 
 @click.command()
@@ -45,7 +45,7 @@ def metrics(
     with contextlib.ExitStack() as stack:
         clients = []
         for address in addresses or (None,):
-            target = Target(address, client_key, server_key)
+            target = WorkerTarget(address, client_key, server_key)
             client = connect(target, name="metrics", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s)
             clients.append((address or "default", stack.enter_context(client)))
         collector = WorkersCollector(clients)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from zmqengine.checkpoint.estimate import Checkpoint, open_checkpoint
+from zmqengine.checkpoint.estimate import ModelCheckpoint, open_checkpoint
 from zmqengine.checkpoint.on_disk import Found, find_models, hub_cache
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.cli.quantities import byte_size, shown
@@ -65,7 +65,7 @@ def _document(found: Found, limit: int) -> dict[str, object]:
     }
 
 
-def _chats(checkpoint: Checkpoint, limit: int) -> int | None:
+def _chats(checkpoint: ModelCheckpoint, limit: int) -> int | None:
     if not limit:
         return None
     return checkpoint.chats(limit, min(CHAT_TOKENS, checkpoint.shape.context_tokens))

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import Target, worker_options
+from zmqengine.cli.options import WorkerTarget, worker_options
 
 
 @click.command()
@@ -44,7 +44,7 @@ from zmqengine.cli.options import Target, worker_options
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 def smg(
-    target: Target,
+    target: WorkerTarget,
     listen: str | None,
     engine: str | None,
     insecure_no_key: bool,

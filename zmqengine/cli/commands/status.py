@@ -13,7 +13,7 @@ import msgspec
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import connect
-from zmqengine.cli.options import Target, worker_options
+from zmqengine.cli.options import WorkerTarget, worker_options
 from zmqengine.cli.quantities import count, duration, memory_line
 from zmqengine.protocol.messages import Description, SessionInfo, Status
 from zmqengine_client import Client
@@ -45,7 +45,7 @@ WAITS = {
 )
 @click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, metavar="SECONDS")
 def status(
-    target: Target, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
+    target: WorkerTarget, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
 ) -> int:
     """Show state, model and load of a worker. Exit code 1 if none answers."""
     with connect(target, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:

@@ -8,7 +8,7 @@ import sys
 import click
 
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import Target, several_workers_options
+from zmqengine.cli.options import WorkerTarget, several_workers_options
 
 
 @click.command()
@@ -31,7 +31,7 @@ def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | No
         raise click.ClickException("this is not a terminal: `zmqengine status` prints the same once")
     from zmqengine_client import AsyncClient
 
-    keys = keys_of(Target(None, client_key, server_key))
+    keys = keys_of(WorkerTarget(None, client_key, server_key))
 
     async def watch() -> None:
         clients = [

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import Target, worker_options
+from zmqengine.cli.options import WorkerTarget, worker_options
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
 @click.command()
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @worker_options
-def warm(file: TextIO, target: Target) -> int:
+def warm(file: TextIO, target: WorkerTarget) -> int:
     """Read the prompt in FILE and keep it, however many others come and go.
 
     FILE is JSON, {"messages": [...], "tools": [...]} as a front-end sends them, or else plain text. Later

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from zmqengine.cli.options import Target
+from zmqengine.cli.options import WorkerTarget
 from zmqengine_client import Client, TextStream
 
 CALLS_MAX = 3
@@ -22,7 +22,7 @@ _START, _END = "<tool_call>", "</tool_call>"
 _NOTE = "the blue boat"
 
 
-class Function(NamedTuple):
+class DemoFunction(NamedTuple):
     """A function as the model is told of it, and what it does."""
 
     definition: dict[str, Any]
@@ -34,7 +34,7 @@ class Function(NamedTuple):
         return str(self.definition["function"]["name"])
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """What the model wants called."""
 
     name: str
@@ -53,7 +53,7 @@ def run_tools(name: str, max_tokens: int) -> Figures:
     """Ask a few things of the worker of that name, some of which need a function; shows all that is said."""
     with (
         tempfile.TemporaryDirectory() as directory,
-        Client(Target(name).address, name="demo --tools") as client,
+        Client(WorkerTarget(name).address, name="demo --tools") as client,
     ):
         (Path(directory) / "notes.txt").write_text(_NOTE + "\n", encoding="utf-8")
         functions = {function.name: function for function in _functions(Path(directory))}
@@ -73,7 +73,7 @@ def run_tools(name: str, max_tokens: int) -> Figures:
 class _Loop:
     """Conversations, in the shape that OpenAI's API gives them."""
 
-    def __init__(self, client: Client, functions: dict[str, Function], max_tokens: int) -> None:
+    def __init__(self, client: Client, functions: dict[str, DemoFunction], max_tokens: int) -> None:
         self._client = client
         self._functions = functions
         self._max_tokens = max_tokens
@@ -112,28 +112,28 @@ class _Loop:
         return "".join(parts)
 
 
-def read_calls(text: str) -> Iterator[Call]:
+def read_calls(text: str) -> Iterator[FunctionCall]:
     """The calls in what a model said, as Qwen, Hermes and pico write them; what is no call is passed over."""
     for part in text.split(_START)[1:]:
         try:
             call = json.loads(part.partition(_END)[0])
-            yield Call(str(call["name"]), dict(call["arguments"]))
+            yield FunctionCall(str(call["name"]), dict(call["arguments"]))
         except (ValueError, TypeError, KeyError):
             continue
 
 
-def _functions(directory: Path) -> list[Function]:
+def _functions(directory: Path) -> list[DemoFunction]:
     return [
-        Function(
+        DemoFunction(
             _definition("add", "Add two numbers.", {"a": "integer", "b": "integer"}),
             lambda a, b: int(a) + int(b),
         ),
-        Function(
+        DemoFunction(
             _definition("read_file", "Read a file.", {"path": "string"}),
             # No more of the path than its name: the model is to see this directory alone.
             lambda path: (directory / Path(path).name).read_text(encoding="utf-8").strip(),
         ),
-        Function(
+        DemoFunction(
             _definition("count_letters", "Count the letters of a word.", {"word": "string"}),
             lambda word: sum(letter.isalpha() for letter in word),
         ),
@@ -149,14 +149,14 @@ def _definition(name: str, description: str, kinds: dict[str, str]) -> dict[str,
     }
 
 
-def _message(said: str, calls: list[Call]) -> dict[str, Any]:
+def _message(said: str, calls: list[FunctionCall]) -> dict[str, Any]:
     if not calls:
         return {"role": "assistant", "content": said}
     functions = [{"type": "function", "function": call._asdict()} for call in calls]
     return {"role": "assistant", "content": said.partition(_START)[0], "tool_calls": functions}
 
 
-def _run(functions: dict[str, Function], call: Call) -> str:
+def _run(functions: dict[str, DemoFunction], call: FunctionCall) -> str:
     if call.name not in functions:
         return f"error: there is no {call.name}"
     try:

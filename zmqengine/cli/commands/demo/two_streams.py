@@ -21,7 +21,7 @@ import click
 
 from zmqengine.cli.commands.demo.tools import run_tools
 from zmqengine.cli.connection import connect, loading
-from zmqengine.cli.options import Target
+from zmqengine.cli.options import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine
 from zmqengine.errors import NotReady, WorkerLost
 from zmqengine_client import Client
@@ -109,7 +109,7 @@ def _worker(name: str, model: str) -> Iterator[int]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
         try:
-            with connect(Target(name), name="demo") as client, ProgressLine(lambda: loading(client)):
+            with connect(WorkerTarget(name), name="demo") as client, ProgressLine(lambda: loading(client)):
                 pid = _wait_ready(client, process, log)
             yield pid
         finally:
