@@ -6,7 +6,6 @@ import random
 from collections.abc import Mapping, Sequence
 
 from zmqengine.engine.row import Row
-from zmqengine.engine.speculation.source import Outlook
 
 
 class ErringSource:
@@ -16,6 +15,7 @@ class ErringSource:
     """
 
     name = "set"
+    prior = 0.5
 
     def __init__(
         self, outputs: Mapping[tuple[int, ...], Sequence[int]], right: float, tokens_max: int
@@ -25,16 +25,17 @@ class ErringSource:
         self._right = right
         self._random = random.Random(str(sorted(outputs)))
 
-    def follow(self, row: Row) -> Outlook | None:
-        """Always the same."""
-        return Outlook(self._right, self._right, self._tokens_max, lasts=True)
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        """The tokens to come, but for the errors."""
+        return [
+            self._draft(row, min(count, self._tokens_max)) for row, count in zip(rows, counts, strict=True)
+        ]
 
-    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        """What comes, but for the errors."""
-        return [self._draft(row, count) for row, count in zip(rows, tokens_max, strict=True)]
+    def release(self) -> None:
+        """Nothing to drop."""
 
-    def judged(self, row: Row, proposed: int, accepted: int) -> None:
-        """It knows."""
+    def clear(self) -> None:
+        """Nothing to drop."""
 
     def _draft(self, row: Row, count: int) -> list[int]:
         output = self._outputs[tuple(row.tokens[: row.prompt_tokens])]

@@ -22,7 +22,7 @@ from zmqengine.bench.reports import machine as this_machine
 from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, TargetFacts
 from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.options import EngineOptions
-from zmqengine.engine.speculation.speculation import Speculation
+from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
 Progress = Callable[[str], None]
@@ -94,22 +94,20 @@ class _Pair:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._off = _engine(work, None)
-        self._speculation = work.speculation()
-        self._on = _engine(work, self._speculation)
+        self._speculator = work.speculator()
+        self._on = _engine(work, self._speculator)
 
     def run(self, requests: list[RowRequest], *, off_first: bool) -> dict[str, Outcome]:
         """Both make the same tokens, some steps by turns: what holds the machine up holds up both."""
-        if self._work.known is not None and self._speculation is not None:
+        if self._work.known is not None and self._speculator is not None:
             alone = _Run(self._off, requests)
             while alone.left:
                 alone.advance()
-            self._speculation.sources = [self._work.known(requests, alone.outputs)]
+            self._speculator.lookups = [self._work.known(requests, alone.outputs)]
         off, on = _Run(self._off, requests), _Run(self._on, requests)
         turns = [off, on] if off_first else [on, off]
         while off.left or on.left:
             for run in turns:
-                if self._speculation is not None:
-                    self._speculation.clock.disturb()
                 run.advance()
         return {"off": off.outcome(), "on": on.outcome()}
 
@@ -118,9 +116,9 @@ class _Pair:
         self._on.close()
 
 
-def _engine(work: Work, speculation: Speculation | None) -> MlxEngine:
+def _engine(work: Work, speculator: Speculator | None) -> MlxEngine:
     options = EngineOptions(prompt_cache_bytes=0, prefill_chunk=4096, prefill_ms=0)
-    return MlxEngine(work.model, work.info, options, speculation=speculation)
+    return MlxEngine(work.model, work.info, options, speculator=speculator)
 
 
 class _Run:

@@ -23,9 +23,9 @@ from zmqengine.engine.autotune.tuning import tune
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
 from zmqengine.engine.load.loader import LoadedModel, evaluate, load
-from zmqengine.engine.speculation.opening import open_draft_model, open_speculation
+from zmqengine.engine.speculation.opening import open_draft_model, open_speculator
 from zmqengine.engine.speculation.source import DraftSource
-from zmqengine.engine.speculation.speculation import Speculation
+from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.errors import ConfigError
 from zmqengine.pico import model_path
 
@@ -51,14 +51,14 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Work:
-    """`requests` are made for so many streams and a seed. `speculation` opens what drafts for them; `known`, if not
+    """`requests` are made for so many streams and a seed. `speculator` opens their speculator; `known`, if not
     None, makes its source anew of the outputs there will be."""
 
     name: str
     model: object
     info: ModelInfo
     requests: Callable[[int, int], list[RowRequest]]
-    speculation: Callable[[], Speculation | None]
+    speculator: Callable[[], Speculator | None]
     known: Callable[[Sequence[RowRequest], Outputs], DraftSource] | None = None
 
 
@@ -102,16 +102,16 @@ def _edit(name: str, options: SpeculationOptions) -> Work:
     loaded = load_bundled("model")
     draft = load_bundled("draft") if name == "edit draft" else None
 
-    def speculation() -> Speculation | None:
+    def speculator() -> Speculator | None:
         if draft is None:
-            return open_speculation("auto", loaded.info.vocab_size)
-        return open_speculation("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+            return open_speculator("auto", loaded.info.vocab_size)
+        return open_speculator("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
 
     def requests(streams: int, seed: int) -> list[RowRequest]:
         documents = list(islice(edits("held_out", seed, options.edit_fields), streams))
         return [asked.request for asked in ask(loaded, documents)]
 
-    return Work(name, loaded.model, loaded.info, requests, speculation)
+    return Work(name, loaded.model, loaded.info, requests, speculator)
 
 
 def _set_drafts(loaded: LoadedModel, options: SpeculationOptions) -> Work:
@@ -131,15 +131,15 @@ def _draft_model(loaded: LoadedModel, draft: LoadedModel, options: SpeculationOp
     loaded, draft = _fitted(loaded), _fitted(draft)
     words = min(loaded.info.vocab_size, draft.info.vocab_size)
 
-    def speculation() -> Speculation | None:
-        return open_speculation("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+    def speculator() -> Speculator | None:
+        return open_speculator("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
 
     requests = _random_prompts(words, options.new_tokens, Sampling())
-    return Work("draft model", loaded.model, loaded.info, requests, speculation)
+    return Work("draft model", loaded.model, loaded.info, requests, speculator)
 
 
-def _auto(info: ModelInfo) -> Callable[[], Speculation | None]:
-    return lambda: open_speculation("auto", info.vocab_size)
+def _auto(info: ModelInfo) -> Callable[[], Speculator | None]:
+    return lambda: open_speculator("auto", info.vocab_size)
 
 
 def _random_prompts(

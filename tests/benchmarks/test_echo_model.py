@@ -31,7 +31,7 @@ def test_documents_are_said_again_with_their_marked_words_changed(drafts):
     draw = random.Random(1)
     texts = [echo_model.document(draw, WORDS) for _ in range(4)]
     drafting = by_worth(Ngrams(info.vocab_size)) if drafts else None
-    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculation=drafting)
+    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculator=drafting)
     tokens = 0
     for row, text in enumerate(texts):
         wanted = echo_model.answer(text)
@@ -52,7 +52,7 @@ def test_a_draft_model_of_a_fifth_of_the_size_saves_most_steps():
     assert 4 * evaluate(small) < evaluate(model)
     info = ModelInfo("echo", echo_model.VOCAB_SIZE, 2048, frozenset(), 0)
     source = DraftModel(small, 0, probe(small).shape, words=info.vocab_size, padding_bytes_max=1 << 30)
-    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculation=by_worth(source))
+    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculator=by_worth(source))
     draw = random.Random(2)
     texts = [echo_model.document(draw, WORDS) for _ in range(2)]
     engine.insert([RowRequest(row, echo_model.prompt(text), WORDS) for row, text in enumerate(texts)])
@@ -70,7 +70,7 @@ def test_a_draft_of_a_set_quality_is_right_as_often_as_that():
     asked = [RowRequest(row, prompt, 200) for row, prompt in enumerate(prompts)]
     # The words that this model reads are the words it says.
     known = {tuple(prompt): [prompt[-1]] * 200 for prompt in prompts}
-    engine = make_engine(model, speculation=by_worth(ErringSource(known, 0.7, 4)))
+    engine = make_engine(model, speculator=by_worth(ErringSource(known, 0.7, 4)))
     engine.insert(asked)
     run = finish(engine)
     assert [run.ids(row) for row in range(3)] == list(known.values())

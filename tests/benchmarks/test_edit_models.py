@@ -83,7 +83,7 @@ def test_drafts_save_more_than_half_of_the_steps(
 ) -> None:
     """And change no token. What counts for rows that decode together is the longest of them."""
     drafter = open_draft_model(small, large) if source == "draft" else Ngrams(large.info.vocab_size)
-    engine = MlxEngine(large.model, large.info, engine_options({}), speculation=by_worth(drafter))
+    engine = MlxEngine(large.model, large.info, engine_options({}), speculator=by_worth(drafter))
     tokens = 0
     for together in [asked] if rows == DOCUMENTS else [[one] for one in asked[:3]]:
         assert engine.insert([one.request for one in together]) == []

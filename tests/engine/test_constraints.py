@@ -256,7 +256,7 @@ def test_drafts_of_constrained_rows_change_nothing(pico: Pico, sampling: Samplin
     ]
     wanted = run_all(pico.engine(), rows)
     drafting = by_worth(ForcedRuns(), Ngrams(pico.loaded.info.vocab_size))
-    run = run_all(pico.engine(speculation=drafting), rows)
+    run = run_all(pico.engine(speculator=drafting), rows)
     for row in rows:
         assert run.ids(row.row) == wanted.ids(row.row)
         assert run.finish(row.row) == wanted.finish(row.row)
@@ -270,7 +270,7 @@ def test_what_a_grammar_forces_saves_steps(pico: Pico) -> None:
     rows = [
         pico.row(place, pico.grammar("json_schema", json.dumps(PERSON)), sampling=HOT) for place in range(4)
     ]
-    plain, drafting = pico.engine(), pico.engine(speculation=by_worth(ForcedRuns()))
+    plain, drafting = pico.engine(), pico.engine(speculator=by_worth(ForcedRuns()))
     wanted, run = run_all(plain, rows), run_all(drafting, rows)
     assert [run.ids(row.row) for row in rows] == [wanted.ids(row.row) for row in rows]
     assert drafting.stats().steps < 0.7 * plain.stats().steps

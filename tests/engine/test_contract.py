@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.drafts import RandomWidth, Self, speculation
+from tests.support.drafts import Self, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.interface import Engine, RowRequest, Sampling
@@ -41,9 +41,7 @@ def make(request, models):
         drafting = request.param == "drafting"
         return make_engine(
             models["llama" if drafting else request.param],
-            speculation=speculation(Self(models["llama"]), policy=RandomWidth((1, 1, 2)))
-            if drafting
-            else None,
+            speculator=speculator(Self(models["llama"]), widths=(1, 1, 2)) if drafting else None,
             context_tokens=context,
             prefill_chunk=chunk,
             prefill_chunk_idle=chunk,

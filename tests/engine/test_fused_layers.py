@@ -16,7 +16,7 @@ from mlx_lm.models import llama
 
 from tests.engine.test_traced_layers import WORDS, steps
 from tests.support import plain_arithmetic
-from tests.support.drafts import Erring, speculation
+from tests.support.drafts import Erring, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.fused_models import FUSABLE, written_in_place
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
@@ -224,7 +224,7 @@ def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
     finish(plain, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
     writes.clear()
-    engine = make_engine(model, speculation=speculation(Erring(known)) if drafts else None)
+    engine = make_engine(model, speculator=speculator(Erring(known)) if drafts else None)
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []

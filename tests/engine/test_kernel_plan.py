@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support.drafts import Erring, speculation
+from tests.support.drafts import Erring, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.cuda import drawing
@@ -102,7 +102,7 @@ def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, kernel, d
         engine.insert(rows)
         finish(engine, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
-    engine = make_engine(model, speculation=speculation(Erring(known)) if drafts else None)
+    engine = make_engine(model, speculator=speculator(Erring(known)) if drafts else None)
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []

@@ -11,7 +11,7 @@ from tests.support.models import LLAMA
 from zmqengine.engine import kv
 from zmqengine.engine.host.memory import recommended_bytes, system_bytes
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.speculation.opening import open_speculation
+from zmqengine.engine.speculation.opening import open_speculator
 from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
 
 
@@ -98,9 +98,9 @@ def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
 def test_windows_of_drafts_take_no_more_than_is_set_aside_for_such_things(monkeypatch, limit):
     """Where memory is small a window is of fewer tokens; a model that fitted without drafts fits with them."""
     monkeypatch.setattr(mx, "get_memory_limit", lambda: limit)
-    speculation = open_speculation("auto", 150_000)
-    assert speculation is not None
-    assert 0 < speculation.workspace_bytes(32, 150_000) <= WORKSPACE_SHARE * limit
+    speculator = open_speculator("auto", 150_000)
+    assert speculator is not None
+    assert 0 < speculator.workspace_bytes(32, 150_000) <= WORKSPACE_SHARE * limit
 
 
 class Metal:
@@ -158,4 +158,4 @@ def test_speculation_is_off_by_default_on_metal(monkeypatch, speculate, drafts):
     """No benchmark of it was run there; who asks for a source gets it."""
     monkeypatch.setattr("zmqengine.engine.speculation.opening.on_gpu", lambda: True)
     monkeypatch.setattr("zmqengine.engine.speculation.opening.on_cuda", lambda: False)
-    assert (open_speculation(speculate, 320) is not None) == drafts
+    assert (open_speculator(speculate, 320) is not None) == drafts

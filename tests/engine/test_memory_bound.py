@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import plain_arithmetic
-from tests.support.drafts import Self, speculation
+from tests.support.drafts import Self, speculator
 from tests.support.engines import make_engine
 from tests.support.fused_models import written_in_place
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
@@ -96,7 +96,7 @@ def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, ope
         MODELS[shape] = build_model(CONFIGS[shape])
     engine = make_engine(
         MODELS[shape],
-        speculation=speculation(Self(MODELS[shape], padding_bytes_max)) if drafting else None,
+        speculator=speculator(Self(MODELS[shape], padding_bytes_max)) if drafting else None,
         padding_bytes_max=padding_bytes_max,
         prefill_chunk=256,
         prefill_chunk_idle=512,

@@ -108,7 +108,7 @@ def test_rows_that_join_and_leave_change_nobodys_tokens(
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     words = pico.loaded.info.vocab_size
-    engine = pico.engine(speculation=by_worth(ForcedRuns(), Ngrams(words)) if drafting else None)
+    engine = pico.engine(speculator=by_worth(ForcedRuns(), Ngrams(words)) if drafting else None)
     run, waiting, removed = Run(), chance.sample(rows, len(rows)), set()
     while waiting or len(run.tokens) < len(rows):
         if waiting and chance.random() < 0.6:
@@ -133,7 +133,7 @@ def test_a_parser_that_fails_ends_its_own_row_alone(
     """In a batch of both kinds, between two steps; the others are as if they were alone."""
     rows, wanted = alone[0][:4], alone[1]
     words = pico.loaded.info.vocab_size
-    engine = pico.engine(speculation=by_worth(ForcedRuns(), Ngrams(words)) if drafting else None)
+    engine = pico.engine(speculator=by_worth(ForcedRuns(), Ngrams(words)) if drafting else None)
     run = Run()
     engine.insert(rows)
     while len(run.ids(0)) < 5:

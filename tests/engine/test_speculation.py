@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from tests.support.drafts import Erring, EvenCosts, FixedWidth, by_worth, speculation
+from tests.support.drafts import Erring, by_worth, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.load.probe import probe
-from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.draft_model import DraftModel
 from zmqengine.engine.speculation.ngrams import Ngrams
 from zmqengine.engine.speculation.predictions import Predictions
-from zmqengine.engine.speculation.source import Outlook
-from zmqengine.engine.speculation.step_costs import WAITED, StepCosts
-from zmqengine.engine.speculation.trial import Trial
 
 ROWS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_ROWS", "10"))
 TOKENS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_TOKENS", "30"))
@@ -68,8 +63,8 @@ def outputs(rows: list[RowRequest], run: Run) -> dict[tuple[tuple[int, ...], int
 
 def drafting(model, rows: list[RowRequest], wanted: Run, **options):
     """An engine whose drafts are right seven times out of ten, for four rows out of five."""
-    drafter = speculation(Erring(outputs(rows, wanted)))
-    return make_engine(model, speculation=drafter, rows_max=ROWS_MAX, **options)
+    drafter = speculator(Erring(outputs(rows, wanted)))
+    return make_engine(model, speculator=drafter, rows_max=ROWS_MAX, **options)
 
 
 def same(run: Run, wanted: Run, row: int) -> None:
@@ -119,9 +114,9 @@ def test_windows_save_steps(model):
     rows = [replace(request, max_tokens=40) for request in requests(8)]
     wanted = alone(model, rows)
     erring = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
-    known = speculation(erring, policy=FixedWidth(5))
+    known = speculator(erring, widths=(5,))
     counts = []
-    for engine in (make_engine(model), make_engine(model, speculation=known)):
+    for engine in (make_engine(model), make_engine(model, speculator=known)):
         engine.insert(rows)
         finish(engine)
         counts.append(engine.stats().steps)
@@ -134,8 +129,7 @@ def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model)
     wanted = alone(model, rows)
     stops = {request.row: wanted.ids(request.row)[7] for request in rows}
     known = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
-    policy = FixedWidth(6)
-    engine = make_engine(model, speculation=speculation(known, policy=policy))
+    engine = make_engine(model, speculator=speculator(known, widths=(6,)))
     engine.insert([replace(request, stop_token_ids=frozenset({stops[request.row]})) for request in rows])
     run = finish(engine)
     for request in rows:
@@ -200,7 +194,7 @@ def test_a_text_that_never_repeats_runs_one_step_ahead_as_without(model):
     rows = [replace(request, sampling=Sampling(temperature=5.0), max_tokens=30) for request in requests(6)]
     wanted = alone(model, rows)
     counts = []
-    for engine in (make_engine(model), make_engine(model, speculation=speculation(Ngrams(VOCAB_SIZE)))):
+    for engine in (make_engine(model), make_engine(model, speculator=speculator(Ngrams(VOCAB_SIZE)))):
         engine.insert(rows)
         run = finish(engine)
         counts.append(engine.stats().steps)
@@ -208,13 +202,6 @@ def test_a_text_that_never_repeats_runs_one_step_ahead_as_without(model):
         for request in rows:
             same(run, wanted, request.row)
     assert counts[0] == counts[1]
-
-
-class Liar(Ngrams):
-    """Is sure of what it says whenever it finds something, and never learns."""
-
-    def follow(self, row: Row) -> Outlook | None:
-        return super().follow(row) and Outlook(0.9, 0.9, 64)
 
 
 def test_a_prediction_is_followed_around_what_it_has_wrong(model):
@@ -226,7 +213,7 @@ def test_a_prediction_is_followed_around_what_it_has_wrong(model):
         ids = wanted.ids(request.row)
         edited.append(replace(request, prediction=[*ids[:10], 7, *ids[10:25], *ids[26:40], 7, *ids[41:]]))
     edited[3] = replace(rows[3], prediction=[7] * 60)
-    engine = make_engine(model, speculation=by_worth(Predictions()))
+    engine = make_engine(model, speculator=by_worth(Predictions()))
     for request in edited:
         engine.insert([request])
         run = finish(engine)
@@ -237,87 +224,16 @@ def test_a_prediction_is_followed_around_what_it_has_wrong(model):
     assert engine.stats().steps <= 3 * 25 + 65
 
 
-@pytest.mark.parametrize("source", [Ngrams, pytest.param(Liar, marks=pytest.mark.slow)])
-def test_drafts_of_what_cannot_be_foretold_cost_next_to_nothing(model, source):
-    """A text made of four words repeats three of them often, and means nothing by it. Nearly every step is started
-    ahead of the tokens of the step before, as without drafts; a source that is wrong about itself loses little."""
-    babble = Sampling(temperature=10.0, logit_bias=dict.fromkeys(range(10, 14), 100.0))
-    rows = [RowRequest(row, [10 + row % 4], 500, sampling=babble, seed=row) for row in range(8)]
-    costs = Counting()
-    engine = make_engine(model, speculation=by_worth(source(VOCAB_SIZE), costs=costs))
-    engine.insert(rows)
-    run = finish(engine)
-    assert run.failures == []
-    windows = sum(count for width, count in costs.steps.items() if width > 1)
-    assert windows + costs.steps[WAITED] <= 0.03 * engine.stats().steps
-    taken = sum(count * (costs.ratio(8, width) - 1) for width, count in costs.steps.items() if width != 1)
-    # Some are right by chance.
-    lost = taken - sum(draft.accepted for draft in run.drafts) / 8
-    # Eight steps at first, a hundredth of all, and the bet that goes beyond it.
-    assert lost <= 8 + 0.01 * 500 + costs.ratio(8, 8) - 1
-    if source is Ngrams:
-        assert windows == costs.steps[WAITED] == 0
-    else:
-        assert windows > 0
-
-
-def test_a_step_that_was_held_up_is_not_what_a_width_costs():
-    """One of them neither ends all drafts nor makes them look free. What nobody has timed lately says nothing."""
-    costs = StepCosts()
-    for _ in range(3):
-        assert not costs.is_current(8)
-        costs.note(8, 1, 0.002)
-    assert costs.is_current(8)
-    costs.note(8, 3, 0.9)
-    assert costs.ratio(8, 3) == 4
-    for _ in range(3):
-        costs.note(8, 3, 0.003)
-    assert costs.ratio(8, 3) == pytest.approx(1.5)
-    costs.note(8, 5, 0.0001)
-    assert costs.ratio(8, 5) == 1
-    for _ in range(600):
-        costs.note(8, 3, 0.003)
-    assert not costs.is_current(8)
-
-
-class Counting(EvenCosts):
-    """What was measured on two cores with eight rows; it counts steps by width."""
-
-    def __init__(self, token: float = 0.35, wait: float = 0.3) -> None:
-        super().__init__(token, wait)
-        self.steps: Counter[int] = Counter()
-
-    def note(self, rows: int, width: int, seconds: float) -> None:
-        self.steps[width] += 1
-
-
-class Believed(Trial):
-    """Is over, and was passed."""
-
-    is_over = True
-
-
-class Stubborn(DraftModel):
-    """Drafts for every row whatever its drafts were worth."""
-
-    def __init__(self, *given, **options) -> None:
-        super().__init__(*given, **options)
-        self.trial = Believed()
-
-    def follow(self, row: Row) -> Outlook | None:
-        return Outlook(0.9, 0.9, 8)
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_draft_model_changes_no_token(model, seed):
     """One that always agrees, which saves steps, and one that never does; rows join late and leave early."""
     rows = requests()
     wanted = alone(model, rows)
     drafting = build_model(LLAMA, seed)
-    source = Stubborn(drafting, 0, probe(drafting).shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
-    drafter = speculation(source, policy=FixedWidth(4))
+    source = DraftModel(drafting, 0, probe(drafting).shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
+    drafter = speculator(source, widths=(4,))
     plain = make_engine(model, rows_max=ROWS_MAX)
-    engine = make_engine(model, speculation=drafter, rows_max=ROWS_MAX)
+    engine = make_engine(model, speculator=drafter, rows_max=ROWS_MAX)
     for each in (plain, engine):
         run = Run()
         for request in rows:

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.drafts import Erring, Self, speculation
+from tests.support.drafts import Erring, Self, Widths
 from tests.support.engines import finish, make_engine
 from tests.support.models import MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.ngrams import Ngrams
+from zmqengine.engine.speculation.verify_block import VerifyBlock
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_DRAFT_OPERATIONS", "150"))
 KINDS = 16
@@ -26,26 +27,18 @@ BABBLE = Sampling(temperature=10.0, logit_bias=dict.fromkeys(range(10, 14), 100.
 HOT = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.3)
 
 
-class Noted(Erring):
-    """Keeps what it has said of each row, and after how many tokens, until that is judged."""
+class Noted(Widths):
+    """Keeps the drafts of each row until they are judged."""
 
-    def __init__(self, outputs) -> None:
-        super().__init__(outputs)
-        self.said: dict[int, list[tuple[int, list[int]]]] = {}
+    said: dict[int, list[list[int]]]
 
-    def judge(self, row: int, known: int) -> list[int]:
-        """What it has said of the tokens that follow the first `known`. There was no window for what they went past."""
-        while True:
-            start, tokens = self.said[row].pop(0)
-            if len(tokens) > known - start:
-                return tokens[known - start :]
-
-    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        drafts = super().propose(rows, tokens_max)
-        for row, draft in zip(rows, drafts, strict=True):
-            if draft:
-                self.said.setdefault(row.id, []).append((len(row.tokens), list(draft)))
-        return drafts
+    def plan(self, rows: Sequence[Row]) -> VerifyBlock | None:
+        block = super().plan(rows)
+        if block is not None:
+            for row, draft in zip(rows, block.drafts, strict=True):
+                if draft is not None:
+                    self.said.setdefault(row.id, []).append(list(draft.tokens))
+        return block
 
 
 class Life:
@@ -63,15 +56,14 @@ class Life:
             (tuple(request.prompt), seed_key(request.seed)): output
             for request, output in zip(self._kinds, self._outputs, strict=True)
         }
-        self._noted = Noted(known)
         source = {
-            "set": lambda: self._noted,
+            "set": lambda: Erring(known),
             "ngram": lambda: Ngrams(VOCAB_SIZE),
             "draft": lambda: Self(model),
         }
-        drafter = speculation(source[kind]())
-        self.engine = make_engine(model, speculation=drafter, rows_max=ROWS_MAX)
-        self._is_noted = kind == "set"
+        self._noted = Noted([source[kind]()], (1, 2, 3, 6))
+        self._noted.said = {}
+        self.engine = make_engine(model, speculator=self._noted, rows_max=ROWS_MAX)
         self._next = 0
         self._made: dict[int, tuple[int, list[int]]] = {}
         self.drafted = self.finished = 0
@@ -105,16 +97,14 @@ class Life:
             assert (token.finish is not None) == (len(output) == len(self._outputs[number]))
         for draft in result.drafts:
             number, output = self._made[draft.row]
-            if self._is_noted:
-                start = before[draft.row]
-                known = len(self._kinds[number].prompt) + start
-                said = self._noted.judge(draft.row, known)[: draft.proposed]
-                assert 0 < draft.proposed == len(said)
-                coming = self._outputs[number][start:]
-                alike = [ours == theirs for ours, theirs in zip(said, coming, strict=False)]
-                right = alike.index(False) if False in alike else len(alike)
-                assert draft.accepted == min(right, len(output) - start)
-                assert len(output) - start == min(right + 1, len(coming))
+            start = before[draft.row]
+            said = self._noted.said[draft.row].pop(0)
+            assert 0 < draft.proposed == len(said)
+            coming = self._outputs[number][start:]
+            alike = [ours == theirs for ours, theirs in zip(said, coming, strict=False)]
+            right = alike.index(False) if False in alike else len(alike)
+            assert draft.accepted == min(right, len(output) - start)
+            assert len(output) - start == min(right + 1, len(coming))
             self.drafted += draft.proposed
         for token in result.tokens:
             if token.finish is not None:

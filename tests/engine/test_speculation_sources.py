@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.constrained import PERSON, Pico
-from tests.support.drafts import Erring, Self, speculation
+from tests.support.drafts import Erring, Self, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest, Sampling
@@ -94,7 +94,7 @@ def drafting(kind: str, model: Any, rows: list[RowRequest], wanted: Run) -> Any:
         "draft": lambda: Self(model),
         "prediction": Predictions,
     }
-    return make_engine(model, speculation=speculation(sources[kind]()), rows_max=AT_ONCE)
+    return make_engine(model, speculator=speculator(sources[kind]()), rows_max=AT_ONCE)
 
 
 def differing(rows: list[RowRequest], run: Run, wanted: Run) -> list[int]:
@@ -144,7 +144,7 @@ def test_what_a_grammar_forces_changes_no_token() -> None:
     ]
     wanted = alone(pico.engine(), rows)
     for way in (alone, together):
-        run = way(pico.engine(speculation=speculation(ForcedRuns()), rows_max=AT_ONCE), rows)
+        run = way(pico.engine(speculator=speculator(ForcedRuns()), rows_max=AT_ONCE), rows)
         assert differing(rows, run, wanted) == []
         forced = sum(draft.accepted for draft in run.drafts)
         print(f"grammar, {way.__name__}: {len(rows)} rows of at most {TOKENS} tokens, {forced} accepted")

@@ -1,4 +1,4 @@
-"""Sources of drafts that tests set, and widths that follow no costs."""
+"""Sources of drafts that tests set, and speculators whose widths or costs are set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.load.probe import probe
 from zmqengine.engine.row import Row
+from zmqengine.engine.speculation.costs import WidthCosts
 from zmqengine.engine.speculation.draft_model import DraftModel
-from zmqengine.engine.speculation.policy import BestWidth, Choice
-from zmqengine.engine.speculation.source import Outlook
-from zmqengine.engine.speculation.speculation import Speculation
-from zmqengine.engine.speculation.step_costs import WAITED, StepClock, StepCosts
+from zmqengine.engine.speculation.speculator import Choice, Guess, Speculator
 
 
 def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
@@ -29,6 +27,7 @@ class Erring:
     """Knows the outputs to come by the prompt and the seed's key, and errs at random; some rows draft, some do not."""
 
     name = "erring"
+    prior = 0.9
 
     def __init__(
         self,
@@ -41,80 +40,57 @@ class Erring:
         self._drafting = drafting
         self._random = random.Random(0)
 
-    def follow(self, row: Row) -> Outlook | None:
-        return Outlook(1.0, 0.9, 64) if self._random.random() < self._drafting else None
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        return [self.of_row(row, count) for row, count in zip(rows, counts, strict=True)]
 
-    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        drafts: list[Sequence[int]] = []
-        for row, count in zip(rows, tokens_max, strict=True):
-            output = self.outputs[tuple(row.tokens[: row.prompt_tokens]), row.key]
-            made = len(row.tokens) - row.prompt_tokens
-            drafts.append(
-                [token if self._random.random() < self._right else 7 for token in output[made : made + count]]
-            )
-        return drafts
+    def of_row(self, row: Row, count: int) -> Sequence[int]:
+        if self._random.random() >= self._drafting:
+            return ()
+        output = self.outputs[tuple(row.tokens[: row.prompt_tokens]), row.key]
+        made = len(row.tokens) - row.prompt_tokens
+        return [token if self._random.random() < self._right else 7 for token in output[made : made + count]]
 
-    def judged(self, row: Row, proposed: int, accepted: int) -> None:
-        """It knows."""
+    def release(self) -> None:
+        """It keeps nothing of a row."""
 
-
-class RandomWidth:
-    """Another width at every step, 1 among them."""
-
-    width_max = 6
-    positions_max = 1 << 20
-
-    def __init__(self, widths: Sequence[int] = (1, 2, 3, 6)) -> None:
-        self._random = random.Random(0)
-        self.widths = widths
-
-    def prepare(self, model, rows_max: int) -> None:
-        """Nothing is measured."""
-
-    def is_hopeless(self, rows: int) -> bool:
-        return False
-
-    def choose(self, rows: int, outlooks: Sequence[Outlook], ahead: int, *, idle: int = 0) -> Choice:
-        return Choice(self._random.choice(self.widths), 1.0)
+    def clear(self) -> None:
+        """It keeps nothing of a row."""
 
 
-class FixedWidth(RandomWidth):
-    """Always the same."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__([width])
-        self.width_max = width
-
-
-class EvenCosts(StepCosts):
+def even_costs(token: float = 0.05, wait: float = 0.0) -> WidthCosts:
     """Every further token costs the same share of a step, whatever this machine does at the moment."""
-
-    def __init__(self, token: float = 0.05, wait: float = 0.0) -> None:
-        super().__init__()
-        self._token = token
-        self._wait = wait
-
-    def is_current(self, rows: int) -> bool:
-        return True
-
-    def ratio(self, rows: int, width: int) -> float:
-        return 1 + (self._wait if width == WAITED else self._wait + self._token * (width - 1))
-
-    def single_s(self, rows: int) -> float | None:
-        return None
+    return WidthCosts({1 << 20: {1: 1.0} | {width: 1 + wait + token * (width - 1) for width in range(2, 9)}})
 
 
-def by_worth(*sources, costs: StepCosts | None = None) -> Speculation:
-    """The policy of a worker on a machine with such costs."""
-    costs = costs or EvenCosts()
+def _parted(sources: Sequence[Any]) -> tuple[list[Any], DraftModel | None]:
     models = [source for source in sources if isinstance(source, DraftModel)]
-    policy = BestWidth(costs, 1 << 20)
-    return Speculation(sources, policy, StepClock(costs), *models)
+    return [source for source in sources if source not in models], models[0] if models else None
 
 
-def speculation(*sources, policy=None) -> Speculation:
-    models = [source for source in sources if isinstance(source, DraftModel)]
-    return Speculation(sources, policy or RandomWidth(), StepClock(EvenCosts(0.0)), *models)
+def by_worth(*sources: Any, costs: WidthCosts | None = None) -> Speculator:
+    """The speculator of a worker on a machine with such costs."""
+    lookups, model = _parted(sources)
+    return Speculator(lookups, costs or even_costs(), model=model)
+
+
+class Widths(Speculator):
+    """A block of one of some widths at random in every step, whatever it gains; 1 is none."""
+
+    def __init__(self, sources: Sequence[Any], widths: Sequence[int]) -> None:
+        lookups, model = _parted(sources)
+        super().__init__(lookups, even_costs(0.0), model=model)
+        self.widths = widths
+        self._random = random.Random(0)
+
+    def choose(
+        self, rows: Sequence[Row], guesses: Sequence[Guess], silent: Sequence[int], in_flight: int = 0
+    ) -> Choice:
+        return Choice(1.0, self._random.choice(self.widths), silent)
+
+
+def speculator(*sources: Any, widths: Sequence[int] = (1, 2, 3, 6)) -> Speculator:
+    """A speculator that follows no costs."""
+    return Widths(sources, widths)
 
 
 class Self(DraftModel):

@@ -28,7 +28,7 @@ from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
-from zmqengine.engine.speculation.opening import open_draft_model, open_speculation  # noqa: E402
+from zmqengine.engine.speculation.opening import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
@@ -89,8 +89,8 @@ def open_mlx_engine(
     mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     draft_model = _open_draft_model(options.draft, loaded, report)
-    speculation = open_speculation(options.speculate, loaded.info.vocab_size, draft_model)
-    engine = MlxEngine(loaded.model, loaded.info, options, speculation=speculation, few_sizes=on_cuda())
+    speculator = open_speculator(options.speculate, loaded.info.vocab_size, draft_model)
+    engine = MlxEngine(loaded.model, loaded.info, options, speculator=speculator, few_sizes=on_cuda())
     if options.warm_up_s and device.startswith("gpu"):
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:

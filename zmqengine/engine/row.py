@@ -32,20 +32,15 @@ class Row:
     `sampled`: output tokens chosen so far, the one in flight included. `gone`: the row has ended, failed or been
     removed; results of a step that is still in flight are dropped. `window`: columns that the caches hold beyond
     `held`, of a verify block in flight.
-    `history`, `prediction_place`, `draft_state`: state of the sources of draft tokens. `behind`: steps that this row
-    lost to other rows' verify blocks (negative: gained).
     """
 
     __slots__ = (
-        "behind",
         "branches",
         "cached",
         "caches",
-        "draft_state",
         "gone",
         "grammar",
         "held",
-        "history",
         "id",
         "ids",
         "is_pinned",
@@ -57,7 +52,6 @@ class Row:
         "max_tokens",
         "offers",
         "prediction",
-        "prediction_place",
         "prompt_tokens",
         "read_tokens",
         "sampled",
@@ -88,16 +82,12 @@ class Row:
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
         self.branches: list[int] = []
-        # What the prompt store keeps with a row, and the drafts: both stand on rows, and nobody else looks inside.
+        # Of the prefix cache, which imports rows.
         self.offers: list[Any] = []
         self.launched = False
         self.gone = False
         self.speculate = request.speculate
         self.prediction = request.prediction
-        self.history: Any = None
-        self.prediction_place: Any = None
-        self.draft_state: Any = None
-        self.behind = 0.0
         self.window = 0
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)

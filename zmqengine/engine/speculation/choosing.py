@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.engine.cuda import drawing
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.penalties import Penalties
-from zmqengine.engine.sampling.sampler import Plan, choose, measure, plan_draw
-from zmqengine.engine.speculation.verify_block import Choices, Measured, VerifyBlock
+from zmqengine.engine.sampling.sampler import LogprobArrays, Plan, choose, measure, plan_draw, widened_places
+from zmqengine.engine.speculation.verify_block import VerifyBlock
 
 if TYPE_CHECKING:
     from zmqengine.engine.grammar.mask import MaskFiller
+
+
+class Choices(NamedTuple):
+    """Tokens chosen by a step, [rows] or [rows, width], and log-probabilities of the rows that want them, flattened
+    over the width. The host reads `told`, small arrays that a kernel filled, or else the tokens and their `logits`."""
+
+    tokens: mx.array
+    logits: mx.array | None
+    logprobs: LogprobArrays | None
+    told: tuple[mx.array, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of this result, for one evaluation."""
+        return [
+            array
+            for array in (self.tokens, self.logits, *self.told, *(self.logprobs or ()))
+            if array is not None
+        ]
+
+    def read(self) -> tuple[Any, Any]:
+        """Wait for tokens and logits, as lists. A finite logit may be read as 0."""
+        if self.logits is not None:
+            return self.tokens.tolist(), self.logits.tolist()
+        tokens, logits = drawing.read(self.told, self.tokens.size)
+        if self.tokens.ndim == 1:
+            return tokens, logits
+        width = self.tokens.shape[1]
+        starts = range(0, len(tokens), width)
+        return [tokens[at : at + width] for at in starts], [logits[at : at + width] for at in starts]
 
 
 class Choosing:
@@ -62,13 +92,23 @@ class Choosing:
             )
         return Choices(tokens, chosen_logits, logprobs, told)
 
-    def several(self, logits: mx.array, window: VerifyBlock) -> Choices:
-        """A token for each place of a window, from `logits` [rows, width, vocab]."""
-
-        def mask(flat: mx.array) -> mx.array:
-            return self._masked(flat, window) if self.constrained else flat
-
-        return window.choose(logits, self._plan, self._penalties, Measured(self._places, self._top), mask)
+    def several(self, logits: mx.array, block: VerifyBlock) -> Choices:
+        """A token for each position of a verify block, from `logits` [rows, width, vocab], as if all drafts before it
+        were accepted."""
+        rows, width, vocab = logits.shape
+        if self._penalties.index is not None:
+            logits = self._penalties.apply_window(logits, block.inputs[:, 1:])
+        raw = logits.reshape(-1, vocab)
+        flat = self._masked(raw, block) if self.constrained else raw
+        tokens, chosen, told = choose(flat, self._plan, width)
+        logprobs = None
+        if self.measured:
+            index = widened_places(mx.array(self._places), width)
+            logprobs = measure(raw[index], tokens[index], self._top)
+        tokens = tokens.reshape(rows, width)
+        if self._penalties.index is not None:
+            self._penalties.count_window(tokens, _kept(tokens, block.drafted))
+        return Choices(tokens, None if chosen is None else chosen.reshape(rows, width), logprobs, told)
 
     @property
     def _top(self) -> int:
@@ -83,3 +123,10 @@ class Choosing:
             return self._masks.apply(logits, self._masks.fill(matchers))
         drafts = [() if draft is None else draft.tokens for draft in window.drafts]
         return self._masks.apply(logits, self._masks.fill_windows(matchers, drafts, window.width))
+
+
+def _kept(tokens: mx.array, drafted: mx.array) -> mx.array:
+    """Mask [rows, width] of the chosen `tokens` that are output: the first, and each after an accepted draft."""
+    first = mx.ones((tokens.shape[0], 1), mx.int32)
+    right = drafted == tokens[:, :-1].astype(mx.int32)
+    return mx.concatenate([first, mx.cumprod(right.astype(mx.int32), axis=-1)], axis=-1)

@@ -1,4 +1,4 @@
-"""Drafts that came with the request: what its sender expects the output to be like."""
+"""Drafts that came with the request: the output that its sender expects."""
 
 from __future__ import annotations
 
@@ -6,95 +6,76 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from zmqengine.engine.row import Row
-from zmqengine.engine.speculation.chances import CHANCE_MAX, DRAFT_TOKENS_MAX, RUN_MIN, Chances
-from zmqengine.engine.speculation.source import Outlook
+from zmqengine.engine.speculation.source import RUN_MIN
 
-# After a difference, so many tokens in a row say where the output goes on.
+# Length of the match that finds an output in its prediction again.
 _SIZE = 3
 
 
 class Predictions:
-    """The source. It has something to say only of rows whose request has a prediction."""
+    """Drafts for rows whose request has a prediction."""
 
     name = "prediction"
+    prior = 0.5
 
     def __init__(self) -> None:
-        self._chances = Chances(0.5, 0.8)
+        self._positions: dict[Row, PredictionPosition] = {}
 
-    def follow(self, row: Row) -> Outlook | None:
-        """The outlook of the prediction while the output follows it."""
-        if not row.prediction:
-            return None
-        place = row.prediction_place
-        if place is None:
-            place = row.prediction_place = PredictionPlace(
-                row.prediction, row.prompt_tokens, self._chances.of_row()
-            )
-        place.follow(row.tokens)
-        if place.next is None:
-            return None
-        chances = place.chances
-        first = chances.further if place.is_confirmed else chances.first
-        return Outlook(min(first, CHANCE_MAX), min(chances.further, CHANCE_MAX), DRAFT_TOKENS_MAX)
-
-    def propose(self, rows: Sequence[Row], tokens_max: Sequence[int]) -> list[Sequence[int]]:
-        """The prediction's next tokens."""
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        """The prediction's next tokens, while the output follows it."""
         return [
-            () if row.prediction_place is None else row.prediction_place.coming(count)
-            for row, count in zip(rows, tokens_max, strict=True)
+            self._position(row).draft(row.tokens, count) if row.prediction else ()
+            for row, count in zip(rows, counts, strict=True)
         ]
 
-    def judged(self, row: Row, proposed: int, accepted: int) -> None:
-        """Nothing: the prediction is compared with every token that comes, drafted or not."""
+    def release(self) -> None:
+        """Drop the positions of rows that are gone."""
+        self._positions = {row: position for row, position in self._positions.items() if not row.gone}
+
+    def clear(self) -> None:
+        """Drop all positions."""
+        self._positions.clear()
+
+    def _position(self, row: Row) -> PredictionPosition:
+        position = self._positions.get(row)
+        if position is None:
+            position = self._positions[row] = PredictionPosition(row.prediction, row.prompt_tokens)
+        return position
 
 
-class PredictionPlace:
-    """Where in a prediction the output of a row stands: its token `next` is expected, None if that cannot be told.
+class PredictionPosition:
+    """The position `next` in a prediction that an output has reached; None if it is not known.
 
-    An output that has left the prediction is found in it again by its last three tokens, after the place where it left
-    if they stand there; until then it is taken to have changed one token, if several were right before. A place that
-    has foretold a token `is_confirmed`.
+    An output that has left the prediction is found in it again by its last three tokens, at the first occurrence
+    after the place where it left, if there is one. Until then it is taken to have changed one token, if several
+    before it were right.
     """
 
-    __slots__ = ("_left_at", "_places", "_read", "_run", "_start", "_text", "chances", "is_confirmed", "next")
+    __slots__ = ("_ends", "_left_at", "_prediction", "_read", "_run", "_start", "next")
 
-    def __init__(self, text: Sequence[int], start: int, chances: Chances) -> None:
-        self._text = text
+    def __init__(self, prediction: Sequence[int], start: int) -> None:
+        self._prediction = prediction
         self._start = self._read = start
         self._left_at = 0
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        for place in range(_SIZE, len(text)):
-            self._places.setdefault(tuple(text[place - _SIZE : place]), []).append(place)
-        self.chances = chances
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        for place in range(_SIZE, len(prediction)):
+            self._ends.setdefault(tuple(prediction[place - _SIZE : place]), []).append(place)
         self.next: int | None = 0
-        # Whoever sends a prediction expects it from the first token on.
-        self.is_confirmed = True
         self._run = 0
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Take in what is new of `tokens`, prompt and output."""
+    def draft(self, tokens: Sequence[int], count: int) -> Sequence[int]:
+        """Follow the new ones of `tokens`, prompt and output; up to `count` next tokens of the prediction."""
         for place in range(self._read, len(tokens)):
             expected = self.next
             if expected is not None:
-                is_right = self._text[expected] == tokens[place]
-                self.chances.learn(is_right, is_first=not self.is_confirmed)
-                self.is_confirmed = is_right
+                is_right = self._prediction[expected] == tokens[place]
                 self._left_at = expected + is_right
                 is_lost = not is_right and self._run < RUN_MIN
                 self._run = self._run + 1 if is_right else 0
-                self.next = None if is_lost or expected + 1 >= len(self._text) else expected + 1
+                self.next = None if is_lost or expected + 1 >= len(self._prediction) else expected + 1
             if not self._run and place + 1 - self._start >= _SIZE:
-                found = self._found(tokens[place + 1 - _SIZE : place + 1])
-                self.next = self.next if found is None else found
-                self.is_confirmed = False
+                ends = self._ends.get(tuple(tokens[place + 1 - _SIZE : place + 1]))
+                if ends:
+                    self.next = ends[bisect_left(ends, self._left_at) % len(ends)]
         self._read = len(tokens)
-
-    def coming(self, count: int) -> Sequence[int]:
-        """The next tokens of the prediction."""
-        return () if self.next is None else self._text[self.next : self.next + count]
-
-    def _found(self, last: Sequence[int]) -> int | None:
-        places = self._places.get(tuple(last))
-        if not places:
-            return None
-        return places[bisect_left(places, self._left_at) % len(places)]
+        return () if self.next is None else self._prediction[self.next : self.next + count]

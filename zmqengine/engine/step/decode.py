@@ -18,7 +18,7 @@ caches they leave are offered to the prefix cache before another row may take th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -31,18 +31,30 @@ from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.speculation.choosing import Choosing
-from zmqengine.engine.speculation.step_costs import WAITED
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 from zmqengine.engine.step.inflight import InflightStep
 
-if TYPE_CHECKING:
-    from zmqengine.engine.speculation.speculation import Speculation
+
+class Planner(Protocol):
+    """Plans verify blocks: a `Speculator`, or a stand-in of fixed widths."""
+
+    def is_worth_waiting(self, rows: Sequence[Row], *, changed: bool) -> bool:
+        """Whether to land the in-flight step before the next one starts, since that may be a verify block."""
+        ...
+
+    def plan(self, rows: Sequence[Row]) -> VerifyBlock | None:
+        """The verify block of the next step of `rows`, whose tokens are all known; None for a plain step."""
+        ...
+
+    def commit(self, rows: Sequence[Row], block: VerifyBlock, accepted: Sequence[int]) -> None:
+        """A verify block of `rows` has landed: `accepted[i]` draft tokens of row i were accepted."""
+        ...
 
 
 class DecodeBatch:
     """Rows in decode and their merged caches. Caches of rows that leave are offered to `store`.
 
-    `choosing` makes the sampler of this batch. With `speculation` a step may verify draft tokens.
+    `choosing` makes the sampler of this batch. With a `speculator` a step may verify draft tokens.
     """
 
     def __init__(
@@ -50,7 +62,7 @@ class DecodeBatch:
         model: Any,
         store: PrefixCache,
         choosing: Callable[[], Choosing],
-        speculation: Speculation | None = None,
+        speculator: Planner | None = None,
     ) -> None:
         self.rows: list[Row] = []
         self.kv = kv.KVBatch()
@@ -60,7 +72,7 @@ class DecodeBatch:
         self._landing: InflightStep | None = None
         self._changed = True
         self._choosing = choosing()
-        self._speculation = speculation
+        self._speculator = speculator
         self._landed = StepResult()
         self._start_computes = start_computes()
 
@@ -127,32 +139,23 @@ class DecodeBatch:
             return
         # A row whose last token is in flight needs no further step. A verify block makes at least one token.
         self.leave([row for row in self.rows if row.sampled + (row.window > 0) >= row.max_tokens])
-        speculation = self._speculation
-        asks = speculation is not None and speculation.is_due(self.rows, anew=self._changed) and may_draft()
-        window: VerifyBlock | None = None
-        waits = self._must_wait(asks=asks)
-        if waits:
-            flight, self._flight = self._flight, None
-            if flight is not None:
-                self._report(flight, self._landed)
-            if speculation is not None and self.rows and may_draft():
-                drafts = speculation.propose(self.rows)
-                window = VerifyBlock.of(self.rows, drafts, speculation.widths) if drafts else None
+        speculator = self._speculator if self.rows and may_draft() else None
+        flight, block = self._flight, None
+        if flight is not None and (
+            flight.window is not None
+            or (speculator is not None and speculator.is_worth_waiting(self.rows, changed=self._changed))
+        ):
+            self._flight = None
+            self._report(flight, self._landed)
+        if self._flight is None and speculator is not None and self.rows:
+            block = speculator.plan(self.rows)
         self._landing = self._flight
         if not self.rows:
             self._flight = None
-        elif window is not None:
-            self._flight = self._start(window.inputs, window)
-            self._flight.timed_as = window.width
+        elif block is not None:
+            self._flight = self._start(block.inputs, block)
         else:
             self._flight = self._start(_last_tokens(self.rows, self._landing)[:, None], None)
-            self._flight.timed_as = WAITED if waits else 1 if self._landing is not None else None
-
-    def _must_wait(self, *, asks: bool) -> bool:
-        """Whether the next step depends on the tokens of the in-flight one."""
-        if self._flight is not None and self._flight.window is not None:
-            return True
-        return asks and self._speculation is not None and self._speculation.is_worthwhile(self.rows)
 
     def land(self, result: StepResult) -> None:
         """Wait for the step before the one that `launch` has started, and report its tokens.
@@ -211,8 +214,8 @@ class DecodeBatch:
             _roll_back(self.rows, self.kv)
         self._drop(landed.failed)
         self.leave(landed.ended)
-        if self._speculation is not None:
-            self._speculation.landed(flight.rows, flight.timed_as, landed.judged)
+        if self._speculator is not None and flight.window is not None:
+            self._speculator.commit(flight.rows, flight.window, landed.accepted)
 
 
 def _roll_back(rows: Sequence[Row], caches: kv.KVBatch) -> None:

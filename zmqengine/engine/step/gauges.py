@@ -13,7 +13,7 @@ from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.prefill import Prefill
 
 if TYPE_CHECKING:
-    from zmqengine.engine.speculation.speculation import Speculation
+    from zmqengine.engine.speculation.speculator import Speculator
 
 
 class Gauges:
@@ -23,13 +23,13 @@ class Gauges:
     """
 
     def __init__(
-        self, info: ModelInfo, rows_max: int, store: PrefixCache, speculation: Speculation | None
+        self, info: ModelInfo, rows_max: int, store: PrefixCache, speculator: Speculator | None
     ) -> None:
         self._info = info
         self._rows_max = rows_max
         self._store = store
-        self._speculation = speculation
-        self._draft_model = None if speculation is None else speculation.model
+        self._speculator = speculator
+        self._draft_model = None if speculator is None else speculator.model
         self.forget()
 
     def forget(self) -> None:
@@ -78,6 +78,6 @@ class Gauges:
         )
 
     def _windows_bytes(self) -> int:
-        if self._speculation is None:
+        if self._speculator is None:
             return 0
-        return self._speculation.workspace_bytes(self._rows_max, self._info.vocab_size)
+        return self._speculator.workspace_bytes(self._rows_max, self._info.vocab_size)

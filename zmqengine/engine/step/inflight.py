@@ -13,7 +13,8 @@ from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult, TokenLogprobs
 from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.row import MadeToken, Row
-from zmqengine.engine.speculation.verify_block import Choices, Draft, VerifyBlock
+from zmqengine.engine.speculation.choosing import Choices
+from zmqengine.engine.speculation.verify_block import VerifyBlock
 
 
 @dataclass
@@ -21,13 +22,13 @@ class Landed:
     """The outcome of a landed step. Rows are named by `id()`: `doubtful` ones had logits that are not finite, `failed`
     ones left the batch with an error, `ended` ones with their last token.
 
-    `judged`: each draft with the number of its tokens that were accepted.
+    `accepted`: draft tokens of each row of a verify block that were accepted.
     """
 
     doubtful: set[int]
     failed: set[int] = field(default_factory=set)
     ended: list[Row] = field(default_factory=list)
-    judged: list[tuple[Row, Draft, int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -36,7 +37,7 @@ class InflightStep:
 
     `measured`: rows that want log-probabilities. `offers`: blocks for the prefix cache with the row whose logit
     validates them. `is_first`: some row gets its first token. `logits` until the tokens are chosen, `choices` from then
-    on. `timed_as`: the width whose cost this step's time is a sample of (`StepCosts`); None if it is not one.
+    on.
     """
 
     rows: list[Row]
@@ -44,7 +45,6 @@ class InflightStep:
     offers: list[tuple[Row, Offer]]
     window: VerifyBlock | None = None
     is_first: bool = False
-    timed_as: int | None = None
     logits: mx.array | None = None
     choices: Choices | None = None
 
@@ -112,6 +112,7 @@ class InflightStep:
         landed = Landed(_not_finite(self.rows, [first for first, *_ in logits]))
         for place, row in enumerate(self.rows):
             if row.gone:
+                landed.accepted.append(0)
                 continue
             accepted = self.window.accepted(place, tokens[place])
             taken, message = 0, ""
@@ -127,9 +128,9 @@ class InflightStep:
             row.held += taken
             row.sampled += taken
             row.window -= taken
+            landed.accepted.append(accepted)
             draft = self.window.drafts[place]
             if draft is not None:
-                landed.judged.append((row, draft, accepted))
                 result.drafts.append(RowDraft(row.id, draft.source, len(draft.tokens), min(accepted, taken)))
             if message or finish is not None:
                 _end(row, message, landed, result)

@@ -39,9 +39,10 @@ from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.prefill import Prefill
 from zmqengine.engine.step.step_clock import StepClock
+from zmqengine.engine.step.width_costs import measure_costs
 
 if TYPE_CHECKING:
-    from zmqengine.engine.speculation.speculation import Speculation
+    from zmqengine.engine.speculation.speculator import Speculator
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -59,7 +60,7 @@ class MlxEngine:
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
     device. Without `prompt_cache_bytes` prompts are kept within what `limit_prompt_cache` says.
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot go
-    back by some tokens makes one token a step, whatever `speculation` proposes, and is not read in `few_sizes`.
+    back by some tokens makes one token a step, without a `speculator`, and is not read in `few_sizes`.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class MlxEngine:
         *,
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         padding_bytes_max: int | None = None,
-        speculation: Speculation | None = None,
+        speculator: Speculator | None = None,
         few_sizes: bool = False,
     ) -> None:
         self._model = model
@@ -87,10 +88,9 @@ class MlxEngine:
         self._sizes = Sizes(info.context_tokens if few_sizes and self._abilities.goes_back_padded else 0)
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
-        self._speculation = speculation if self._abilities.widens else None
-        self._draft_model = None if self._speculation is None else self._speculation.model
-        self._release_drafts = _do_nothing if self._draft_model is None else self._draft_model.release
-        self.step_tokens_max = 1 if self._speculation is None else self._speculation.width_max
+        self._speculator = speculator if self._abilities.widens else None
+        self._draft_model = None if self._speculator is None else self._speculator.model
+        self.step_tokens_max = 1 if self._speculator is None else self._speculator.widths[-1]
         self._lanes_padding_bytes = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
         )
@@ -101,9 +101,9 @@ class MlxEngine:
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
         self.disk: DiskTier | None = None
-        self._gauges = Gauges(self.info, self.rows_max, self._store, self._speculation)
-        if self._speculation is not None:
-            self._speculation.prepare(model, self.rows_max)
+        self._gauges = Gauges(self.info, self.rows_max, self._store, self._speculator)
+        if self._speculator is not None:
+            self._prepare_speculation(self._speculator)
         self._start_batch()
 
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
@@ -133,12 +133,11 @@ class MlxEngine:
         room_bytes = self._decode.padding_room_bytes if self._prefill.rows else 0
         self._decode.join(self._prefill.next(tokens_max, room_bytes, result))
         self._store.settle()
-        if self._speculation is not None and (result.prefills or len(self._decode) > 1):
-            self._speculation.clock.disturb()
         ended = [token.row for token in result.tokens if token.finish is not None]
         for row in (*ended, *(failure.row for failure in result.failures)):
             del self._rows[row]
-        self._release_drafts()
+        if self._speculator is not None and (ended or result.failures):
+            self._speculator.release()
         self._gauges.count(result)
         if self._gauges.steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
             mx.clear_cache()
@@ -155,7 +154,8 @@ class MlxEngine:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
-        self._release_drafts()
+        if self._speculator is not None:
+            self._speculator.release()
         self._store.settle()
 
     def park(self, row: int) -> int:
@@ -167,7 +167,8 @@ class MlxEngine:
         if parked is None:
             return 0
         parked.gone = True
-        self._release_drafts()
+        if self._speculator is not None:
+            self._speculator.release()
         if not self._abilities.mergeable or not parked.held:
             self._prefill.leave([parked])
             self._decode.leave([parked])
@@ -244,14 +245,25 @@ class MlxEngine:
         self._wired.restore()
 
     def _start_batch(self) -> None:
-        if self._draft_model is not None:
-            self._draft_model.clear()
+        if self._speculator is not None:
+            self._speculator.clear()
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
-        lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculation)
+        lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculator)
         self._decode = LengthBuckets(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
         self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes)
 
-
-def _do_nothing() -> None:
-    """There are no drafts."""
+    def _prepare_speculation(self, speculator: Speculator) -> None:
+        """Measure what drafts cost, unless it is known."""
+        if not speculator.costs.seconds:
+            measure_costs(
+                self._model,
+                partial(DecodeBatch, self._model, self._store, self._choosing),
+                speculator.costs,
+                vocab_size=self.info.vocab_size,
+                rows_max=self.rows_max,
+                widths=speculator.widths,
+                positions_max=speculator.positions_max,
+            )
+        if speculator.model is not None:
+            speculator.model.prepare(self.rows_max)

@@ -1,4 +1,4 @@
-"""Whether two tokenizers have the same words: then the tokens of one model mean the same to another."""
+"""Compares the vocabularies of two models: a draft model's tokens must mean the same to its target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHOWN = 3
 
 
 def difference(tokenizer_json: bytes, other_json: bytes) -> str:
-    """Differences between two vocabularies in the format of the `tokenizers` library, in words; empty for none."""
+    """Differences between two vocabularies in the format of the `tokenizers` library, for people; empty for none."""
     ours, theirs = _words(tokenizer_json), _words(other_json)
     unlike = [id_ for id_ in sorted(ours.keys() | theirs.keys()) if ours.get(id_) != theirs.get(id_)]
     if not unlike:
