@@ -25,7 +25,7 @@ MLX_FREE = {
     "zmqengine/engine/prefix_cache/disk/block_file.py",
     "zmqengine/engine/prefix_cache/disk/directory.py",
     "zmqengine/engine/prefix_cache/disk/writer.py",
-    "zmqengine/engine/prompts_on_disk.py",
+    "zmqengine/engine/disk_cache.py",
     "zmqengine/engine/row.py",
     "zmqengine/engine/seeds.py",
 }
@@ -146,7 +146,7 @@ def test_every_folder_is_a_tower(package: str) -> None:
 # stand beside the rooms are named like rooms.
 ROOMS = {
     "zmqengine.engine": (
-        "options", "seeds", "host", "prompts_on_disk", "grammar", "interface", "row", "models", "cuda", "kv",
+        "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "models", "cuda", "kv",
         "sampling", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
     ),
     "zmqengine.worker": (

@@ -99,17 +99,12 @@ LABELLED_COUNTERS = (
         "zmqengine_prompt_disk_unwritten_blocks", "Blocks of prompts that were not written, by reason.", "reason",
         {
             "room": "prompt_disk_refused_room", "daily_writes": "prompt_disk_refused_daily_writes",
-            "error": "prompt_disk_refused_error", "waiting": "prompt_disk_refused_waiting",
-            "evicted": "prompt_disk_lost_evicted", "refused": "prompt_disk_lost_refused",
-            "slow_disk": "prompt_disk_lost_slow_disk",
+            "error": "prompt_disk_refused_error", "slow_disk": "prompt_disk_lost_slow_disk",
         },
     ),
     ByLabel(
         "zmqengine_prompt_disk_skipped_files", "Files in --cache-dir that were of no use, by what was wrong.", "fault",
-        {
-            "torn": "prompt_disk_skipped_torn", "foreign": "prompt_disk_skipped_foreign",
-            "newer": "prompt_disk_skipped_newer",
-        },
+        {"torn": "prompt_disk_skipped_torn", "newer": "prompt_disk_skipped_newer"},
     ),
     ByLabel(
         "zmqengine_drafted_tokens", "Tokens proposed to the model, by who proposed them.", "source",

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.worker.harness import Harness
+from zmqengine.engine.disk_cache import RestorePlan
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
-from zmqengine.engine.prefix_cache.disk.restoring import NOTHING, Plan
 from zmqengine.worker.requests import prompt_disk
 
 LONG = list(range(5, 105))
@@ -48,12 +48,12 @@ class FakeDisk:
     def salt(self, scope: str) -> bytes:
         return scope.encode()
 
-    def plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
+    def plan(self, tokens: np.ndarray, salt: bytes) -> RestorePlan | None:
         if self.failing:
             raise RuntimeError("a bug")
-        return Plan([b"key"] * self.count, self.plan_bytes, 64) if self.count else NOTHING
+        return RestorePlan([b"key"] * self.count, self.plan_bytes, 64) if self.count else None
 
-    def read(self, plan: Plan, tokens: np.ndarray) -> deque[Block]:
+    def read(self, plan: RestorePlan, tokens: np.ndarray) -> deque[Block]:
         self.reading += 1
         assert self.gate.wait(60)
         return deque(Block() for _ in plan.keys)
@@ -75,7 +75,7 @@ class FakeDisk:
         self.saved.append(bytes_max)
         return bytes_max
 
-    def note_reading(self, tokens_per_s: float) -> None:
+    def note_prefill(self, tokens_per_s: float) -> None:
         self.tokens_per_s = tokens_per_s
 
     def close(self, seconds: float = 0.0, goes_on: Callable[[], bool] = lambda: True) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from zmqengine.sampling_params import Sampling as Sampling
 
 if TYPE_CHECKING:
+    from zmqengine.engine.disk_cache import DiskCache
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.matcher import NeverBegins
-    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
 
 EngineFinish = Literal["stop", "length"]
 
@@ -191,7 +191,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def disk(self) -> PromptsOnDisk | None:
+    def disk(self) -> DiskCache | None:
         """The prefix cache on disk, if there is one. `close` does not close it."""
         ...
 

@@ -73,7 +73,7 @@ class Batch:
         # A row decodes one token of its own, and those of its draft tokens that were accepted.
         rows = max(1, report.tokens - sum(draft.accepted for draft in result.drafts))
         prefill_tokens_per_s = self._scheduler.note_step(report.tokens, rows, step_ns / 1e9)
-        self._lifecycle.prompt_disk.note_reading(prefill_tokens_per_s)
+        self._lifecycle.prompt_disk.note_prefill(prefill_tokens_per_s)
         return step_ns
 
     def _schedule(self, report: PassReport, now_s: float) -> None:

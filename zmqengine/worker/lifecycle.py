@@ -21,7 +21,7 @@ from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
 
 if TYPE_CHECKING:
-    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
+    from zmqengine.engine.disk_cache import DiskCache
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -30,7 +30,7 @@ class Lifecycle:
     """Owns every request that has not ended, from `add` to `end`."""
 
     def __init__(
-        self, context: WorkerContext, scheduler: Scheduler, outgoing: Outgoing, disk: PromptsOnDisk | None
+        self, context: WorkerContext, scheduler: Scheduler, outgoing: Outgoing, disk: DiskCache | None
     ) -> None:
         self._context = context
         self._counters = context.counters

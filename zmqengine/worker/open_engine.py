@@ -101,7 +101,7 @@ def measure_disk(engine: Engine) -> None:
         if seconds > MEASURED_S:
             break
     engine.reset()
-    engine.disk.note_reading(rate)
+    engine.disk.note_prefill(rate)
     engine.disk.measure()
     log.info("prompts on disk", extra=engine.disk.told)
 

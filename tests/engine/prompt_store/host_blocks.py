@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 
-from zmqengine.engine.prefix_cache.disk.host_block import HostArray, HostBlock
-from zmqengine.engine.prefix_cache.disk.room import Bounds
+from zmqengine.engine.prefix_cache.disk.block_file import HostArray, HostBlock
+from zmqengine.engine.prefix_cache.disk.directory import Bounds
 
 ROOT = bytes(16)
 SALT = bytes(range(16))

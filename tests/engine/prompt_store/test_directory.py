@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
-from zmqengine.engine.prefix_cache.disk.directory import ABANDONED_S, Directory
-from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
-from zmqengine.engine.prefix_cache.disk.room import Bounds, Refused
+from zmqengine.engine.prefix_cache.disk.block_file import HostBlock
+from zmqengine.engine.prefix_cache.disk.directory import ABANDONED_S, Bounds, Directory, Refused
 from zmqengine.errors import ConfigError
 
 
@@ -85,7 +84,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     reader.look()
     assert len(reader.read(keys(chains[0]))) == 2
     writer.write(chains[3])
-    assert writer.totals.bytes <= bounds.bytes_max
+    assert writer.counts["bytes"] <= bounds.bytes_max
     assert len(writer.read(keys(chains[0]))) == 2
     assert plain(writer.read(keys(chains[1]))) == plain(chains[1][:1])
     assert len(writer.read(keys(chains[2]))) == 2
@@ -142,7 +141,7 @@ def test_what_was_written_today_is_counted_by_all(tmp_path: Path) -> None:
     (count,) = (path for path in first.path.glob("written-*") if path != yesterday)
     count.write_bytes(count.read_bytes() + b"\xff" * 3)
     second = opened(tmp_path, ROOMY._replace(written_bytes_max=written + 1))
-    assert second.totals.written_today == written
+    assert second.counts["written_today_bytes"] == written
     assert not yesterday.exists()
     with pytest.raises(Refused, match="today"):
         second.write(chain(1, 1))
@@ -178,8 +177,8 @@ def test_files_of_no_use_are_told_of_once_and_removed(
     again = Directory(tmp_path, SALT, ROOMY)
     again.look()
     again.look()
-    assert again.faults == {"torn": 2, "newer": 1, "foreign": 1}
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 3
+    assert (again.counts["skipped_torn"], again.counts["skipped_newer"]) == (3, 1)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 2
     assert [len(again.read(keys(blocks))) for blocks in chains] == [0, 0, 0, 0, 2]
     again.tidy()
     assert {path for path in paths if path.exists()} == {newer, good}
@@ -201,7 +200,7 @@ def test_a_file_that_goes_bad_while_it_is_known_is_skipped(tmp_path: Path) -> No
     data[-60] ^= 1
     path.write_bytes(data)
     assert plain(directory.read(keys(blocks))) == plain(blocks[:2])
-    assert directory.faults == {"torn": 1}
+    assert directory.counts["skipped_torn"] == 1
     directory.tidy()
     assert not path.exists()
 

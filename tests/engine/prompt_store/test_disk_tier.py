@@ -15,8 +15,8 @@ from tests.support.engines import finish, make_engine
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.prefix_cache.disk.block_file import HostBlock
 from zmqengine.engine.prefix_cache.disk.directory import Directory
-from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
 from zmqengine.engine.prefix_cache.disk.tier import PIECE_BYTES, DiskTier
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
@@ -44,6 +44,8 @@ def restore(engine: MlxEngine, prompt: list[int], awaited_by: str = "a row") -> 
     tier(engine).release(awaited_by)
     tokens = np.array(prompt, np.uint32)
     plan = tier(engine).plan(tokens, tier(engine).salt(""))
+    if plan is None:
+        return 0
     blocks = tier(engine).read(plan, tokens)
     while blocks:
         tier(engine).restore(blocks, 1, awaited_by)
@@ -145,12 +147,12 @@ def test_what_is_computed_sooner_is_neither_written_nor_read(models: dict[str, A
 
     engine = on_disk(model, tmp_path)
     tier(engine).measure()
-    tier(engine).note_reading(1e12)
+    tier(engine).note_prefill(1e12)
     assert restore(engine, prompt) == 0
     assert tier(engine).numbers()["not_worth"] == 1
     answer(engine, prompt_of(2, 200))
     assert not tier(engine).has_work
-    tier(engine).note_reading(1.0)
+    tier(engine).note_prefill(1.0)
     assert restore(engine, prompt) >= 640
     answer(engine, prompt_of(3, 200))
     assert tier(engine).has_work

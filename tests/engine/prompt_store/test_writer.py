@@ -12,8 +12,7 @@ import pytest
 
 from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
 from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS
-from zmqengine.engine.prefix_cache.disk.directory import Directory
-from zmqengine.engine.prefix_cache.disk.room import Bounds
+from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory
 from zmqengine.engine.prefix_cache.disk.writer import Writer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +22,8 @@ WAIT_S = 60.0
 
 def test_what_is_handed_over_is_written_in_order(tmp_path: Path) -> None:
     """And all of it before the thread ends."""
-    writer = Writer(Directory(tmp_path, SALT, ROOMY))
+    directory = Directory(tmp_path, SALT, ROOMY)
+    writer = Writer(directory)
     chains = [chain(seed, 3) for seed in range(5)]
     room = writer.room_bytes
     for blocks in chains:
@@ -31,7 +31,7 @@ def test_what_is_handed_over_is_written_in_order(tmp_path: Path) -> None:
         writer.write(blocks[2:])
     assert writer.close(WAIT_S)
     assert writer.room_bytes == room
-    assert not writer.refused
+    assert not any(number for name, number in directory.counts.items() if name.startswith("refused"))
     again = Directory(tmp_path, SALT, ROOMY)
     again.look()
     for blocks in chains:
@@ -49,12 +49,13 @@ def test_a_disk_that_fails_is_left_alone_for_a_while(
 
     tried: list[int] = []
     monkeypatch.setattr("zmqengine.engine.prefix_cache.disk.block_file.os.fsync", fail)
-    writer = Writer(Directory(tmp_path, SALT, ROOMY))
+    directory = Directory(tmp_path, SALT, ROOMY)
+    writer = Writer(directory)
     for seed in range(3):
         writer.write(chain(seed, 2))
     assert writer.close(WAIT_S)
-    assert writer.refused == {"error": 2, "waiting": 4}
-    assert writer.is_refusing
+    assert directory.counts["refused_error"] == 6
+    assert writer.room_bytes == 0
     assert len(tried) == 1
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     assert [path.name for path in (tmp_path / "prompts").iterdir() if "written" not in path.name] == []
@@ -104,7 +105,7 @@ def test_killed_writers_leave_nothing_wrong(tmp_path: Path, kills: int) -> None:
                 assert plain(found) == plain(blocks[: len(found)])
                 seen += len(found)
                 evicted += BLOCKS - len(found)
-        assert not directory.faults
+        assert directory.counts["skipped_torn"] == 0
         # They take room until nobody has gone on with them for a while: let that while be over.
         for path in parts:
             os.utime(path, (0, 0))

@@ -11,8 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.engine.prompt_store.host_blocks import SALT, chain
-from zmqengine.engine.prefix_cache.disk.directory import Directory
-from zmqengine.engine.prefix_cache.disk.room import Bounds, Refused
+from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory, Refused
 
 BLOCKS = 4
 BLOCK_BYTES = 30_000

@@ -33,7 +33,7 @@ from zmqengine.engine.interface import (
 from zmqengine.engine.seeds import mix, seed_key
 
 if TYPE_CHECKING:
-    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
+    from zmqengine.engine.disk_cache import DiskCache
 
 __all__ = [
     "EXIT_CODE",
@@ -124,7 +124,7 @@ class FakeEngine:
         self.rows_max = self.config.rows_max
         self.step_tokens_max = 1
         self.padding_bytes_max = 0
-        self.disk: PromptsOnDisk | None = None
+        self.disk: DiskCache | None = None
         self.calls: deque[FakeCall] = deque(maxlen=20_000)
         self._faults = FakeFaults(self.config.faults)
         self.unblock = self._faults.unblock

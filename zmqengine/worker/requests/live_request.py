@@ -18,8 +18,8 @@ from zmqengine.worker.requests.token_log import TokenLog
 if TYPE_CHECKING:
     import numpy as np
 
+    from zmqengine.engine.disk_cache import RestorePlan
     from zmqengine.engine.grammar.grammar import Grammar
-    from zmqengine.engine.prompts_on_disk import RestorePlan
 
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
 """Phase of a request. `docs/worker.md` draws the transitions; the scheduler and `finish` make them.

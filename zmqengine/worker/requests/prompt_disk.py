@@ -15,7 +15,7 @@ from zmqengine.worker.requests.live_request import LiveRequest, Prepared, Restor
 from zmqengine.worker.requests.preparing import Preparer
 
 if TYPE_CHECKING:
-    from zmqengine.engine.prompts_on_disk import PromptsOnDisk
+    from zmqengine.engine.disk_cache import DiskCache
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -40,7 +40,7 @@ class PromptDisk:
     `room_bytes()`, or what one request needs.
     """
 
-    def __init__(self, disk: PromptsOnDisk | None, preparer: Preparer, room_bytes: Callable[[], int]) -> None:
+    def __init__(self, disk: DiskCache | None, preparer: Preparer, room_bytes: Callable[[], int]) -> None:
         self._disk = disk
         self._preparer = preparer
         self._room_bytes = room_bytes
@@ -69,7 +69,7 @@ class PromptDisk:
             except Exception as error:
                 log.error(_FAILED, exc_info=error)
                 return None
-            return Restore(plan, ids) if plan.keys else None
+            return None if plan is None else Restore(plan, ids)
 
         return look_up
 
@@ -150,10 +150,10 @@ class PromptDisk:
             self._disk.save(1)
             self._credit_s -= time.perf_counter() - started_s
 
-    def note_reading(self, tokens_per_s: float | None) -> None:
+    def note_prefill(self, tokens_per_s: float | None) -> None:
         """Take the measured speed of prefill: blocks that would come back slower are neither restored nor written."""
         if self._disk is not None and tokens_per_s is not None:
-            self._disk.note_reading(tokens_per_s)
+            self._disk.note_prefill(tokens_per_s)
 
     def save_all(self, seconds: float, goes_on: Callable[[], bool]) -> None:
         """Save the rest, for at most `seconds` and only while `goes_on()`."""

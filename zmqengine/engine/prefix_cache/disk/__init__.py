@@ -1,21 +1,16 @@
-"""The prefix cache on disk: for the next worker, and for blocks that memory has no room for.
+"""Prefix cache on disk: the tier below memory, shared by workers and kept for later ones.
 
-tier.py           what the engine and the worker call
-saving.py         which blocks are written, copied to the host piece by piece
-host_arrays.py    arrays as bytes of the host, and back
-writer.py         the thread that writes them
-unwritten.py      what is on its way to a file
-restoring.py      which blocks of a prompt are worth reading, and reading them
-directory.py      the directory: what is in it, what is of no use
-own_directory.py  is made for this user alone
-room.py           how much it may take, and which files go for others
-file_index.py     which block is in which file
-daily_writes.py   how much was written today
-block_file.py     the file: safetensors, with checksums
-block_header.py   what it says of itself
-host_block.py     a block in memory of the host
+block_file.py  the format of a file: safetensors, with checksums
+file_index.py  which block is in which file
+directory.py   the files: read, written, bounded, with others at the same time
+writer.py      the thread that writes
+plan.py        which blocks of a prompt to read
+tier.py        `DiskTier`: what memory, the engine and the worker call
 
-The way of a block: `PrefixCache` tells the tier of it; `saving.py` copies it when a pass has time, with those that
-follow it; `writer.py` writes them, `directory.py` makes room first. When a prompt comes, `restoring.py` finds its
-blocks and reads them on a thread; the actor makes arrays of them and gives them to `PrefixCache.insert_blocks`.
+A block goes to disk: `DiskTier` copies it to the host when a pass has time, or when memory evicts it first; `Writer`
+passes runs of consecutive blocks to `Directory`, which makes room and writes one file for each. It comes back: a thread
+plans and reads the blocks of a prompt, the actor makes arrays of them and adds them to `PrefixCache`.
+
+The disk may hang or be full. Only threads wait for it: the actor looks into the index and copies bytes to a bounded
+queue. While the queue is full, or for a minute after a write failed, blocks are not written and `status` counts them.
 """

@@ -1,7 +1,7 @@
-"""The directory of block files: what is in it, and how much may be.
+"""Directory of block files, shared by workers of any model and kept within bounds.
 
-Workers of any model may share one. Nobody locks: a file appears complete by its rename, is never changed, and may be
-gone at any time. How recently one was used is its time of modification, which all of them see.
+Nobody locks it: a file appears complete by a rename, is never changed, and may be gone at any time. Its time of
+modification is the time of its last use, which all workers see.
 """
 
 from __future__ import annotations
@@ -10,212 +10,348 @@ import contextlib
 import logging
 import os
 import re
+import stat
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from zmqengine.engine.prefix_cache.disk.block_file import encode, read_blocks, read_header, write_file
-from zmqengine.engine.prefix_cache.disk.block_header import BadFile, Fault
-from zmqengine.engine.prefix_cache.disk.daily_writes import DailyWrites
+import numpy as np
+
+from zmqengine.engine.prefix_cache.disk.block_file import (
+    BadFile,
+    HostBlock,
+    NewerFile,
+    encode,
+    read_blocks,
+    read_header,
+    write_file,
+)
 from zmqengine.engine.prefix_cache.disk.file_index import FileIndex, Place
-from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
-from zmqengine.engine.prefix_cache.disk.own_directory import own_directory
-from zmqengine.engine.prefix_cache.disk.room import Bounds, Refused, Room
+from zmqengine.errors import ConfigError
 
 log = logging.getLogger("zmqengine.engine")
 
+SUBDIRECTORY = "prompts"
 ABANDONED_S = 60.0
-"""A file that nobody has gone on writing for so long belonged to a process that was killed."""
+"""Age at which an unfinished file belongs to a process that was killed."""
 _TICK_NS = 100_000_000
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
+_WRITTEN = "written-"
+_RATE_KEPT = 0.7
+# Fewer bytes take as long as the call.
+_MEASURED_BYTES_MIN = 1 << 18
 
 
-@dataclass(slots=True)
-class Totals:
-    """Contents of the directory, and events since this worker began. `written_today` is of all that share it."""
+class Bounds(NamedTuple):
+    """Bounds of a directory: bytes of all files, free bytes on the disk, bytes written in a day."""
 
-    bytes: int = 0
-    files: int = 0
-    written_today: int = 0
-    written_blocks: int = 0
-    read_blocks: int = 0
-    removed_files: int = 0
+    bytes_max: int
+    free_bytes_min: int
+    written_bytes_max: int
+
+
+class Refused(Exception):
+    """A run that was not written. `reason`: `room`, `daily_writes` or `error`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Rate:
+    """Average of a speed in bytes per second; 0 until it was measured."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+
+    def note(self, bytes_: int, seconds: float) -> None:
+        """Account for `bytes_` that took `seconds`."""
+        if bytes_ >= _MEASURED_BYTES_MIN:
+            found = bytes_ / max(seconds, 1e-9)
+            known = self.bytes_per_s or found
+            self.bytes_per_s = _RATE_KEPT * known + (1 - _RATE_KEPT) * found
+
+    def seconds(self, bytes_: int) -> float:
+        """Estimated time for `bytes_`; 0 where nothing is known."""
+        return bytes_ / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
 class Directory:
-    """Blocks with one salt, in `path`, which is made for this user alone. May be used from any thread.
+    """Block files with one salt, in a subdirectory of `path` that is made for this user alone.
 
-    Raises `ConfigError` when `path` cannot be used. Files that are torn, or hold not what their name says, are
-    skipped, told of once, and removed by `tidy`; those of a newer version only when they are the least recently used.
+    Any thread may use it. `find`, `following`, `announce` and `retract` never wait for the disk. A damaged file is
+    skipped, logged and removed by `tidy`; one of a later version is only skipped, and evicted like others. `counts`:
+    contents and events, for `status`. Raises `ConfigError` when `path` cannot be used.
     """
 
     def __init__(self, path: Path, salt: bytes, bounds: Bounds) -> None:
-        self.path = own_directory(path)
-        self.totals = Totals()
-        self.faults: Counter[Fault] = Counter()
+        self.path = _own_directory(path)
+        self.read_rate = Rate()
+        self.counts = Counter(
+            bytes=0, files=0, written_today_bytes=0, written_blocks=0, read_blocks=0, removed_files=0,
+            skipped_torn=0, skipped_newer=0,
+        )  # fmt: skip
         self._salt = salt
         self._prefix = salt.hex()[:16]
         self._bounds = bounds
-        self._room = Room(self.path, bounds, _NAME.fullmatch)
-        self._daily = DailyWrites(self.path)
+        self._unfinished = 0
+        # Serialises scans of the directory, which wait for the disk.
+        self._scan = threading.Lock()
+        self._scanned_ns = -1
+        # Guards what follows. Nobody waits for the disk while holding it, as the actor takes it.
         self._lock = threading.Lock()
         self._index = FileIndex()
-        self._bad: dict[str, Fault] = {}
-        self._looked_ns = -1
-        self._unfinished = 0
+        # Files to skip -> whether a later version wrote them.
+        self._bad: dict[str, bool] = {}
+        self._announced: dict[str, Sequence[HostBlock]] = {}
 
     def __len__(self) -> int:
         return len(self._index)
 
     def find(self, key: bytes) -> Place | None:
-        """Location of this block, if known. Never waits."""
-        return self._index.find(key)
+        """The place of a block, if it is known, written or announced."""
+        with self._lock:
+            return self._index.find(key)
 
     def following(self, parent_key: bytes) -> dict[bytes, int]:
-        """The blocks after this one, and how many tokens they have; the longest first."""
+        """Blocks whose parent is `parent_key`, and their numbers of tokens."""
         with self._lock:
             return self._index.following(parent_key)
 
     def largest_file(self) -> list[bytes]:
-        """The keys of the blocks in the largest file there is; empty when there is none."""
+        """Keys of the blocks in the largest file; empty when there is none."""
         with self._lock:
             return self._index.largest_file()
 
     def look(self) -> None:
-        """Notice what others have written or removed. Cheap when they have not."""
-        with contextlib.suppress(OSError), self._lock:
+        """Take notice of files that other workers wrote or removed; cheap when there are none. Raises no `OSError`."""
+        with contextlib.suppress(OSError), self._scan:
             changed_ns = self.path.stat().st_mtime_ns
-            if changed_ns == self._looked_ns:
+            if changed_ns == self._scanned_ns:
                 return
-            # A change in the same tick of the clock would not be noticed later.
-            self._looked_ns = changed_ns if time.time_ns() - changed_ns > _TICK_NS else -1
+            # Another change in the same tick of the clock would not show later.
+            is_over = time.time_ns() - changed_ns > _TICK_NS
+            with self._lock:
+                known = {name for name in self._index.names if _NAME.fullmatch(name)}
             names = {name for name in os.listdir(self.path) if _NAME.fullmatch(name)}
-            for gone in self._index.names - names:
-                self._index.drop(gone)
-            self._bad = {name: fault for name, fault in self._bad.items() if name in names}
-            for name in names - self._index.names - self._bad.keys():
+            with self._lock:
+                for gone in known - names:
+                    self._index.drop(gone)
+                self._bad = {name: is_newer for name, is_newer in self._bad.items() if name in names}
+                new = names - self._index.names - self._bad.keys()
+            for name in new:
                 if name.startswith(self._prefix):
                     self._take_in(name)
+            self._scanned_ns = changed_ns if is_over else -1
 
     def read(self, keys: Sequence[bytes]) -> list[HostBlock]:
-        """The blocks of `keys`, each the parent of the next, as far as they are there and whole."""
+        """The blocks of `keys`, each the parent of the next, up to the first that is missing or damaged."""
         blocks: list[HostBlock] = []
         used: list[str] = []
         while len(blocks) < len(keys):
             with self._lock:
                 run = self._index.run(keys[len(blocks) :])
-            if run is None:
+                if run is None:
+                    break
+                name, wanted = run
+                announced = {block.key: block for block in self._announced.get(name, ())}
+            if announced:
+                blocks += [announced[key] for key in wanted]
+                continue
+            found = self._read_file(name, wanted)
+            if not found:
                 break
-            name, wanted = run
-            try:
-                blocks += read_blocks(self.path / name, self._salt, wanted)
-            except BadFile as error:
-                with self._lock:
-                    self._index.drop(name)
-                    self._condemn(name, error)
-                break
-            except OSError:
-                # Another worker needed the room.
-                with self._lock:
-                    self._index.drop(name)
-                break
+            blocks += found
             used.append(name)
-        # The first file last: without it nobody finds the others.
+        # The first file last: the others cannot be found without it.
         for name in reversed(used):
             with contextlib.suppress(OSError):
                 os.utime(self.path / name)
-        self.totals.read_blocks += len(blocks)
+        self.counts["read_blocks"] += len(blocks)
         return blocks
 
+    def announce(self, blocks: Sequence[HostBlock]) -> None:
+        """Let a run be found and read from memory until `write` has written or refused it."""
+        with self._lock:
+            self._announced[_announced_name(blocks)] = blocks
+            self._index.add(_announced_name(blocks), blocks)
+
+    def is_announced(self, blocks: Sequence[HostBlock]) -> bool:
+        """Whether a run was announced and not retracted."""
+        return _announced_name(blocks) in self._announced
+
+    def retract(self, blocks: Sequence[HostBlock] | None = None) -> None:
+        """End the announcement of a run, or of all that are not written."""
+        with self._lock:
+            for name in list(self._announced) if blocks is None else [_announced_name(blocks)]:
+                self._announced.pop(name, None)
+                self._index.drop(name)
+
     def write(self, blocks: Sequence[HostBlock]) -> int:
-        """Keep a run of blocks, each the parent of the next, in one file; returns its bytes. Raises `Refused`."""
-        name = f"{self._prefix}-{blocks[0].key.hex()[:32]}-{blocks[-1].key.hex()[:16]}.safetensors"
-        parts = encode(self._salt, blocks)
-        written = sum(map(len, parts))
+        """Write a run of blocks, each the parent of the next, to one file; returns its bytes. Raises `Refused`."""
+        stem = f"{self._prefix}-{blocks[0].key.hex()[:32]}-{blocks[-1].key.hex()[:16]}"
         self._unfinished += 1
-        unfinished = (
-            self.path / f".{name.removesuffix('.safetensors')}-{os.getpid():x}.{self._unfinished}.part"
-        )
+        unfinished = self.path / f".{stem}-{os.getpid():x}.{self._unfinished}.part"
         try:
-            if self._daily.today() + written > self._bounds.written_bytes_max:
+            parts = encode(self._salt, blocks)
+            size = sum(map(len, parts))
+            if self._written_today() + size > self._bounds.written_bytes_max:
                 raise Refused("daily_writes", "as much has been written today as is allowed")
-            self._make_room(written)
+            self._make_room(size)
             write_file(unfinished, parts)
-            self._daily.add(written)
-            os.rename(unfinished, self.path / name)
+            self._count_written(size)
+            os.rename(unfinished, self.path / f"{stem}.safetensors")
+            self._sync()
+            with self._lock:
+                self._index.add(f"{stem}.safetensors", blocks)
         except OSError as error:
             raise Refused("error", str(error)) from error
         finally:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-        self._sync()
-        with self._lock:
-            self._index.add_blocks(name, blocks)
-        self.totals.written_blocks += len(blocks)
-        return written
+            self.retract(blocks)
+        self.counts["written_blocks"] += len(blocks)
+        return size
 
     def tidy(self) -> None:
-        """Remove what is of no use, and keep to the bounds; count what there is. Raises no `OSError`."""
+        """Remove damaged and abandoned files, keep to the bounds, and count what there is. Raises no `OSError`."""
         with contextlib.suppress(OSError):
             self.look()
             with self._lock:
-                bad = [name for name, fault in self._bad.items() if fault != "newer"]
-            for name in bad:
+                damaged = [name for name, is_newer in self._bad.items() if not is_newer]
+            for name in damaged:
                 self._remove(name)
             now_s = time.time()
             for path in self.path.iterdir():
-                if _UNFINISHED.fullmatch(path.name) and now_s - path.stat().st_mtime > ABANDONED_S:
+                is_abandoned = _UNFINISHED.fullmatch(path.name) and now_s - path.stat().st_mtime > ABANDONED_S
+                if is_abandoned or (path.name.startswith(_WRITTEN) and path.name < self._written_path().name):
                     path.unlink()
-            self._daily.forget()
             with contextlib.suppress(Refused):
                 self._make_room(0)
-            self.totals.written_today = self._daily.today()
+            self.counts["written_today_bytes"] = self._written_today()
 
-    # --- what is there; with the lock ---
+    # --- files ---
 
     def _take_in(self, name: str) -> None:
         try:
             header = read_header(self.path / name)
             if header.salt != self._salt:
-                raise BadFile("foreign", "it belongs to another model")
+                raise BadFile("it belongs to another model")
         except BadFile as error:
-            self._condemn(name, error)
+            self._skip(name, error)
         except OSError as error:
             log.debug("a cached prompt is gone", extra={"file": name, "reason": str(error)})
         else:
-            self._index.add_header(name, header)
+            with self._lock:
+                self._index.add(name, header.blocks)
 
-    def _condemn(self, name: str, error: BadFile) -> None:
-        self.faults[error.fault] += 1
-        self._bad[name] = error.fault
-        level = logging.WARNING if self.faults[error.fault] == 1 else logging.DEBUG
-        log.log(level, "a file of cached prompts is skipped", extra={"file": name, "reason": str(error)})
-
-    # --- room ---
-
-    def _make_room(self, bytes_: int) -> None:
+    def _read_file(self, name: str, keys: Sequence[bytes]) -> list[HostBlock]:
+        started_s = time.perf_counter()
         try:
-            self._room.make(bytes_, self._remove)
-        finally:
-            self.totals.bytes, self.totals.files = self._room.bytes, self._room.files
+            blocks = read_blocks(self.path / name, self._salt, keys)
+        except BadFile as error:
+            self._skip(name, error)
+        except OSError:
+            # Another worker needed the room.
+            with self._lock:
+                self._index.drop(name)
+        else:
+            self.read_rate.note(sum(block.bytes for block in blocks), time.perf_counter() - started_s)
+            return blocks
+        return []
+
+    def _skip(self, name: str, error: BadFile) -> None:
+        is_newer = isinstance(error, NewerFile)
+        fault = "skipped_newer" if is_newer else "skipped_torn"
+        with self._lock:
+            self._index.drop(name)
+            self._bad[name] = is_newer
+            self.counts[fault] += 1
+        level = logging.WARNING if self.counts[fault] == 1 else logging.DEBUG
+        log.log(level, "a file of cached prompts is skipped", extra={"file": name, "reason": str(error)})
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path / name)
-            self.totals.removed_files += 1
+            self.counts["removed_files"] += 1
         with self._lock:
             self._index.drop(name)
             self._bad.pop(name, None)
 
+    def _make_room(self, bytes_: int) -> None:
+        """Remove the least recently used files until `bytes_` more fit. Raises `Refused` or `OSError`."""
+        found: list[tuple[int, str, int]] = []
+        taken = 0
+        for entry in os.scandir(self.path):
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                taken += status.st_size
+                if _NAME.fullmatch(entry.name):
+                    found.append((status.st_mtime_ns, entry.name, status.st_size))
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        most, free_min = self._bounds.bytes_max, self._bounds.free_bytes_min
+        found.sort(reverse=True)
+        try:
+            while taken + bytes_ > most or free - bytes_ < free_min:
+                if not found or bytes_ > most:
+                    raise Refused("room", f"{free} bytes are free on the disk, and {taken} are in use here")
+                _, name, size = found.pop()
+                self._remove(name)
+                taken, free = taken - size, free + size
+        finally:
+            self.counts["bytes"], self.counts["files"] = taken, len(found)
+
     def _sync(self) -> None:
-        # The name is on the disk as well, not only what it stands for.
+        # Until this, a crash of the machine may forget the new name.
         with contextlib.suppress(OSError):
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    # --- the daily counter: a file of 8-byte numbers, to which all workers append ---
+
+    def _written_path(self) -> Path:
+        return self.path / time.strftime(f"{_WRITTEN}%Y-%m-%d", time.gmtime())
+
+    def _written_today(self) -> int:
+        try:
+            data = self._written_path().read_bytes()
+        except FileNotFoundError:
+            return 0
+        # A number that was cut off by a crash counts as nothing.
+        return int(np.frombuffer(data[: len(data) // 8 * 8], "<u8").sum())
+
+    def _count_written(self, bytes_: int) -> None:
+        descriptor = os.open(self._written_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, bytes_.to_bytes(8, "little"))
+        finally:
+            os.close(descriptor)
+
+
+def _announced_name(blocks: Sequence[HostBlock]) -> str:
+    # Unique while the run is queued, and no name of a file.
+    return f"announced {id(blocks)}"
+
+
+def _own_directory(path: Path) -> Path:
+    """The subdirectory of `path` for block files, made if it is missing. Raises `ConfigError`."""
+    own = path.expanduser() / SUBDIRECTORY
+    try:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = own.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ConfigError(f"--cache-dir: {own} is not a directory of your own: give another one")
+        own.chmod(0o700)
+        if not os.access(own, os.R_OK | os.W_OK | os.X_OK):
+            raise ConfigError(f"--cache-dir: {own} cannot be written to: give another one")
+    except OSError as error:
+        raise ConfigError(f"--cache-dir: {own} cannot be used: {error}; give another one") from None
+    return own

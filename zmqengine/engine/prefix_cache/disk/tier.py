@@ -1,26 +1,26 @@
-"""The store's tier on disk, as the engine and the worker know it."""
+"""The tier on disk, as memory, the engine and the worker call it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.disk_cache import RestorePlan
 from zmqengine.engine.options import EngineOptions
-from zmqengine.engine.prefix_cache.block import Checkpoint, StoredBlock
-from zmqengine.engine.prefix_cache.disk.block_header import FAULTS
-from zmqengine.engine.prefix_cache.disk.directory import Directory
-from zmqengine.engine.prefix_cache.disk.host_arrays import from_host
-from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
-from zmqengine.engine.prefix_cache.disk.restoring import Plan, Restoring
-from zmqengine.engine.prefix_cache.disk.room import Bounds
-from zmqengine.engine.prefix_cache.disk.saving import LOSSES, Saving
-from zmqengine.engine.prefix_cache.disk.writer import REASONS, Writer
+from zmqengine.engine.prefix_cache.block import PREFIX_TOKENS_MIN, Checkpoint, StoredBlock, shared_tokens
+from zmqengine.engine.prefix_cache.disk.block_file import HostArray, HostBlock
+from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory, Rate
+from zmqengine.engine.prefix_cache.disk.plan import plan_restore
+from zmqengine.engine.prefix_cache.disk.writer import Writer
 from zmqengine.engine.prefix_cache.pool import LowerTier
 from zmqengine.engine.prefix_cache.store import PrefixCache
 
+FILE_BYTES_MAX = 64 << 20
 PIECE_BYTES = 16 << 20
 _WAIT_S = 0.1
 
@@ -28,154 +28,247 @@ _WAIT_S = 0.1
 def open_tier(
     store: PrefixCache, salt: bytes, options: EngineOptions, ring: Callable[[], None] = lambda: None
 ) -> DiskTier:
-    """The tier in `options.cache_path`, of a model of this `salt`. Raises `ConfigError` for an unusable path."""
+    """Open the tier in `options.cache_path` for a model of this `salt`. Raises `ConfigError` for an unusable path."""
     assert options.cache_path is not None
     bounds = Bounds(options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes)
     return DiskTier(store, Directory(options.cache_path, salt, bounds), ring)
 
 
 class DiskTier(LowerTier):
-    """Keeps what `store` keeps in `directory` as well, and gives it back to this and to later workers.
+    """Copies the blocks of `store` to `directory`, and restores them; the engine's `DiskCache`.
 
-    `plan` and `read` may be called by any thread, all else by the actor; nothing waits for the disk but `read`,
-    `measure` and `close`. `ring` is called by a thread when there is room to write more.
+    Blocks of a prompt are copied one after the other and written as one file, a run. `ring` is called by a thread when
+    more can be written.
     """
 
     def __init__(
         self, store: PrefixCache, directory: Directory, ring: Callable[[], None] = lambda: None
     ) -> None:
         self._store = store
+        self._memory = store.pool.index
+        self._cut_anywhere = store.pool.cut_anywhere
         self._directory = directory
         self._writer = Writer(directory, ring)
-        self._saving = Saving(directory, self._writer, self._find)
-        self._restoring = Restoring(
-            directory, self._writer.unwritten, self._find, cut_anywhere=store.pool.cut_anywhere
-        )
+        # Blocks in memory that are not on disk, the oldest first, and the run that is being copied.
+        self._unsaved: dict[bytes, None] = {}
+        self._run: list[HostBlock] = []
+        self._made_rate = Rate()
+        self._tokens_per_s = 0.0
+        self._not_worth = 0
         store.pool.tier = self
 
     # --- from memory to disk ---
 
     def on_add(self, block: StoredBlock) -> None:
-        """This block is in memory from now on, or its checkpoint is."""
-        # With its checkpoint a prompt goes on from here, whatever the beginning took.
+        """Note a block, or its checkpoint, that was added to memory."""
+        # A checkpoint saves the prefill of all tokens before it, a block that of its own.
         tokens = len(block.tokens) if block.checkpoint is None else block.end
-        if self._restoring.is_faster(block.bytes, tokens):
-            self._saving.add(block)
+        if self._is_unsaved(block) and self._is_faster(block.bytes, tokens):
+            self._unsaved[block.key] = None
 
     def on_evict(self, blocks: Sequence[StoredBlock]) -> None:
-        """These blocks, each the parent of the next, are about to go from memory."""
-        self._saving.evict(blocks)
+        """Copy those of the evicted blocks, each the parent of the next, that are not on disk."""
+        keys = {block.key for block in blocks}
+        if any(block.key in keys for block in self._run):
+            self._write_run()
+        run: list[HostBlock] = []
+        room_bytes = self._writer.room_bytes
+        for number, block in enumerate(blocks):
+            self._unsaved.pop(block.key, None)
+            if not self._is_unsaved(block):
+                continue
+            room_bytes -= block.bytes
+            if room_bytes < 0:
+                # Blocks after a missing one could not be found.
+                self._writer.count_lost(sum(map(self._is_unsaved, blocks[number:])))
+                break
+            if run and run[-1].key != block.parent_key:
+                self._writer.write(run)
+                run = []
+            run.append(_to_host(block))
+        if run:
+            self._writer.write(run)
 
     def on_clear(self) -> None:
-        """The store has dropped everything, as it may not be good."""
-        self._saving.clear()
+        """Give up blocks that are not written: memory was emptied, as it may be invalid."""
+        self._unsaved.clear()
+        self._run = []
+        self._directory.retract()
 
     @property
     def has_work(self) -> bool:
-        """Whether `save` would do something."""
-        return self._saving.has_work
+        """Whether `save` would copy something."""
+        return bool(self._unsaved or self._run) and self._writer.room_bytes >= FILE_BYTES_MAX
 
     def save(self, bytes_max: int) -> int:
-        """Copy about so many bytes of what is not on disk yet for the thread that writes; returns how many."""
-        return self._saving.save(bytes_max)
+        """Copy blocks for the writer until `bytes_max` or more are copied; returns how many were."""
+        done = 0
+        while done < bytes_max and self.has_work:
+            block = self._next_block()
+            if block is not None:
+                self._run.append(_to_host(block))
+                done += block.bytes
+        return done
 
     def close(self, seconds: float = 0.0, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Write what is left, the latest first, while `goes_on` and for so many seconds at the most; then no more."""
+        """Save what is left while `goes_on`, for at most `seconds`, and stop the writer."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s and goes_on():
-            if self._saving.has_work:
-                self._saving.save(PIECE_BYTES, newest_first=True)
+            if self.has_work:
+                self.save(PIECE_BYTES)
             elif self._writer.waiting_bytes:
                 self._writer.wait(_WAIT_S)
             else:
                 break
         self._writer.close(max(0.0, until_s - time.monotonic()))
 
+    def _is_unsaved(self, block: StoredBlock) -> bool:
+        if block.end < PREFIX_TOKENS_MIN:
+            return False
+        place = self._directory.find(block.key)
+        return place is None or (block.checkpoint is not None and not place.has_state)
+
+    def _next_block(self) -> StoredBlock | None:
+        """The next block of the run; None if the run was complete and was passed to the writer, or none is left."""
+        if self._run:
+            room_bytes = FILE_BYTES_MAX - sum(block.bytes for block in self._run)
+            for child in self._memory.following(self._run[-1].key):
+                if child.block.key in self._unsaved and child.block.bytes <= room_bytes:
+                    return self._take(child.block)
+            self._write_run()
+            return None
+        key = next(iter(self._unsaved))
+        node = self._memory.get(key)
+        if node is None:
+            # A longer block has replaced it.
+            del self._unsaved[key]
+            return None
+        first = next(each for each in node.path() if each.block.key in self._unsaved)
+        return self._take(first.block)
+
+    def _take(self, block: StoredBlock) -> StoredBlock | None:
+        """Take a block off the list; None if another worker, or an eviction, had it written meanwhile."""
+        del self._unsaved[block.key]
+        return block if self._is_unsaved(block) else None
+
+    def _write_run(self) -> None:
+        self._writer.write(self._run)
+        self._run = []
+
     # --- from disk to memory ---
 
-    def note_reading(self, tokens_per_s: float) -> None:
-        """How fast the model reads prompts. What would come back slower is neither restored nor written."""
-        self._restoring.tokens_per_s = tokens_per_s
-
     def salt(self, scope: str) -> bytes:
-        """Root of the hash chain for prompts in this scope."""
+        """Root of the chain for prompts in this scope."""
         return self._store.salt(scope)
 
-    def plan(self, tokens: np.ndarray, salt: bytes) -> Plan:
-        """Which blocks to read for a prompt."""
-        return self._restoring.plan(tokens, salt)
+    def plan(self, tokens: np.ndarray, salt: bytes) -> RestorePlan | None:
+        """The blocks to read for a prompt, if that is faster than its prefill. Any thread may call it."""
+        self._directory.look()
+        # The last token starts the decode.
+        plan = plan_restore(tokens[:-1], salt, self._memory, self._directory, cut_anywhere=self._cut_anywhere)
+        if plan is not None and not self._is_faster(plan.bytes, plan.tokens):
+            self._not_worth += 1
+            return None
+        return plan
 
-    def read(self, plan: Plan, tokens: np.ndarray) -> deque[HostBlock]:
-        """Read them. What is gone or damaged is left out, and what follows it."""
-        return deque(self._restoring.read(plan, tokens))
+    def read(self, plan: RestorePlan, tokens: np.ndarray) -> deque[HostBlock]:
+        """Read the blocks of a plan up to the first that is gone, damaged or different. Any thread may call it."""
+        blocks: deque[HostBlock] = deque()
+        for block in self._directory.read(plan.keys):
+            shared = shared_tokens(block.tokens, tokens[block.start : block.start + block.length])
+            if shared < block.length and not (self._cut_anywhere and shared >= PREFIX_TOKENS_MIN):
+                break
+            blocks.append(block)
+        while blocks and not (self._cut_anywhere or blocks[-1].form):
+            blocks.pop()
+        return blocks
 
     def restore(self, blocks: deque[HostBlock], bytes_max: int, awaited_by: Hashable) -> None:
-        """Put the first of `blocks` into memory, about so many bytes, and take them off; all of them where memory has
-        no room for more. There they stay until `release`, as long as nothing else needs the room."""
+        """Add the first of `blocks`, `bytes_max` or a little more, to memory, where they stay until `release` if there
+        is room; removes them from `blocks`, and all others where there is no room for more."""
         taken: list[HostBlock] = []
         while blocks and bytes_max > 0:
             taken.append(blocks.popleft())
             bytes_max -= taken[-1].bytes
-        made = self._made(taken)
-        if made and self._store.insert_blocks(made, awaited_by) < made[-1].end:
+        if (
+            taken
+            and self._store.insert_blocks(self._made(taken), awaited_by) < taken[-1].start + taken[-1].length
+        ):
             blocks.clear()
 
     def release(self, awaited_by: Hashable) -> None:
-        """Release the blocks that were restored for a request, used or not."""
+        """Release the blocks that were restored for a request."""
         self._store.release(awaited_by)
 
+    # --- speeds and figures ---
+
+    def note_prefill(self, tokens_per_s: float) -> None:
+        """Note the speed of prefill. Blocks that come back slower are neither written nor read."""
+        self._tokens_per_s = tokens_per_s
+
     def measure(self) -> None:
-        """Find out how fast blocks come back, if there are any."""
+        """Measure how fast blocks come back, if there are any. Waits for the disk."""
         self._directory.look()
-        blocks = self._restoring.read_timed(self._directory.largest_file())
-        self._made(blocks)
+        self._made(self._directory.read(self._directory.largest_file()))
 
     @property
     def told(self) -> dict[str, str]:
-        """Measured speeds in words."""
-        restoring = self._restoring
-        speed = restoring.speed
-        rates = {"read": speed.read_bytes_per_s, "made arrays": speed.made_bytes_per_s}
+        """Directory and speeds, for the log."""
+        rates = {"read": self._directory.read_rate.bytes_per_s, "made arrays": self._made_rate.bytes_per_s}
         known = [f"{name} at {rate / 1e6:.0f} MB/s" for name, rate in rates.items() if rate]
         return {
             "directory": str(self._directory.path),
             "blocks": str(len(self._directory)),
             "speed": ", ".join(known) or "not known",
-            "computed": f"at {restoring.tokens_per_s:.0f} tokens/s",
+            "computed": f"at {self._tokens_per_s:.0f} tokens/s",
         }
 
     def numbers(self) -> dict[str, int]:
-        """For `status`."""
-        totals, restoring = self._directory.totals, self._restoring
+        """Figures for `status`."""
         return {
-            "bytes": totals.bytes,
-            "files": totals.files,
+            **self._directory.counts,
             "blocks": len(self._directory),
-            "unsaved_blocks": self._saving.unsaved,
+            "unsaved_blocks": len(self._unsaved) + len(self._run),
             "waiting_bytes": self._writer.waiting_bytes,
-            "written_today_bytes": totals.written_today,
-            "written_blocks": totals.written_blocks,
-            "read_blocks": totals.read_blocks,
-            "removed_files": totals.removed_files,
-            "not_worth": restoring.not_worth,
-            **{f"skipped_{fault}": self._directory.faults[fault] for fault in FAULTS},
-            **{f"refused_{reason}": self._writer.refused[reason] for reason in REASONS},
-            **{f"lost_{reason}": self._saving.lost[reason] for reason in LOSSES},
+            "not_worth": self._not_worth,
         }
 
-    def _find(self, key: bytes) -> StoredBlock | None:
-        # Nothing but a look into a dict: threads may do it.
-        node = self._store.pool.index.get(key)
-        return None if node is None else node.block
+    def _is_faster(self, bytes_: int, tokens: int) -> bool:
+        """Whether `bytes_` come back from disk sooner than `tokens` are prefilled, as far as both speeds are known."""
+        seconds = self._directory.read_rate.seconds(bytes_) + self._made_rate.seconds(bytes_)
+        return not self._tokens_per_s or seconds < tokens / self._tokens_per_s
 
     def _made(self, blocks: Sequence[HostBlock]) -> list[StoredBlock]:
         started_s = time.perf_counter()
-        made = list(map(_stored, blocks))
-        self._restoring.speed.note_made(sum(block.bytes for block in blocks), time.perf_counter() - started_s)
+        made = list(map(_from_host, blocks))
+        self._made_rate.note(sum(block.bytes for block in blocks), time.perf_counter() - started_s)
         return made
 
 
-def _stored(block: HostBlock) -> StoredBlock:
-    arrays = tuple(map(from_host, block.arrays))
-    checkpoint = Checkpoint(block.form, tuple(map(from_host, block.state))) if block.form else None
+def _to_host(block: StoredBlock) -> HostBlock:
+    """Copy a block to the host. Waits until its arrays are computed, and launches nothing."""
+    form = "" if block.checkpoint is None else block.checkpoint.form
+    arrays = [
+        HostArray(str(array.dtype).removeprefix("mlx.core."), tuple(array.shape), memoryview(array).tobytes())
+        for array in block.all_arrays()
+    ]
+    count = len(block.arrays)
+    return HostBlock(
+        block.key, block.parent_key, block.start, block.tokens, arrays[:count], form, arrays[count:]
+    )
+
+
+def _from_host(block: HostBlock) -> StoredBlock:
+    """Copy a block to arrays of MLX."""
+    arrays = tuple(map(_array, block.arrays))
+    checkpoint = Checkpoint(block.form, tuple(map(_array, block.state))) if block.form else None
     return StoredBlock(block.key, block.parent_key, block.start, block.tokens, arrays, checkpoint)
+
+
+def _array(array: HostArray) -> Any:
+    # NumPy has no bfloat16: its bytes pass as those of another type.
+    is_bfloat16 = array.dtype == "bfloat16"
+    kind = np.dtype("uint16" if is_bfloat16 else array.dtype)
+    numbers = np.frombuffer(array.data, kind) if len(array.data) else np.zeros(0, kind)
+    made = mx.array(numbers.reshape(array.shape))
+    return made.view(mx.bfloat16) if is_bfloat16 else made

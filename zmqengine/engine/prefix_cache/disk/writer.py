@@ -1,4 +1,4 @@
-"""The thread that writes blocks to disk. It gets bytes of the host and never touches MLX."""
+"""Thread that writes blocks to disk. It gets bytes and never touches MLX."""
 
 from __future__ import annotations
 
@@ -7,72 +7,74 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-from zmqengine.engine.prefix_cache.disk.directory import Directory
-from zmqengine.engine.prefix_cache.disk.host_block import HostBlock
-from zmqengine.engine.prefix_cache.disk.room import Refused
-from zmqengine.engine.prefix_cache.disk.unwritten import Unwritten
+from zmqengine.engine.prefix_cache.disk.block_file import HostBlock
+from zmqengine.engine.prefix_cache.disk.directory import Directory, Refused
 
 log = logging.getLogger("zmqengine.engine")
 
 QUEUE_BYTES_MAX = 128 << 20
 TIDY_S = 60.0
-REASONS = ("room", "daily_writes", "error", "waiting")
-"""Why a block was not written: those of `Refused`, and that one was refused a short time ago."""
+REASONS = ("room", "daily_writes", "error")
 REFUSED_WAIT_S = 60.0
-"""After a write was refused, until the next one is tried."""
+"""Time from a write that failed to the next attempt."""
 
 
 class Writer:
-    """Writes runs in the order in which they came. All but the thread itself is called from one other thread.
+    """Queue of runs, written in order by a thread of its own. One other thread calls it.
 
-    `ring` is called by the thread when there is room for more. What it is given leaves `unwritten` when it is written.
+    `ring` is called by the thread when there is room for more. Blocks that are not written are counted in the
+    directory's `counts`: by the reason of the last refusal, or as lost to a slow disk.
     """
 
     def __init__(self, directory: Directory, ring: Callable[[], None] = lambda: None) -> None:
-        self.refused: Counter[str] = Counter()
-        self.unwritten = Unwritten()
         self._directory = directory
         self._ring = ring
         self._progress = threading.Event()
         self._queue: queue.SimpleQueue[list[HostBlock] | None] = queue.SimpleQueue()
-        self._taken_bytes = self._done_bytes = 0
+        self._queued_bytes = self._done_bytes = 0
         self._refused_s = -math.inf
+        self._reason = ""
+        directory.counts.update({f"refused_{reason}": 0 for reason in REASONS}, lost_slow_disk=0)
         self._thread = threading.Thread(target=self._run, name="prompt-writer", daemon=True)
         self._thread.start()
 
     @property
-    def is_refusing(self) -> bool:
-        """Whether a write failed a short time ago, so that the next one would as well."""
-        return time.monotonic() - self._refused_s < REFUSED_WAIT_S
-
-    @property
     def waiting_bytes(self) -> int:
-        """Blocks that were handed over and are not written yet."""
-        return self._taken_bytes - self._done_bytes
+        """Bytes in the queue."""
+        return self._queued_bytes - self._done_bytes
 
     @property
     def room_bytes(self) -> int:
-        """How much more may be handed over now."""
-        return QUEUE_BYTES_MAX - self.waiting_bytes
+        """Bytes that may be queued now: none for a while after a write failed."""
+        return 0 if self._is_refusing else QUEUE_BYTES_MAX - self.waiting_bytes
 
     def write(self, blocks: Sequence[HostBlock]) -> None:
-        """Hand over a run, each block the parent of the next."""
-        self._taken_bytes += sum(block.bytes for block in blocks)
-        self._queue.put(list(blocks))
+        """Queue a run, each block the parent of the next. It can be read from now on."""
+        run = list(blocks)
+        self._directory.announce(run)
+        self._queued_bytes += sum(block.bytes for block in run)
+        self._queue.put(run)
+
+    def count_lost(self, blocks: int) -> None:
+        """Count blocks that were not queued for want of room."""
+        self._directory.counts[f"refused_{self._reason}" if self._is_refusing else "lost_slow_disk"] += blocks
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something has been written since the last call, or after `timeout_s`."""
+        """Return when something was written since the last call, or after `timeout_s`."""
         self._progress.wait(timeout_s)
         self._progress.clear()
 
     def close(self, timeout_s: float) -> bool:
-        """End when all that was handed over is written, or after `timeout_s`; returns whether it was."""
+        """Stop the thread when the queue is written, or after `timeout_s`; returns whether it was."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    @property
+    def _is_refusing(self) -> bool:
+        return time.monotonic() - self._refused_s < REFUSED_WAIT_S
 
     def _run(self) -> None:
         self._directory.tidy()
@@ -84,20 +86,21 @@ class Writer:
                 continue
             if blocks is None:
                 return
-            self._write(blocks)
-            self.unwritten.remove(blocks)
+            if self._directory.is_announced(blocks):
+                self._write(blocks)
             self._done_bytes += sum(block.bytes for block in blocks)
             self._progress.set()
             self._ring()
 
     def _write(self, blocks: list[HostBlock]) -> None:
-        if self.is_refusing:
-            self.refused["waiting"] += len(blocks)
-            return
-        try:
-            self._directory.write(blocks)
-        except Refused as refused:
-            self._refused_s = time.monotonic()
-            if not self.refused[refused.reason]:
-                log.warning("prompts are not kept on disk", extra={"reason": str(refused)})
-            self.refused[refused.reason] += len(blocks)
+        counts = self._directory.counts
+        if not self._is_refusing:
+            try:
+                self._directory.write(blocks)
+                return
+            except Refused as refused:
+                self._refused_s, self._reason = time.monotonic(), refused.reason
+                if not counts[f"refused_{self._reason}"]:
+                    log.warning("prompts are not kept on disk", extra={"reason": str(refused)})
+        self._directory.retract(blocks)
+        counts[f"refused_{self._reason}"] += len(blocks)
