@@ -253,7 +253,7 @@ def test_no_module_is_a_drawer() -> None:
     [
         "zmqengine_client",
         "zmqengine_http",
-        "zmqengine_smg.engine",
+        "zmqengine_smg.zmq_server",
         "zmqengine.cli.main",
         "zmqengine.engine.prefix_cache.disk.writer",
         "zmqengine.worker.main",

@@ -1,7 +1,7 @@
 """An OpenAI-compatible HTTP front-end for zmqengine workers, built on `zmqengine_client` alone.
 
-`zmqengine http --worker NAME` runs it. In a program of your own: `HttpApp(HttpConfig(workers=("NAME",)))` is an ASGI
-application.
+`zmqengine http --worker NAME` runs it. In your own program, `HttpApp(HttpConfig(workers=("NAME",)))` is an
+ASGI application.
 """
 
 from zmqengine_http.app import HttpApp

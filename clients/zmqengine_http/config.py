@@ -1,4 +1,4 @@
-"""The options of the front-end: from a file, the environment and the command line, the later winning."""
+"""The options of the front-end, from a file, the environment and the command line; later sources override."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SECRET = ("api_keys",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
-    """How a front-end is to run. Building one raises `ConfigError` with what to change.
+    """The configuration of a front-end. Construction raises `ConfigError` with the option to change.
 
-    Every `option` is a flag of `zmqengine http`, a variable of its environment and a key of its file.
+    Every `option` is a flag of `zmqengine http`, an environment variable and a key of its file.
     """
 
     workers: tuple[str, ...] = option(
@@ -135,7 +135,7 @@ class HttpConfig:
         check(self)
 
     def to_toml(self) -> str:
-        """A file that `load` reads back, but for secrets, of which only the number is told."""
+        """A file that `load` reads back. Secrets are left out; a comment says how many there are."""
         lines = []
         for name, value in _values(self).items():
             hidden = name in SECRET and value
@@ -145,11 +145,11 @@ class HttpConfig:
 
 
 def load(options: Mapping[str, object], environ: Mapping[str, str], path: Path | None = None) -> HttpConfig:
-    """The configuration from a TOML file, `ZMQENGINE_HTTP_*` variables and options, the later winning.
+    """The configuration from a TOML file, `ZMQENGINE_HTTP_*` variables and options; later sources override.
 
-    Options that are None or empty were not given. In the environment a list is separated by commas and aliases are
-    `name=model`; `ZMQENGINE_ADDRESS` is the worker if none is given. Raises `ConfigError`, naming what is wrong and
-    where it came from.
+    Options that are None or empty count as not given. In the environment lists are separated by commas and
+    aliases are `name=model`; `ZMQENGINE_ADDRESS` is the default worker. Raises `ConfigError` with the invalid
+    option and its source.
     """
     merged: dict[str, object] = {}
     if path is not None:
@@ -210,7 +210,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def alias_pairs(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """`["name=model", ...]` as a map. Raises `ConfigError`."""
+    """`["name=model", ...]` as a dictionary. Raises `ConfigError`."""
     split = [pair.partition("=") for pair in pairs]
     for pair, (name, _, model) in zip(pairs, split, strict=True):
         if not name or not model:

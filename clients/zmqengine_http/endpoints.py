@@ -1,4 +1,4 @@
-"""All endpoints: a further API is a folder of its own and one line here."""
+"""The list of all endpoints: a new API is a folder of its own and one line here."""
 
 from __future__ import annotations
 

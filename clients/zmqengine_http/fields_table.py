@@ -15,7 +15,7 @@ _FATES = {
 
 
 def markdown_table(endpoints: Sequence[Endpoint]) -> str:
-    """A column for each endpoint, a row for each fate."""
+    """A table with a column for each endpoint and a row for each treatment of its fields."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body]
     lines = [
         f"| | {' | '.join(f'`{endpoint.path}`' for endpoint in endpoints)} |",

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of endpoints, and a page to read it."""
+"""The OpenAPI document, generated from the list of endpoints, and an HTML page of it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _STATUSES = {
 
 
 def describing(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, Endpoint]:
-    """The two endpoints that describe these others: GET /openapi.json and GET /docs.
+    """GET /openapi.json and GET /docs, which describe the given endpoints.
 
-    The page has every endpoint and every request field, without any script from elsewhere.
+    The page lists every endpoint and every request field, and loads no external script.
     """
     document_of = functools.lru_cache(maxsize=2)(lambda keys: _document(endpoints, keys))
     page_once = functools.lru_cache(maxsize=1)(lambda: _page(endpoints))
@@ -72,7 +72,7 @@ def _document(endpoints: Sequence[Endpoint], keys: bool) -> bytes:
 
 
 def _path(endpoint: Endpoint) -> str:
-    """The path as OpenAPI writes it, without the converters of the router."""
+    """The path in OpenAPI's notation, without the router's converters."""
     return endpoint.path.replace(":path}", "}")
 
 

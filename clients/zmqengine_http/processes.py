@@ -1,6 +1,6 @@
-"""Several processes that serve one port, for more streams than one carries. Each is a front-end of its own.
+"""Several front-end processes on one port, for more streams than one process can carry.
 
-One that dies is started again, and what comes to its socket meanwhile waits; one that could not serve ends all.
+A process that dies is restarted, while connections to its socket wait; one that fails to start ends all.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from zmqengine_http.serving import logs, meter
 RESTART_WAIT_S = 1.0
 
 Serve = Callable[[HttpConfig, socket.socket], int]
-"""Serves at a bound socket until a signal; returns the exit code."""
+"""Serves on a bound socket until a signal; returns the exit code."""
 
 
 def run_processes(config: HttpConfig, listener: socket.socket, serve: Serve) -> int:
-    """Run `config.processes` of `serve` at the address of `listener` until SIGINT or SIGTERM; returns the exit code.
+    """Run `serve` in `config.processes` processes at the address of `listener` until SIGINT or SIGTERM.
 
-    The first signal lets running answers finish, the second ends at once, as in one process.
+    Returns the exit code. The first signal drains, the second ends at once, as with one process.
     """
     with tempfile.TemporaryDirectory(prefix="zmqengine-http-") as counts, _signals() as signals:
         os.environ[meter.COUNTS_DIRECTORY] = counts
@@ -62,15 +62,15 @@ def run_processes(config: HttpConfig, listener: socket.socket, serve: Serve) -> 
 
 
 def _one_for_each(listener: socket.socket, config: HttpConfig) -> list[socket.socket]:
-    """Sockets that listen at one address, among which the system shares out connections.
+    """A listening socket for each process, between which the kernel balances connections.
 
-    Linux does (SO_REUSEPORT). Elsewhere it is one socket for all, and whoever accepts first gets most of what comes at
-    once.
+    Only Linux does that (SO_REUSEPORT). Elsewhere all processes share one socket, and the first to accept
+    gets most connections of a burst.
     """
     if sys.platform != "linux":
         return [listener] * config.processes
     address = listener.getsockname()
-    # Nobody else listens there: with the option of all of them it would not be noticed.
+    # The caller's bind, without SO_REUSEPORT, has shown that no other server listens there.
     listener.close()
     sockets = []
     for _ in range(config.processes):
@@ -89,7 +89,7 @@ def _start(serve: Serve, config: HttpConfig, listener: socket.socket) -> BasePro
 
 
 def _run(serve: Serve, config: HttpConfig, listener: socket.socket) -> None:
-    # A terminal's Ctrl-C is for the parent, which tells all; without it nobody would.
+    # Ctrl-C goes to the parent alone, which signals its children; `_end_with_parent` covers its death.
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logs.configure(config)
@@ -105,7 +105,7 @@ def _end_with_parent() -> None:
 
 def _end(processes: list[BaseProcess], listeners: list[socket.socket]) -> None:
     for listener in listeners:
-        # Whoever comes now is refused, and not kept waiting for nobody.
+        # New connections are refused instead of waiting in a backlog that no process accepts from.
         listener.close()
     for process in processes:
         if process.is_alive():
@@ -114,7 +114,7 @@ def _end(processes: list[BaseProcess], listeners: list[socket.socket]) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[socket.socket]:
-    """Readable when SIGINT or SIGTERM has come."""
+    """A socket that becomes readable at SIGINT or SIGTERM."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno())

@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn until a signal."""
+"""Serves the application with uvicorn until a signal."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from zmqengine_http.serving import logs
 from zmqengine_http.serving.http_protocol import protocol_class
 
 KEEP_ALIVE_S = 75
-"""Longer than the pools of usual clients keep a connection, so that they close it and not we under their request."""
+"""Longer than usual clients pool a connection, so that the client closes it and not we, under a new
+request."""
 COLLECT_AFTER = 20_000
-"""Objects made and not freed before the garbage collector looks at the young ones. What requests leave behind is freed
-without it; at Python's own 700 (2,000 from 3.13 on) it takes a tenth of a request's time.
+"""Generation-0 threshold of the garbage collector. Reference counting frees what requests leave behind; at Python's
+default of 700 (2,000 from 3.13 on) the collector takes a tenth of a request's time.
 """
 
 
 def serve(config: HttpConfig) -> int:
-    """Listen, serve until SIGINT or SIGTERM, let running answers finish; returns the exit code.
+    """Listen, serve until SIGINT or SIGTERM, drain; returns the exit code.
 
     Raises `ConfigError` if the address cannot be bound.
     """
     logs.configure(config)
-    # Keys that cannot be read are told here, however many processes there are.
+    # Raises for unreadable keys here, once, before any processes start.
     connector_of(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
@@ -49,17 +50,17 @@ def serve(config: HttpConfig) -> int:
 
 
 def run(config: HttpConfig, listener: socket.socket) -> int:
-    """Serve at a bound socket, in this process, until a signal; returns the exit code."""
+    """Serve on a bound socket, in this process, until a signal; returns the exit code."""
     server = _Server(uvicorn_config(HttpApp(config), config))
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal again when it has shut down; ending well is not to look like a death.
+        # uvicorn raises the signal again after shutdown, which would make a clean exit look like a kill.
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
 def uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """The uvicorn configuration of the application."""
     return uvicorn.Config(
         app,
         loop="auto",  # uvloop where it is installed, which the http extra sees to.
@@ -78,14 +79,15 @@ def uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
 
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """What is there once the server is up stays: a full collection then stops no stream to look at it again."""
+        """Start, and move all live objects to the permanent generation, so that a full collection skips
+        them."""
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal lets running answers finish, the second ends at once."""
+        """Drain at the first signal, end at once at the second."""
         self.force_exit = self.should_exit
         self.should_exit = True
 

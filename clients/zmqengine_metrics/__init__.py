@@ -1,3 +1,3 @@
-"""Metrics of workers for Prometheus: a front-end like any other, on the client library alone."""
+"""Metrics of workers for Prometheus, read through the client library alone."""
 
 from __future__ import annotations

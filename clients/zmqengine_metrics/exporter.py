@@ -1,4 +1,4 @@
-"""`/metrics` of workers on a port of its own, for those that have no HTTP front-end."""
+"""A Prometheus exporter: `/metrics` on a port of its own, for workers without an HTTP front-end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class WorkersCollector(Collector):
-    """Asks the workers when it is asked. One that does not answer in time has `zmqengine_up` 0 and nothing else."""
+    """Queries the workers at each scrape. A worker that does not answer in time has only `zmqengine_up` 0."""
 
     def __init__(self, clients: Sequence[tuple[str, Client]]) -> None:
         self._clients = list(clients)
         self._models: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """The families of `families`."""
+        """The metric families of all workers."""
         return families([self._read(worker, client) for worker, client in self._clients])
 
     def _read(self, worker: str, client: Client) -> Snapshot:
@@ -46,10 +46,10 @@ class WorkersCollector(Collector):
 
 
 class Exporter:
-    """Listens from the moment it is made; `close` ends it.
+    """An HTTP server for scrapers, which listens from construction until `close`.
 
-    With a `key` a scraper has to send it as a bearer token. Raises `ConfigError` for an address that cannot be
-    bound, or that others can reach without a key.
+    With a `key`, scrapers must send it as a bearer token. Raises `ConfigError` for an address that cannot be
+    bound, or that other machines can reach without a key.
     """
 
     def __init__(self, collector: Collector, host: str, port: int, *, key: str | None = None) -> None:
@@ -70,7 +70,7 @@ class Exporter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it is closed."""
+        """Block until `close`."""
         self._thread.join()
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def _refuse(start: StartResponse, status: str, body: bytes) -> list[bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    # A scraper that is slow to read holds up no other.
+    # One thread per request, so that a slow scraper does not delay others.
     daemon_threads = True
 
 
@@ -103,4 +103,4 @@ class _Quiet(WSGIRequestHandler):
     timeout = 30
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """A scrape every few seconds is no news."""
+        """Log nothing: scrapes come every few seconds."""

@@ -1,4 +1,4 @@
-"""Metric families of `prometheus_client` from snapshots of workers."""
+"""Snapshots of workers as metric families of `prometheus_client`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VLLM_ABORT = "abort"
 
 
 def families(snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
-    """Every family once, with a sample for each worker that tells it. Nothing is made up: what is unknown is absent."""
+    """Every family once, with a sample for each worker that reports it. An unknown value has no sample."""
     yield _gauge(
         "zmqengine_up", "Whether the worker answered.", snapshots, lambda s: float(s.status is not None)
     )
@@ -193,6 +193,6 @@ def _lagging(snapshot: Snapshot) -> float | None:
     if snapshot.status is None:
         return None
     if not snapshot.status.sessions and snapshot.number("sessions"):
-        # Only an operator sees the sessions.
+        # Only an operator's key may list sessions.
         return None
     return sum(session.lagging for session in snapshot.status.sessions)

@@ -1,4 +1,4 @@
-"""Which number of a worker's status is which metric. Names and units are by Prometheus's conventions."""
+"""The table of metrics: a worker's status numbers to names and units of Prometheus's conventions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Plain(NamedTuple):
-    """One number, or the sum of two, as one metric."""
+    """A metric of one number, or of the sum of two."""
 
     name: str
     help: str
@@ -15,17 +15,17 @@ class Plain(NamedTuple):
 
 
 class ByLabel(NamedTuple):
-    """Several numbers as one metric, told apart by a label."""
+    """A metric of several numbers, distinguished by a label."""
 
     name: str
     help: str
     label: str
     numbers: dict[str, str]
-    """The label's value to the number's name."""
+    """Label value to number name."""
 
 
 class Distribution(NamedTuple):
-    """A histogram of the status."""
+    """A metric of one histogram."""
 
     name: str
     help: str
@@ -139,7 +139,7 @@ DISTRIBUTIONS = (
     Distribution("zmqengine_request_output_tokens", "Output tokens of a request.", "output_tokens"),
 )
 
-# The names that dashboards made for vLLM ask for, where ours means the same.
+# vLLM's names of the same metrics, for dashboards made for vLLM.
 VLLM_GAUGES = (
     Plain("vllm:num_requests_running", "zmqengine_requests_running, by vLLM's name.", "running"),
     Plain("vllm:num_requests_waiting", "zmqengine_requests_waiting, by vLLM's name.", "queued"),

@@ -1,4 +1,4 @@
-"""The options of one adapter: which worker, and how the gateway comes to it."""
+"""The options of one adapter: the worker, and the address at which the gateway reaches it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SOCKET_PATH_BYTES_MAX = 103 - len("-out.sock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmgConfig:
-    """Exactly one of `listen` (HOST:PORT, gRPC) and `engine` (ipc://PATH, ZeroMQ) says which wire is spoken.
+    """One adapter. Exactly one of `listen` (HOST:PORT, gRPC) and `engine` (ipc://PATH, ZeroMQ) selects the wire.
 
-    `patience_s` is how long requests wait for a worker that has died; `drain_s` how long they may go on after SIGTERM.
-    `tokenizer_directory` gets the files that `smg launch --model-path` reads. Raises `ConfigError`.
+    `patience_s`: how long requests wait for a worker that has died. `drain_s`: how long they may go on after
+    SIGTERM. `tokenizer_directory`: where to write the files that `smg launch --model-path` reads. Raises
+    `ConfigError`.
     """
 
     worker: str | None = None

@@ -11,7 +11,7 @@ from zmqengine.protocol.messages import DEADLINE_MS_MAX
 from zmqengine.sampling_params import Sampling
 from zmqengine_client import Options
 from zmqengine_client.errors import BadRequest
-from zmqengine_smg.refusals import worker_request_id, worker_seed
+from zmqengine_smg.translation import worker_request_id, worker_seed
 
 OPENAI_TEMPERATURE = 1.0
 _PARAMETERS = [
@@ -22,10 +22,10 @@ _PARAMETERS = [
 
 
 def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple[list[int], Options]:
-    """The prompt and the options; `deadline_s` is the time the caller still gives the call.
+    """The prompt and the options; `deadline_s` is the call's remaining time.
 
-    A number that proto3 has no way to leave out counts as left out when it is 0. Raises `BadRequest` with the field's
-    name; ranges are checked where the request is started.
+    A number that proto3 cannot mark as absent counts as absent when it is 0. Raises `BadRequest` with the
+    field's name; the client checks ranges when the request starts.
     """
     if request.WhichOneof("input") != "tokenized":
         raise BadRequest("text: send token ids, in `tokenized`")
@@ -51,7 +51,7 @@ def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple
 
 
 def _parameters(sampling: pb.SamplingParams) -> Options:
-    """Those that are ours by the same name."""
+    """The sampling parameters that both sides know under one name."""
     given: dict[str, Any] = {
         field.name: getattr(sampling, field.name) or field.default for field in _PARAMETERS
     }

@@ -1,4 +1,4 @@
-"""The MLX engine service of the gateway, answered by one worker."""
+"""The gateway's MLX engine service, implemented by one worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 
 from zmqengine_client import AsyncTokenStream, TokenLogprob
 from zmqengine_client.errors import NotReady, ZmqEngineError
-from zmqengine_smg.grpc_errors import status_of, trailers_of
 from zmqengine_smg.grpc_requests import read_request
-from zmqengine_smg.grpc_responses import chunk_message, last_message, whole_message
+from zmqengine_smg.grpc_responses import chunk_message, last_message, status_of, trailers_of, whole_message
 from zmqengine_smg.tokenizer_files import chunks, tokenizer_zip
 from zmqengine_smg.upstream import Upstream, UpstreamModel
 
@@ -29,10 +28,11 @@ GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateRespon
 
 
 class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
-    """Generate, Abort and what a gateway wants to know.
+    """Generate, Abort, health, model information, load and tokenizer.
 
-    A caller that goes away, or whose deadline passes, takes its request with it. While the worker restarts, calls wait
-    and go on at the next token. `draining` set: nothing new is taken, and the health says so.
+    A caller that disconnects, or whose deadline passes, aborts its request. While the worker restarts, calls
+    wait and resume at the next token. With `draining` set, the service reports itself unhealthy so that no
+    requests come.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -49,13 +49,13 @@ class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
     async def Generate(  # noqa: N802 - the service's own name
         self, request: pb.GenerateRequest, context: GenerateContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Tokens as they come, or all of them at once when `stream` is not set."""
+        """Stream the tokens of a request, or all in one message if `stream` is not set."""
         try:
             prompt, options = read_request(request, context.time_remaining())
             stops = list(options["stop_token_ids"])
             stream = self._upstream.client.generate_tokens(prompt, **options)
             async with stream:
-                with self._known(request.request_id, stream):
+                with self._registered(request.request_id, stream):
                     if request.stream:
                         async for chunk in stream:
                             progress = stream.progress
@@ -73,7 +73,7 @@ class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
-        """End these; their calls finish with `abort`. Unknown ids are those that have ended."""
+        """Abort requests by id; their calls finish with `abort`. Unknown ids are requests that have ended."""
         for request_id in request.request_ids:
             stream = self._running.get(request_id)
             if stream is not None:
@@ -85,10 +85,10 @@ class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
         request: pb.HealthCheckRequest,
         context: grpc.aio.ServicerContext[pb.HealthCheckRequest, pb.HealthCheckResponse],
     ) -> pb.HealthCheckResponse:
-        """Whether the worker takes requests: alive but loading, draining or lost is not healthy.
+        """Whether the worker takes requests; a loading, draining or lost worker is unhealthy.
 
-        Before the model is known the call waits, and then fails: a gateway that gets any answer registers the worker at
-        once, and keeps it without a model.
+        Before the model is known the call waits, and then fails: a gateway that gets any answer registers the
+        worker at once, and keeps it without a model.
         """
         await self._model(context)
         state = "draining" if self.draining else self._upstream.state
@@ -120,7 +120,7 @@ class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
         request: pb.GetServerInfoRequest,
         context: grpc.aio.ServicerContext[pb.GetServerInfoRequest, pb.GetServerInfoResponse],
     ) -> pb.GetServerInfoResponse:
-        """The load: requests that run or wait in the worker, whoever sent them."""
+        """The load: requests of all clients that run or wait in the worker."""
         numbers = self._upstream.numbers
         return pb.GetServerInfoResponse(
             server_type="mlx",
@@ -133,14 +133,14 @@ class MlxEngineService(mlx_engine_pb2_grpc.MlxEngineServicer):
         request: common_pb2.GetTokenizerRequest,
         context: grpc.aio.ServicerContext[common_pb2.GetTokenizerRequest, common_pb2.GetTokenizerChunk],
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
-        """The tokenizer's files as a zip in parts; the last one carries the SHA-256 of the whole."""
+        """The tokenizer's files as a zip archive in chunks; the last chunk carries the archive's SHA-256."""
         archive = tokenizer_zip(await self._model(context))
         for data, sha256 in chunks(archive):
             yield common_pb2.GetTokenizerChunk(data=data, sha256=sha256)
 
     @contextlib.contextmanager
-    def _known(self, request_id: str, stream: AsyncTokenStream) -> Iterator[None]:
-        """Let `Abort` find the request for as long as it runs."""
+    def _registered(self, request_id: str, stream: AsyncTokenStream) -> Iterator[None]:
+        """Let `Abort` find the request while it runs."""
         self._running[request_id] = stream
         try:
             yield

@@ -1,4 +1,4 @@
-"""One adapter from its start to its end."""
+"""The life of one adapter: start, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger("zmqengine.smg")
 
 
 async def run(config: SmgConfig, stopping: asyncio.Event | None = None) -> None:
-    """Serve until SIGINT, SIGTERM or `stopping`; what runs may finish, unless the signal comes a second time.
+    """Serve until SIGINT, SIGTERM or `stopping`, then drain; a second signal ends at once.
 
-    Raises `ConfigError` if it cannot begin.
+    Raises `ConfigError` if the adapter cannot start.
     """
     stopping = stopping or asyncio.Event()
     upstream = Upstream(config.worker, config.keys, patience_s=config.patience_s)
@@ -27,26 +27,26 @@ async def run(config: SmgConfig, stopping: asyncio.Event | None = None) -> None:
     tasks = [following, serving, asyncio.create_task(_write_tokenizer(config, upstream))]
     _on_signals(stopping, serving)
     try:
-        # Following the worker ends only by failing.
+        # Following the worker ends only with an error.
         await asyncio.wait((following, serving), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in (following, serving):
-        # A second signal cancels serving: that is no failure.
+        # A second signal cancels serving, which is no error.
         if not task.cancelled():
             task.result()
 
 
 async def _serve(config: SmgConfig, upstream: Upstream, stopping: asyncio.Event) -> None:
-    # Each wire imports what it needs: the ZeroMQ wire works without gRPC.
+    # Imported here so that the ZeroMQ wire works without gRPC installed.
     if config.listen is not None:
         from zmqengine_smg.grpc_server import serve_grpc
 
         await serve_grpc(config, upstream, stopping)
     else:
-        from zmqengine_smg.engine import serve_engine
+        from zmqengine_smg.zmq_server import serve_engine
 
         await serve_engine(config, upstream, stopping)
 
@@ -69,7 +69,7 @@ def _on_signals(stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
             serving.cancel()
         stopping.set()
 
-    # In a thread of a program that has signal handlers of its own there are none to set.
+    # In a thread, or in a program with signal handlers of its own, none can be set.
     with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -1,4 +1,5 @@
-"""The worker's tokenizer as the files that the gateway reads: a zip for gRPC, a directory for its `--model-path`."""
+"""The worker's tokenizer as the files that the gateway reads: a zip for gRPC, a directory for its
+`--model-path`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ CHUNK_BYTES = 64 * 1024
 def tokenizer_files(model: UpstreamModel) -> dict[str, bytes]:
     """The files by name: `tokenizer.json`, its configuration with the chat template, and the end tokens.
 
-    The gateway ends an output at the `eos_token_id` of `generation_config.json`, so all end tokens stand there.
+    `generation_config.json` lists all end tokens, because the gateway ends an output at its `eos_token_id`.
     """
     tokenizer = model.tokenizer
     configuration: dict[str, object] = {
@@ -51,13 +52,14 @@ def tokenizer_zip(model: UpstreamModel) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in tokenizer_files(model).items():
-            # A ZipInfo of its own: writestr with a name would put in the time of day.
+            # With a bare name `writestr` would store the present time.
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
 def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
-    """The archive in parts, each with the SHA-256 of the whole in hexadecimal: empty but in the last."""
+    """The archive in chunks of `CHUNK_BYTES`; the last comes with the archive's SHA-256 in hexadecimal,
+    others with ""."""
     digest = hashlib.sha256(archive).hexdigest()
     for start in range(0, len(archive), CHUNK_BYTES):
         end = start + CHUNK_BYTES
@@ -65,7 +67,7 @@ def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
 
 
 def write_tokenizer(model: UpstreamModel, directory: Path) -> None:
-    """Write the files into `directory`, which is made if it is missing; each is replaced whole."""
+    """Write the files into `directory`, created if missing; each file is replaced atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in tokenizer_files(model).items():
         handle, part = tempfile.mkstemp(dir=directory, suffix=".part")

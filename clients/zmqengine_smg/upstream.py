@@ -1,4 +1,4 @@
-"""The worker behind an adapter: whether it takes requests, what it serves, how busy it is."""
+"""The worker behind an adapter: its state, its model and its load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBE_UNREADY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
-    """What is known of a worker once its model is loaded."""
+    """Card, limits and tokenizer of the model that the worker has loaded."""
 
     card: ModelCard
     limits: Limits
@@ -29,17 +29,18 @@ class UpstreamModel:
 
 
 class ModelChanged(ZmqEngineError):
-    """The worker serves another model than the one that the gateway was told of; start again what knows the old one."""
+    """The worker serves another model than the one that the gateway registered; restart and register
+    again."""
 
 
 class Upstream:
-    """Follows one worker for as long as `run` runs.
+    """Polls one worker while `run` runs.
 
-    `ready` says whether it takes new requests; `model` and `numbers` are what it told last, also while it restarts.
-    The client mends the connection and resumes streams by itself. `on_change` is called when `state` changes.
+    `model` and `numbers` are the latest reports, kept while the worker restarts. The client reconnects and
+    resumes streams by itself. `on_change` callbacks are called when `state` changes.
 
-    `run` raises `ModelChanged` if the worker comes back with another model: the gateway would go on to send it the
-    token ids of the one that it knows.
+    `run` raises `ModelChanged` if the worker comes back with another model: the gateway would keep sending
+    token ids of the model that it registered.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Upstream:
         return self.state == "ready"
 
     async def run(self) -> None:
-        """Ask for the state and the numbers, again and again. Closes the client when it is cancelled."""
+        """Poll the worker's state and numbers. Closes the client when cancelled."""
         try:
             while True:
                 self._news.clear()
@@ -81,7 +82,7 @@ class Upstream:
             await self.client.close()
 
     async def wait_for(self, wanted: Callable[[], bool]) -> None:
-        """Until `wanted()` is true after a change of state."""
+        """Wait until `wanted()` is true; it is evaluated again after each change of state."""
         changed = asyncio.Event()
         self.on_change.append(changed.set)
         try:
@@ -123,7 +124,7 @@ class Upstream:
     def _on_event(self, event: ClientEvent) -> None:
         if event.kind in ("lost", "fatal", "fenced"):
             self._enter("unreachable", event.message)
-        # Ask again now instead of at the next probe.
+        # Probe now instead of at the end of the interval.
         self._news.set()
 
     def _enter(self, state: str, reason: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The screen: workers above, requests or front-ends below, and keys to act."""
+"""The terminal screen: workers above, requests or front-ends below, and key bindings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Table = DataTable[Text]
 
 
 class Top(App[None]):
-    """Looks at each worker every `every_s`. A worker that is silent keeps its row and is asked on."""
+    """Polls each worker every `every_s`. A silent worker keeps its row and is still polled."""
 
     CSS = """
     Screen { layout: vertical; }
@@ -53,7 +53,7 @@ class Top(App[None]):
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def compose(self) -> ComposeResult:
-        """From top to bottom."""
+        """The widgets, from top to bottom."""
         yield Table(id="workers", cursor_type="row", zebra_stripes=False)
         yield Static(id="details", markup=False)
         yield Table(id="requests", cursor_type="row", zebra_stripes=True)
@@ -62,7 +62,7 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Columns, then the first look."""
+        """Add the columns and start polling."""
         for name, columns in (
             ("workers", rows.WORKER_COLUMNS),
             ("requests", rows.REQUEST_COLUMNS),
@@ -77,13 +77,13 @@ class Top(App[None]):
         self._look()
 
     async def on_unmount(self) -> None:
-        """Nobody is left to show an answer to."""
+        """Cancel the polls in flight."""
         for asking in self._asking.values():
             asking.cancel()
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     def _look(self) -> None:
-        # A worker that takes long to answer is not asked again meanwhile, and holds up no other.
+        # One poll in flight per worker, so that a slow worker delays no other.
         for history in self.histories:
             asking = self._asking.get(history.worker)
             if asking is None or asking.done():
@@ -114,7 +114,7 @@ class Top(App[None]):
             self._say(f"{len(lines)} requests, by {name}{f'   {why}' if why else ''}")
 
     def _why(self, lines: Sequence[rows.Line]) -> str:
-        """Why the request under the cursor waits, where the worker says more than a word."""
+        """The worker's full reason why the request under the cursor waits; empty if it has none."""
         row = self._table("requests").cursor_row
         chosen = lines[row].info if 0 <= row < len(lines) else None
         return chosen.waits_for.partition(": ")[2] if chosen is not None else ""
@@ -124,7 +124,7 @@ class Top(App[None]):
         self.query_one("#details", Static).update("\n".join(rows.details(history)) if history else "")
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Another worker was chosen."""
+        """Show the details of the selected worker."""
         if event.data_table.id == "workers":
             self._show_details()
 
@@ -141,12 +141,12 @@ class Top(App[None]):
     # --- keys ----------------------------------------------------------------------------------------------
 
     def action_sort(self) -> None:
-        """By the next column."""
+        """Sort requests by the next column."""
         self._order = (self._order + 1) % len(rows.ORDERS)
         self._show()
 
     def action_front_ends(self) -> None:
-        """Front-ends in place of requests, and back."""
+        """Toggle between requests and front-ends."""
         requests, sessions = self._table("requests"), self._table("sessions")
         requests.display, sessions.display = sessions.display, requests.display
         (sessions if sessions.display else requests).focus()
@@ -154,7 +154,7 @@ class Top(App[None]):
         self._show()
 
     def action_abort(self) -> None:
-        """The request under the cursor, after a question."""
+        """Abort the request under the cursor, after confirmation."""
         table = self._table("requests")
         if not table.display or not table.row_count:
             self._say("no request is chosen")
@@ -174,7 +174,7 @@ class Top(App[None]):
         )
 
     def action_drain(self) -> None:
-        """The chosen worker, after a question."""
+        """Drain the selected worker, after confirmation."""
         history = self._chosen()
         if history is not None:
             drain = self._clients[history.worker].drain
@@ -196,7 +196,7 @@ class Top(App[None]):
 
 
 def _fill(table: Table, lines: Sequence[rows.TableRow]) -> None:
-    """Other rows; the cursor stays on the row of its key, or where it was."""
+    """Replace the rows; the cursor stays on the row with its key, or at its index."""
     place = table.cursor_row
     key = None
     if table.row_count and 0 <= place < table.row_count:

@@ -1,4 +1,4 @@
-"""A question that is answered with y or n."""
+"""A yes/no confirmation dialog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 
 class Confirm(ModalScreen[bool]):
-    """Only y says yes."""
+    """Asks `question`; only the key y confirms."""
 
     CSS = """
     Confirm { align: center middle; }
@@ -27,9 +27,9 @@ class Confirm(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """The question and its keys."""
+        """The question and the keys that answer it."""
         yield Static(f"{self._question}  y / n", markup=False)
 
     def action_answer(self, yes: bool) -> None:
-        """Close with it."""
+        """Close the dialog with this answer."""
         self.dismiss(yes)

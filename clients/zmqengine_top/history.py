@@ -1,4 +1,4 @@
-"""What two looks at a worker tell that one does not: rates, and since when it has been silent."""
+"""Successive snapshots of a worker: rates, and the time since it fell silent."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from zmqengine_metrics.snapshot import Snapshot
 
 
 class WorkerHistory:
-    """One worker over time. Rates are over the last two looks at the same life of it, and None before."""
+    """The last snapshots of one worker. Rates are over two snapshots of one epoch, None until there are
+    two."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.latest = Snapshot(worker)
         self.seen: Snapshot | None = None
-        """The last one that had an answer."""
+        """The last snapshot with an answer."""
         self.silent_since_s: float | None = None
         self._before: Snapshot | None = None
 
     def take(self, snapshot: Snapshot, now_s: float) -> None:
-        """Look again."""
+        """Add a snapshot taken at `now_s`."""
         self.latest = snapshot
         if snapshot.status is None:
             self._before = None
@@ -34,7 +35,7 @@ class WorkerHistory:
         self.seen = snapshot
 
     def rate(self, number: str) -> float | None:
-        """By how much a number grew in a second."""
+        """The growth of a number per second."""
         seconds = self._seconds()
         before = self._before.number(number) if self._before is not None else None
         now = self.latest.number(number)
@@ -43,7 +44,7 @@ class WorkerHistory:
         return (now - before) / seconds
 
     def request_rate(self, request: RequestInfo) -> float | None:
-        """Tokens that a request made in a second."""
+        """The output tokens of a request per second."""
         seconds = self._seconds()
         if seconds is None or self._before is None or self._before.status is None:
             return None

@@ -1,4 +1,4 @@
-"""What stands in the tables, as text: pure functions of what is known of the workers."""
+"""Table rows as text: pure functions of the workers' histories."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SESSION_COLUMNS = ("front-end", "worker", "run", "wait", "held", "behind")
 
 
 class TableRow(NamedTuple):
-    """One line of a table: a key that stays, and its cells."""
+    """One row of a table: a stable key, and its cells."""
 
     key: str
     cells: tuple[str, ...]
 
 
 class RequestKey(NamedTuple):
-    """The request behind a row."""
+    """The worker, session and request id of a row."""
 
     worker: str
     session: str
@@ -30,12 +30,12 @@ class RequestKey(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The row's."""
+        """The key of the request's row."""
         return "/".join(self)
 
 
 class Line(NamedTuple):
-    """A request with what is known around it."""
+    """A request with its key, the name of its client and its token rate."""
 
     target: RequestKey
     info: RequestInfo
@@ -52,11 +52,11 @@ ORDERS: tuple[tuple[str, Order], ...] = (
     ("front-end", lambda line: line.client),
     ("phase", lambda line: line.info.phase),
 )
-"""By what requests can be sorted; equal ones stay as the worker lists them."""
+"""Sort orders of requests; ties keep the worker's order."""
 
 
 def size(number: float) -> str:
-    """Bytes with a unit of 1024 and three digits at the most."""
+    """A number of bytes with a unit, powers of 1024, in at most three digits."""
     for unit in ("", "K", "M", "G"):
         if number < 999.5:
             return f"{number:.0f}{unit}" if unit == "" or number >= 10 else f"{number:.1f}{unit}"
@@ -65,7 +65,7 @@ def size(number: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time in at most 5 places."""
+    """A duration in at most 5 characters."""
     if seconds < 60:
         return f"{seconds:.0f}s"
     if seconds < 3600:
@@ -80,7 +80,7 @@ def _rate(rate: float | None) -> str:
 
 
 def worker_row(history: WorkerHistory, now_s: float) -> TableRow:
-    """One worker; when it is silent, since when."""
+    """The row of one worker; a silent worker shows for how long."""
     latest = history.latest
     if latest.status is None:
         silent = "" if history.silent_since_s is None else f" {span(now_s - history.silent_since_s)}"
@@ -114,7 +114,7 @@ def _state(history: WorkerHistory) -> str:
 
 
 def request_lines(histories: Iterable[WorkerHistory]) -> list[Line]:
-    """Every request that has not ended, as the workers list them."""
+    """All requests that have not ended, in the workers' order."""
     lines = []
     for history in histories:
         status = history.latest.status
@@ -130,12 +130,12 @@ def request_lines(histories: Iterable[WorkerHistory]) -> list[Line]:
 
 
 def waits_word(info: RequestInfo) -> str:
-    """What a request waits for, without why."""
+    """The resource that a request waits for, without the reason."""
     return info.waits_for.partition(":")[0]
 
 
 def request_row(line: Line) -> TableRow:
-    """One request."""
+    """The row of one request."""
     info = line.info
     phase = f"waits: {waits_word(info)}" if info.waits_for else info.phase
     prompt = f"{info.prompt_tokens:,}"
@@ -159,7 +159,7 @@ def request_row(line: Line) -> TableRow:
 
 
 def session_rows(histories: Iterable[WorkerHistory]) -> list[TableRow]:
-    """Every front-end of every worker."""
+    """A row for every front-end of every worker."""
     rows = []
     for history in histories:
         status = history.latest.status
@@ -174,7 +174,7 @@ def session_rows(histories: Iterable[WorkerHistory]) -> list[TableRow]:
 
 
 def details(history: WorkerHistory) -> list[str]:
-    """Memory by part, the prompt cache, the passes, and why requests wait: four lines."""
+    """Four lines: memory by part, prefix cache, passes, and reasons to wait."""
     latest = history.latest
     status = latest.status
     if status is None:
@@ -213,7 +213,7 @@ def _passes(history: WorkerHistory) -> str:
 
 
 def _middle(text: str, width: int) -> str:
-    """At most `width` places: both ends tell requests apart."""
+    """The text shortened in its middle to `width` characters, since both ends distinguish requests."""
     if len(text) <= width:
         return text
     half = (width - 1) // 2

@@ -19,8 +19,8 @@ from tests.support.workers import START_S, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
-from zmqengine_smg.engine_link import dial, handshake_address
-from zmqengine_smg.engine_messages import Outputs, Registration
+from zmqengine_smg.zmq_link import dial, handshake_address
+from zmqengine_smg.zmq_messages import Outputs, Registration
 
 STOP, LENGTH, ERROR = 0, 1, 3
 

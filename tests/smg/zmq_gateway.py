@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from zmqengine_smg.engine_link import handshake_address
+from zmqengine_smg.zmq_link import handshake_address
 
 WAIT_MS = 30_000
 NAMES = (

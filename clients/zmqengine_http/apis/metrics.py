@@ -21,7 +21,7 @@ from zmqengine_metrics.families import families
 from zmqengine_metrics.snapshot import Snapshot
 
 ANSWER_S = 2.0
-"""A worker that takes longer to tell its status counts as silent this time."""
+"""Time limit of a worker's answer, beyond which it counts as silent in this scrape."""
 
 
 class _Families(Collector):
@@ -36,14 +36,14 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     """GET /metrics, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(await _snapshots(service)))
-    body = generate_latest(registry) + service.meter.told()
+    body = generate_latest(registry) + service.meter.exposition()
     await exchange.send(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], body)
 
 
 async def status(service: Service, exchange: Exchange) -> None:
-    """GET /status: what every worker tells of itself.
+    """GET /status: the status of every worker.
 
-    Who else is connected, and what their requests are called, is told only where no keys tell users apart.
+    With API keys, which separate users, sessions and requests are left out.
     """
     shared = bool(service.config.api_keys)
     workers = [_worker(snapshot, hide_others=shared) for snapshot in await _snapshots(service)]
@@ -89,7 +89,7 @@ def _worker(snapshot: Snapshot, *, hide_others: bool) -> dict[str, object]:
 
 
 def _whole(info: msgspec.Struct) -> dict[str, object]:
-    """With the defaults that the wire leaves out."""
+    """All fields, including the defaults that the wire omits."""
     return {name: getattr(info, name) for name in info.__struct_fields__}
 
 

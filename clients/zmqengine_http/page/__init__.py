@@ -1,5 +1,4 @@
-"""GET / for a browser: what the workers do, and a small chat. One page that loads nothing from anywhere
-else."""
+"""GET / for a browser: the state of the workers and a small chat, on one page without external resources."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from zmqengine_http.serving.exchange import Exchange
 
 
 class Page(NamedTuple):
-    """The document, and the policy that lets a browser run this script and no other."""
+    """The document, and the Content-Security-Policy that allows its own script and no other."""
 
     body: bytes
     policy: bytes
@@ -23,7 +22,7 @@ class Page(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def page() -> Page:
-    """Script and style are part of the document; the policy names them by their hashes."""
+    """The page with script and style inlined; the policy names them by their hashes."""
     files = resources.files(__package__)
     html, style, script = ((files / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
     policy = (
@@ -35,7 +34,7 @@ def page() -> Page:
 
 
 async def root(service: Service, exchange: Exchange) -> None:
-    """GET /: the page for a browser, and for programs what this is. Claude Code asks before its first
+    """GET /: the page for a browser, name and version for programs. Claude Code asks before its first
     request."""
     if "text/html" not in (exchange.header(b"accept") or ""):
         await exchange.send_json({"name": "zmqengine", "version": zmqengine.__version__, "docs": "/docs"})

@@ -1,1 +1,1 @@
-"""HTTP itself: exchanges, bodies, access control, server-sent events, logs and traces."""
+"""HTTP itself: exchanges, bodies, access control, errors, logs, metrics and traces."""

@@ -1,7 +1,7 @@
-"""Who may ask: by key, by the name that the server was reached by, and by the page that a browser asks for.
+"""Access control: by API key, by the Host header, and by the Origin of a browser's page.
 
-A page of any site can have a browser send requests to localhost, or to a name of its own that leads there (DNS
-rebinding). The first shows in the Origin header, the second in the Host header.
+A page of any site can make a browser send requests to localhost, or to a name of its own that resolves there
+(DNS rebinding). The Origin header reveals the first, the Host header the second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from zmqengine_http.serving.exchange import Exchange
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlencoded"})
-"""What is taken as JSON: also what curl sends of itself, which a browser sends with its Origin."""
+"""Content types accepted as JSON. curl's default is one of them: a browser sends it only with an Origin
+header."""
 
 
 class Access:
@@ -32,7 +33,8 @@ class Access:
             self._hosts = _LOOPBACK_NAMES | {name.lower() for name in (own, *config.allow_hosts)}
 
     def check(self, exchange: Exchange, *, open_to_all: bool) -> None:
-        """Raise a 400, 401, 403 or 415 for a request that is not to be served; `open_to_all` needs no key."""
+        """Raise a 400, 401, 403 or 415 for a request that must not be served; with `open_to_all` no key is
+        needed."""
         host = self._check_host(exchange)
         self._check_origin(exchange, host)
         if exchange.scope["method"] == "POST":
@@ -73,7 +75,8 @@ class Access:
                 401, "no API key was given: send it as Authorization: Bearer KEY, or as x-api-key",
                 code="invalid_api_key",
             )  # fmt: skip
-        # Every key is compared, in the time any takes: digests are all as long.
+        # Every pair is compared, in constant time: digests have equal lengths, and the sum does not stop
+        # early.
         if not sum(hmac.compare_digest(_digest(key), digest) for key in keys for digest in self._digests):
             raise ApiError(401, "Incorrect API key provided", code="invalid_api_key")
 

@@ -1,4 +1,4 @@
-"""From the bytes of a request's body to a checked struct. Every refusal is a 400 that names the field."""
+"""Decodes and validates a request body into a struct. Every refusal is a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Field(NamedTuple):
-    """A field that is known and has no part in the struct.
+    """A known field that is not in the struct.
 
-    refused: a 400 that names it, unless it has a `neutral` value, which asks for nothing. ignored: accepted and
-    without effect, because it changes nothing of the answer.
+    refused: a 400 that names it, unless its value is null or `neutral`, which asks for nothing. ignored:
+    accepted without effect, because it cannot change the response.
     """
 
     name: str
@@ -29,17 +29,18 @@ class Field(NamedTuple):
 
 
 def refused(name: str, note: str = "", *neutral: object) -> Field:
-    """A field that is a 400 but for its neutral values."""
+    """A field that is a 400 unless it has a neutral value."""
     return Field(name, "refused", note, neutral)
 
 
 def ignored(name: str, note: str) -> Field:
-    """A field that is taken and has no effect."""
+    """A field that is accepted and has no effect."""
     return Field(name, "ignored", note)
 
 
 class ReadBody(Struct, Generic[RequestT], frozen=True):
-    """A request, the names of the fields that were not looked at, and how many unknown keys were inside of others."""
+    """A decoded request, the names of ignored unknown fields, and the number of unknown keys inside other
+    fields."""
 
     request: RequestT
     ignored: list[str]
@@ -47,11 +48,11 @@ class ReadBody(Struct, Generic[RequestT], frozen=True):
 
 
 class Body(Generic[RequestT]):
-    """How a body is read: `kind` is the struct of the supported fields, `fields` are known ones besides.
+    """The schema of a body: `kind` is the struct of the supported fields, `fields` are other known ones.
 
-    A null is the same as leaving the field out; any other field is a 400 that names it, or with `unknown_ignored` is
-    not looked at. `prepare` may change the document before it is converted, `check` raises `ApiError` for what the
-    struct cannot say.
+    A null counts as absent. An unknown field is a 400 that names it, or ignored with `unknown_ignored`.
+    `prepare` may modify the document before conversion; `check` raises `ApiError` for constraints that the
+    struct cannot express.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Body(Generic[RequestT]):
         self._prepare = prepare
         self._check = check
         self._unknown_ignored = unknown_ignored
-        # Looked up for every field of every request.
+        # Computed once: every field of every request is looked up.
         self._supported = frozenset(self.supported)
         types = {field.name: msgspec.inspect.type_info(field.type) for field in msgspec.structs.fields(kind)}
         self._whole_numbers = frozenset(name for name, type_ in types.items() if _is_whole(type_))
@@ -76,11 +77,11 @@ class Body(Generic[RequestT]):
 
     @property
     def supported(self) -> tuple[str, ...]:
-        """The names of the fields that are honoured, or a 400 that says why not."""
+        """The names of the supported fields: honoured, or refused with the reason."""
         return self.kind.__struct_fields__
 
     def read(self, data: bytes, *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
-        """The request in a body. Raises a 400 that names the field at fault."""
+        """Decode a body. Raises a 400 that names the invalid field."""
         body, ignored = self._accepted(json_object(data), ignore_unknown or self._unknown_ignored)
         self._prepare(body)
         try:
@@ -121,7 +122,7 @@ class Body(Generic[RequestT]):
 
 
 def count_unknown(document: object, value: object) -> int:
-    """How many keys of a document have no part in what it was converted to."""
+    """The number of keys of a document that are not in the struct it was converted to, at any depth."""
     if isinstance(value, Struct) and isinstance(document, dict):
         fields, tag = value.__struct_fields__, value.__struct_config__.tag_field
         count = 0
@@ -137,7 +138,7 @@ def count_unknown(document: object, value: object) -> int:
 
 
 def _whole(value: object) -> object:
-    """2.0 as 2: JavaScript and Lua have one kind of number."""
+    """Convert 2.0 to 2: JavaScript and Lua have one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -151,7 +152,7 @@ def _is_whole(kind: msgspec.inspect.Type) -> bool:
 
 
 def _takes_unknown(kind: msgspec.inspect.Type) -> bool:
-    """Whether there may be keys inside that `count_unknown` counts."""
+    """Whether values of this type may have unknown keys."""
     if isinstance(kind, msgspec.inspect.Metadata):
         return _takes_unknown(kind.type)
     if isinstance(kind, msgspec.inspect.UnionType):
@@ -164,7 +165,7 @@ def _takes_unknown(kind: msgspec.inspect.Type) -> bool:
 
 
 def without_nulls(value: object) -> object:
-    """A mapping without its nulls; anything else as it is."""
+    """A mapping without its nulls; any other value unchanged."""
     return (
         {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
     )
@@ -178,9 +179,9 @@ def _unknown(name: str) -> ApiError:
 
 
 def json_object(data: bytes) -> dict[str, object]:
-    """The JSON object in a body. Half a surrogate pair, which JavaScript clients make by cutting a string, is U+FFFD.
+    """The JSON object in a body. A lone surrogate, which JavaScript clients make by cutting a string, becomes U+FFFD.
 
-    Raises a 400 for anything else.
+    Raises a 400 for any other body.
     """
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:

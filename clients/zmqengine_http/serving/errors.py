@@ -1,4 +1,4 @@
-"""Every refusal, with the status that OpenAI's API uses. Each API gives it a body of its own shape."""
+"""Errors as HTTP responses, with the statuses of OpenAI's API. Each API encodes the body in its own shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_RETRY_AFTER_MS = 1000
 
 
 class ApiError(Exception):
-    """A response that is not the one asked for."""
+    """An error response."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ApiError(Exception):
         self.allow = allow
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Content headers and, where waiting helps, Retry-After in seconds and in milliseconds."""
+        """Headers of the response; Retry-After, in seconds and in milliseconds, if a retry may succeed."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_ms is not None:
             seconds = max(1, math.ceil(self.retry_after_ms / 1000))
@@ -55,11 +55,11 @@ class ApiError(Exception):
 
 
 ErrorShape = Callable[[ApiError, str], bytes]
-"""Makes the JSON body of a refusal; the second argument is the request's id."""
+"""Encodes the JSON body of an error; the second argument is the request's id."""
 
 
 class ContextTooLong(ApiError):
-    """A 400: the prompt and what was asked for do not fit the context. The counts are tokens."""
+    """A 400: prompt and requested output do not fit the context. Counts are tokens."""
 
     def __init__(self, param: str, *, prompt: int, wanted: int, context: int) -> None:
         super().__init__(
@@ -76,12 +76,12 @@ class ContextTooLong(ApiError):
 
 
 def bad_field(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
-    """A 400 that names the field at fault."""
+    """A 400 that names the invalid field."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
 def no_worker(model: str | None = None) -> ApiError:
-    """A 503: no worker takes requests just now, or none of this model."""
+    """A 503: no worker is ready, or none that serves `model`."""
     which = "worker" if model is None else f"worker of {model!r}"
     return ApiError(
         503,
@@ -103,7 +103,7 @@ _INVALID = "invalid_request_error"
 _BUSY = "service_unavailable_error"
 _SERVER = "server_error"
 
-# The first class that fits decides.
+# The first class that matches decides.
 _RULES: tuple[tuple[type[errors.ZmqEngineError], _Rule], ...] = (
     (errors.TooLarge, _Rule(413, _INVALID)),
     (errors.ContextExceeded, _Rule(400, _INVALID, "context_length_exceeded")),
@@ -122,12 +122,12 @@ _RULES: tuple[tuple[type[errors.ZmqEngineError], _Rule], ...] = (
 
 
 def from_engine(error: errors.ZmqEngineError) -> ApiError:
-    """What an error of the client library or the worker looks like over HTTP."""
+    """The HTTP form of an error of the client library or the worker."""
     rule = next(rule for cls, rule in _RULES if isinstance(error, cls))
     retry_after_ms = (error.retry_after_ms or DEFAULT_RETRY_AFTER_MS) if rule.retry else None
     message = error.message
     if isinstance(error, errors.Overloaded) and "acknowledge" in message:
-        # What the worker tells a session is no advice for those behind it.
+        # The worker's advice to its session makes no sense to an HTTP client.
         message = "this server holds as much output that clients have not read as it may; try again shortly"
     return ApiError(
         rule.status,
@@ -143,7 +143,8 @@ _PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:
-    """A 400 that says in words what is wrong, and where: `messages[0].content: expected str, got int`."""
+    """A 400 with the path of the invalid value and the reason: `messages[0].content: expected str, got
+    int`."""
     text = str(error)
     match = _PATH.search(text)
     reason = (text[: match.start()] if match else text).replace("`", "")
@@ -176,7 +177,7 @@ def _named_field(message: str) -> str | None:
 
 
 def openai_error(error: ApiError, request_id: str) -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`."""
+    """OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`."""
     return msgspec.json.encode(
         {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
     )

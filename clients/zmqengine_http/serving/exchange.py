@@ -1,4 +1,4 @@
-"""One HTTP request and its response, over ASGI."""
+"""One HTTP request and its response over ASGI."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Disconnected(Exception):
-    """The client went away before the response was complete."""
+    """The client disconnected before the response was complete."""
 
 
 class Exchange:
-    """A request to be answered once: with `send`, or with `start` and then `write` until the last.
+    """A request and its response, sent once: with `send`, or with `start` followed by `write` until the last part.
 
-    `id` is the client's X-Request-Id or one of ours; it is in the response and in the logs. `facts` go to the log line.
+    `id` is the client's X-Request-Id or a generated one; it is in the response and the log. `facts` are
+    fields of the log line.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        # Of a header that came twice the first counts.
+        # Reversed, so that the first of repeated headers wins.
         self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.id = _request_id(self.header(b"x-request-id"))
         self.facts: dict[str, object] = {}
@@ -54,16 +55,17 @@ class Exchange:
         return self.status != 0
 
     def header(self, name: bytes) -> str | None:
-        """The value of a request header."""
+        """The value of a request header, or None."""
         value = self.raw_header(name)
         return None if value is None else value.decode("latin-1")
 
     def raw_header(self, name: bytes) -> bytes | None:
-        """The bytes of a request header."""
+        """The bytes of a request header, or None."""
         return self._fields.get(name)
 
     def note_ignored(self, names: Sequence[str], inside: int) -> None:
-        """Say which fields of the body were not looked at, in a header and the log; of those inside others how many."""
+        """Report ignored fields of the body in a header and the log; of ignored keys `inside` others only the
+        count."""
         if names:
             shown = [name for name in names[:32] if _FIELD_NAME.fullmatch(name)]
             self._headers.append((b"x-ignored-fields", ", ".join(shown).encode()))
@@ -72,14 +74,14 @@ class Exchange:
             self.facts["unknown_inside"] = inside
 
     def note_unenforced(self, keywords: Sequence[str]) -> None:
-        """Say which keywords of schemas the answer is not held to, in a header and the log."""
+        """Report schema keywords that the constraint does not enforce, in a header and the log."""
         if keywords:
             shown = [_KEYWORD.sub("", keyword)[:64] for keyword in keywords[:32]]
             self._headers.append((b"x-unenforced-keywords", ", ".join(shown).encode()))
             self.facts["unenforced_keywords"] = len(keywords)
 
     async def read_body(self, bytes_max: int) -> bytes:
-        """The whole request body. Raises a 413 as soon as it is known to be too long, or `Disconnected`."""
+        """Read the request body. Raises a 413 as soon as it exceeds `bytes_max`, or `Disconnected`."""
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > bytes_max:
             raise _too_long(bytes_max)
@@ -98,13 +100,13 @@ class Exchange:
                 return b"".join(parts)
 
     async def unless_gone(self, work: Awaitable[None]) -> None:
-        """Do the work; if the client disconnects meanwhile, cancel it and raise `Disconnected`.
+        """Await `work`; if the client disconnects meanwhile, cancel it and raise `Disconnected`.
 
-        The body must have been read. The work has cleaned up after itself when this returns.
+        The body must have been read. A cancelled `work` has finished its clean-up when this returns.
         """
         task = asyncio.current_task()
         assert task is not None
-        # The work runs in the task that is there; only the look-out needs one of its own.
+        # Only the watcher needs a new task; the work runs in the present one.
         watching = asyncio.get_running_loop().create_task(self._cancel_when_gone(task))
         try:
             await work
@@ -118,16 +120,16 @@ class Exchange:
             watching.cancel()
 
     async def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """The whole response."""
+        """Send a whole response."""
         await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self.write(body, last=True)
 
     async def send_json(self, document: object) -> None:
-        """A document as the whole response, with status 200."""
+        """Send a document as a whole response with status 200."""
         await self.send(200, [JSON], msgspec.json.encode(document))
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Status and headers of a response whose body follows."""
+        """Send status and headers; the body follows with `write`."""
         self.status = status
         id_ = self.id.encode()
         await self._send(
@@ -139,14 +141,14 @@ class Exchange:
         )  # fmt: skip
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """A part of the body; it goes out at once. Waits while the client is behind."""
+        """Send a part of the body at once. Waits while the client does not read (backpressure)."""
         self._complete = last
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _cancel_when_gone(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        # Servers also say so once the response is complete.
+        # Servers also report a disconnect after the response is complete.
         if not self._complete:
             self._gone = True
             task.cancel()

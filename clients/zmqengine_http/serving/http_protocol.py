@@ -1,9 +1,10 @@
-"""The HTTP/1.1 connection: uvicorn's on httptools, with what that leaves out.
+"""The HTTP/1.1 connection: uvicorn's httptools protocol with the limits that it lacks.
 
-- An `Upgrade` header is ignored, as RFC 9110 allows: the request is answered on HTTP/1.1 and keeps its body. The parser
-  by itself stops after the headers, and what follows, the body, would be read as the next request.
-- Headers have a size and a time, bodies a time without any byte, so that no unfinished request is kept for ever.
-- A client that takes nothing of its response for a while is given up.
+- An `Upgrade` header is ignored, as RFC 9110 allows: the request is answered on HTTP/1.1 and keeps its body.
+  By itself the parser stops after the headers, and the body would be parsed as the next request.
+- The head of a request is limited in size and time, the body in time between bytes, so that no unfinished
+  request holds a connection for ever.
+- A client that reads nothing of its response for a while is disconnected.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ HEAD_TIMEOUT_S = 20.0
 BODY_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 30.0
 UPGRADES_MAX = 64
-"""Requests with an Upgrade header that may come in one piece."""
+"""Pipelined requests with an Upgrade header in one read."""
 
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The class attributes are the bounds; a subclass may set others."""
+    """One connection. The class attributes are its limits; subclasses may override them."""
 
     head_bytes_max = HEAD_BYTES_MAX
     head_timeout_s = HEAD_TIMEOUT_S
@@ -54,7 +55,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, again without its upgrade headers where it stopped at them."""
+        """Feed the parser; where it stops at an upgrade, replay the head without the upgrade headers."""
         self._unset_keepalive_if_required()
         for _ in range(UPGRADES_MAX):
             head_begins = self._in_head and self._head_bytes == 0
@@ -71,7 +72,8 @@ class HttpProtocol(HttpToolsProtocol):
                 return self._refuse(400, "Bad Request")
             if self._in_head and self._head_bytes > self.head_bytes_max:
                 self._refuse(431, "Request Header Fields Too Large")
-            # Once for what has come and not at each step of the parser: most requests come whole, and need no timer.
+            # Timers are set once per read, not in the parser's callbacks: most requests come whole and need
+            # none.
             if not self._in_head:
                 self._expect(self.body_timeout_s)
             elif self._head_bytes == 0:
@@ -82,7 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._refuse(400, "Bad Request")
 
     def _head_without_upgrade(self) -> bytes:
-        """The head that the parser has just read, for a new parser."""
+        """The head that the parser has just read, without upgrade headers, for a new parser."""
         head = [
             b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode()),
             *(b"%s: %s" % header for header in self.headers if header[0] not in _HOP_HEADERS),
@@ -117,7 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
     # --- time ------------------------------------------------------------------------------------------------
 
     def _expect(self, wait_s: float | None) -> None:
-        """Give the connection up unless something comes in time; None: nothing is expected."""
+        """Close the connection unless data comes within `wait_s`; None cancels the timer."""
         if self._reading_timer is not None:
             self._reading_timer.cancel()
         self._reading_timer = None if wait_s is None else self.loop.call_later(wait_s, self._too_slow)
@@ -125,7 +127,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._reading_timer = None
         if self.flow.read_paused:
-            # It is we who do not read: an answer to the request before is still being sent.
+            # Reading is paused by us: the response to the previous request is still being sent.
             self._expect(self.body_timeout_s)
         elif self._in_head and self._head_bytes == 0:
             self.transport.close()
@@ -133,7 +135,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(408, "Request Timeout")
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer what was never a whole request, and hang up."""
+        """Respond to an incomplete request, and close the connection."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
@@ -148,14 +150,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """The client is behind: wait, but not for ever."""
+        """The write buffer is full: pause the application, and start the write timeout."""
         super().pause_writing()
         self._unwritten = self.transport.get_write_buffer_size()
         self._end_writing_timer()
         self._writing_timer = self.loop.call_later(self.write_timeout_s, self._look_at_writing)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """The client has caught up: stop the write timeout."""
         self._end_writing_timer()
         super().resume_writing()
 
@@ -175,7 +177,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def protocol_class(config: HttpConfig) -> type[HttpProtocol]:
-    """The protocol with the bounds of this configuration."""
+    """The protocol with the limits of this configuration."""
 
     class Configured(HttpProtocol):
         write_timeout_s = config.write_timeout_ms / 1000

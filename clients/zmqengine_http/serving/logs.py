@@ -1,4 +1,4 @@
-"""Log lines with fields: one JSON object a line, or text for people. No field holds text of a prompt or an answer."""
+"""Structured log lines: JSON objects, or text for people. No field holds text of a prompt or an output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("zmqengine.http")
 
 
 def log(level: int, event: str, **fields: object) -> None:
-    """Write one line: `event` is what happened, `fields` are its facts."""
+    """Write one line: the event's name and its fields."""
     if logger.isEnabledFor(level):
         logger.log(level, event, extra={"fields": fields})
 
@@ -63,7 +63,8 @@ class _TextFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """A stranger's text writes no line of its own."""
+    """The record's fields, with control characters of foreign text escaped so that it cannot forge a log
+    line."""
     fields: dict[str, object] = getattr(record, "fields", {})
     return {
         key: printable(value, FIELD_CHARS_MAX) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Counts of this front-end's own requests."""
+"""Prometheus metrics of this front-end's own requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 COUNTS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable of prometheus_client for where several processes keep their counts, so that each can tell those of all.
-It has to be set before they start."""
+"""prometheus_client's environment variable for the directory in which several processes share their counts.
+It must be set before they start."""
 
 
 _READS_MAX = 5
@@ -40,7 +40,8 @@ class Meter:
             registry=self.registry,
             multiprocess_mode="livesum",
         )
-        # The library looks one up under a lock, which takes longer than to count. There are few: paths and statuses.
+        # `labels` takes a lock, which costs more than the count itself. Paths and statuses are few, so cache
+        # them.
         self._requests_of = functools.cache(self._requests.labels)
         self._seconds_at = functools.cache(self._seconds.labels)
         self._running_at = functools.cache(self._running.labels)
@@ -51,37 +52,38 @@ class Meter:
             registry=self.registry,
         )
 
-    def told(self) -> bytes:
-        """What was counted, by all processes of this front-end, in Prometheus's text format."""
+    def exposition(self) -> bytes:
+        """The counts of all processes of this front-end in Prometheus's text format."""
         if COUNTS_DIRECTORY not in os.environ:
             return generate_latest(self.registry)
         for _ in range(_READS_MAX - 1):
-            # One that has just been started makes its files, and has written nothing to them yet.
+            # A process that has just started has created its files but not yet written to them.
             with contextlib.suppress(struct.error):
-                return self._told_by_all()
-        return self._told_by_all()
+                return self._all_processes()
+        return self._all_processes()
 
     @staticmethod
-    def _told_by_all() -> bytes:
+    def _all_processes() -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
     def head_changed(self, kind: str, count: int) -> None:
-        """So many changes of a kind were undone."""
+        """Count `count` undone head changes of a kind."""
         self._head_changes.labels(kind).inc(count)
 
     def began(self, path: str) -> None:
-        """A request for the endpoint at `path`, which is not what a client typed: those have no bound."""
+        """Count a running request; `path` is that of the endpoint, since the paths that clients send are
+        unbounded."""
         self._running_at(path).inc()
 
     def ended(self, path: str, status: int, seconds: float) -> None:
-        """It was answered, or its client left: status 0."""
+        """Count a finished request; status 0 if the client disconnected before the response."""
         self._running_at(path).dec()
         self._requests_of(path, str(status)).inc()
         self._seconds_at(path).observe(seconds)
 
 
 def forget_running(pid: int | None) -> None:
-    """A process has ended: what it was answering is answered no more, and what it has counted stays."""
+    """Drop the running requests of a process that has ended; its counters stay."""
     mark_process_dead(pid)  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ Kind = Literal["content", "reasoning", "call", "call_start", "call_text", "call_
 class Delta(NamedTuple):
     """A piece of the answer: text of the content or the reasoning, or a call with `name` and its JSON in `text`.
 
-    A call that is told while it is written is a `call_start` with its name, its JSON in pieces of `call_text`, and a
-    `call_end`, which does not come if the output ends within it.
+    A call that is told while it is written is a `call_start` with its name, its JSON in pieces of
+    `call_text`, and a `call_end`, which does not come if the output ends within it.
     """
 
     kind: Kind

@@ -1,7 +1,8 @@
 """A reader of almost-JSON: what models write when they mean JSON.
 
-Beside JSON it takes single-quoted strings, bare keys, True/False/None, trailing commas, raw line breaks in strings and
-the `<|"|>` quotes of Gemma 4. It never guesses at text that is cut short or does not fit: that is a `Malformed`.
+Beside JSON it takes single-quoted strings, bare keys, True/False/None, trailing commas, raw line breaks in
+strings and the `<|"|>` quotes of Gemma 4. It never guesses at text that is cut short or does not fit: that is
+a `Malformed`.
 """
 
 from __future__ import annotations

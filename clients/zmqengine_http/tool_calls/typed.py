@@ -27,7 +27,8 @@ def typed(text: str, kinds: frozenset[str]) -> object:
 def without_padding(text: str, *, always: bool = False) -> str:
     """A text without the line breaks that belong to the tags around it.
 
-    That is one at either end; the one at the end only if there is one at the start, or the format `always` has both.
+    That is one at either end; the one at the end only if there is one at the start, or the format `always`
+    has both.
     """
     inner = text.removeprefix("\n")
     return inner.removesuffix("\n") if always or len(inner) < len(text) else text
@@ -73,7 +74,8 @@ def values_of(schema: Schema) -> list[object] | None:
 
 
 def alternatives(schema: object, root: Schema, depth: int = REFERENCES_MAX) -> Iterator[Schema]:
-    """The schemas that `anyOf` and `oneOf` choose from, references followed; the schema itself without these."""
+    """The schemas that `anyOf` and `oneOf` choose from, references followed; the schema itself without
+    these."""
     if not isinstance(schema, Mapping) or not depth:
         return
     schema = resolved(schema, root)

@@ -1,1 +1,1 @@
-"""The workers behind this front-end: their clients, their state, and which one takes a request."""
+"""The workers behind this front-end: connections, state, and the choice of a worker for a request."""

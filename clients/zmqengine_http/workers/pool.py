@@ -1,4 +1,4 @@
-"""All workers, and which of them a request goes to."""
+"""The pool of workers, and the routing of requests: by model, then by cached prefix, then by load."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PREFIX_TOKENS = 64
 PREFIXES_MAX = 4096
 BLOCKS_MAX = 64
 SLACK = 4
-"""How many more requests a worker with the prompt's prefix may have than the idlest one."""
+"""Extra running requests over the least loaded worker up to which the worker with the prefix is chosen."""
 
 
 LOADED_MODEL = "default_model"
-"""What clients of mlx_lm.server call the one model that is loaded."""
+"""The name that clients of mlx_lm.server use for the one model that is loaded."""
 
 
 class Pool:
-    """The workers by the names of their models."""
+    """The workers, found by the names of their models."""
 
     def __init__(self, workers: Sequence[PooledWorker], aliases: Mapping[str, str]) -> None:
         self.workers = list(workers)
@@ -30,11 +30,11 @@ class Pool:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker takes requests."""
+        """Whether any worker takes requests."""
         return any(worker.ready for worker in self.workers)
 
     def models(self) -> dict[str, Model]:
-        """The models of workers that are or were ready, by name; aliases too."""
+        """The models of workers that are or were ready, by name and alias."""
         known = {worker.model.card.name: worker.model for worker in self.workers if worker.model}
         aliases = {
             alias: known[name] for alias, name in self._aliases.items() if name in known and "*" not in alias
@@ -42,8 +42,10 @@ class Pool:
         return known | aliases
 
     def model(self, name: str | None) -> Model:
-        """The model of this name, or the only one there is. Raises a 404, or a 503 while nothing is known
-        yet."""
+        """The model of this name, or the only one if `name` is None.
+
+        Raises a 404, or a 503 while a worker that may serve it is not up yet.
+        """
         known = self.models()
         if name is None:
             names = sorted({model.card.name for model in known.values()})
@@ -60,17 +62,17 @@ class Pool:
         if name == LOADED_MODEL and len({model.card.name for model in known.values()}) == 1:
             return next(iter(known.values()))
         if any(worker.model is None for worker in self.workers):
-            # It may be the model of a worker that has not come up yet.
+            # A worker that is not up yet may serve it.
             raise no_worker(name[:200])
         raise ApiError(404, f"The model {name[:200]!r} does not exist", param="model", code="model_not_found")
 
     def _pattern(self, name: str) -> str | None:
-        """The model of the longest alias with `*` that fits the name."""
+        """The model of the longest wildcard alias that matches the name, or None."""
         fitting = [alias for alias in self._aliases if "*" in alias and fnmatchcase(name, alias)]
         return self._aliases[max(fitting, key=len)] if fitting else None
 
     def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> PooledWorker:
-        """The worker for a prompt: where its prefix (or cache key) was before, unless that one is busier by far.
+        """The worker for a prompt: the one that had its cache key or longest prefix, unless `SLACK` requests busier.
 
         Raises a 503 if no worker of the model is ready.
         """
@@ -94,8 +96,7 @@ class Pool:
         return chosen
 
     def _marks(self, model: Model, prompt: Sequence[int], key: str | None) -> list[object]:
-        """One mark for each block of the prompt, which stands for all up to it; and the key, which counts
-        most."""
+        """A chained hash per block of the prompt, and last, with the highest precedence, the cache key."""
         name = model.card.name
         mark, marks = hash(name), list[object]()
         for start in range(

@@ -1,4 +1,5 @@
-"""One worker as this front-end sees it: its client, its state, and how busy we keep it."""
+"""One worker of the pool: its client, its state, its model, and the requests that this front-end runs
+there."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from zmqengine_http.tool_calls import Markers, find_markers
 
 
 class SamplingDefaults(NamedTuple):
-    """As the model's makers advise, and as OpenAI's API has it where they say nothing."""
+    """The model's recommended sampling parameters; OpenAI's defaults where it recommends none."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -25,7 +26,7 @@ class SamplingDefaults(NamedTuple):
 
 
 def sampling_defaults(facts: Mapping[str, object]) -> SamplingDefaults:
-    """From the facts of a tokenizer bundle: numbers as text."""
+    """The defaults in the facts of a tokenizer bundle, where they are numbers as text."""
     found: dict[str, float] = {}
     for name, kind in (("temperature", float), ("top_p", float), ("top_k", int)):
         with contextlib.suppress(KeyError, ValueError):
@@ -34,7 +35,7 @@ def sampling_defaults(facts: Mapping[str, object]) -> SamplingDefaults:
 
 
 class Model:
-    """What is known of a worker once its model is loaded."""
+    """A loaded model: card, limits, tokenizer, and the markers of its output format."""
 
     def __init__(self, card: ModelCard, limits: Limits, tokenizer: Tokenizer) -> None:
         self.card = card
@@ -45,34 +46,33 @@ class Model:
         self._texts: dict[int, str] = {}
 
     def warm_up(self) -> None:
-        """Do once what is slow the first time, such as compiling the chat template."""
+        """Fill the caches that make a first request slow, such as the compiled chat template."""
         self.tokenizer.encode("Hello")
         _ = self.tokenizer.longest_token_bytes
         with contextlib.suppress(BadRequest):
             self.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
 
     def token_text(self, token: int) -> str:
-        """The text of one token alone, special tokens written out."""
+        """The text of a single token; special tokens are written out."""
         text = self._texts.get(token)
         if text is None:
             text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def same_prompts(self, other: Model) -> bool:
-        """Whether a prompt tokenised for the other is one for this."""
+        """Whether prompts tokenized for `other` are valid for this model."""
         return (self.card.name, self.card.tokenizer_hash) == (other.card.name, other.card.tokenizer_hash)
 
 
 Connect = Callable[[str, Callable[[ClientEvent], None]], AsyncClient]
-"""Makes the client of an address; the second argument wants to hear what happens to the connection."""
+"""Makes the client for an address; the second argument receives the connection's events."""
 
 
 class PooledWorker:
-    """Follows one worker for as long as `run` runs.
+    """Polls one worker while `run` runs.
 
-    `ready` says whether it takes new requests; `model` is what it served last, also while it restarts.
-    `running` is how many requests this front-end has there: whoever sends one counts it, for as long as it
-    runs.
+    `ready`: whether it takes new requests. `model`: the last model it served, kept while it restarts.
+    `running`: this front-end's requests there, counted by the code that starts and ends them.
     """
 
     def __init__(self, address: str, connect: Connect, probe_ms: int) -> None:
@@ -88,18 +88,17 @@ class PooledWorker:
 
     @property
     def connected(self) -> AsyncClient | None:
-        """The connection, if there is one yet."""
+        """The client, or None before the first probe."""
         return self._client
 
     @property
     def client(self) -> AsyncClient:
-        """The connection; there is one once a model is known."""
+        """The client; it exists once a model is known."""
         assert self._client is not None
         return self._client
 
     async def run(self) -> None:
-        """Connect, and ask for the state again and again. The client itself mends connections and resumes
-        streams."""
+        """Connect and poll the state. The client itself reconnects and resumes streams."""
         try:
             while True:
                 self._news.clear()
@@ -125,7 +124,7 @@ class PooledWorker:
             self._now(description.state)
         except ZmqEngineError as error:
             self._now("unreachable", reason=error.message)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one worker, the others are followed on
+        except Exception as error:  # noqa: BLE001 - a failure with one worker must not stop the others
             logs.logger.error(
                 "cannot follow a worker", exc_info=error, extra={"fields": {"address": self.address}}
             )
@@ -136,7 +135,7 @@ class PooledWorker:
             self._now("unreachable", reason=event.message)
         elif event.kind == "resumed":
             logs.info("stream resumed", completion=event.request_id, address=self.address)
-        # Ask again now instead of at the next probe.
+        # Probe now instead of at the end of the interval.
         self._news.set()
 
     async def _learn(self, description: Description) -> None:

@@ -1,7 +1,7 @@
-"""Refusals in Anthropic's shape, with the two sentences that Claude Code acts on.
+"""Errors in Anthropic's shape, with the two messages that Claude Code parses.
 
-Source: https://docs.anthropic.com/en/api/errors. Claude Code lowers max_tokens when it reads the first sentence, and
-makes its conversation shorter when it reads the second.
+Source: https://docs.anthropic.com/en/api/errors. On "exceed context limit" Claude Code lowers max_tokens, on
+"prompt is too long" it compacts its conversation.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _KINDS = {
 
 
 def anthropic_error(error: ApiError, request_id: str) -> bytes:
-    """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    """Anthropic's error body: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     return msgspec.json.encode(error_document(error) | {"request_id": request_id})
 
 
 @contextlib.contextmanager
 def overloaded_as_529() -> Iterator[None]:
-    """A refusal for want of a worker has the status that Anthropic's clients know for it."""
+    """Turn a 503 for lack of a ready worker into 529, the status that Anthropic's clients know for it."""
     try:
         yield
     except ZmqEngineError as error:
@@ -52,7 +52,7 @@ def _as_529(error: ApiError) -> ApiError:
 
 
 def error_document(error: ApiError) -> dict[str, object]:
-    """The same without the request's id, as it stands in a stream."""
+    """The error as a document without the request id, as it appears in a stream."""
     kind = _KINDS.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": _message(error)}}
 
@@ -64,7 +64,8 @@ def _message(error: ApiError) -> str:
         return f"prompt is too long: {error.prompt} tokens > {error.context} maximum"
     room = error.context - error.prompt
     if room < ROOM_MIN and error.prompt > error.context // 2:
-        # Asked to lower max_tokens, Claude Code would give up: it wants that much room. A shorter prompt has it.
+        # Below ROOM_MIN Claude Code gives up instead of lowering max_tokens. A shorter prompt leaves enough
+        # room.
         fits = max(error.context - min(error.wanted, ROOM_MIN), error.context // 2)
         return f"prompt is too long: {error.prompt} tokens > {fits} maximum"
     return (

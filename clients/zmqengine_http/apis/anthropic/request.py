@@ -1,8 +1,7 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-Clients of this API send keys that are newer than any server: in blocks and tools they are skipped, and so are
-tools that the server itself would run. Source: https://docs.anthropic.com/en/api/messages and what Claude
-Code sends.
+Clients of this API are often newer than servers: unknown keys in blocks and tools are ignored, and so are
+server-side tools. Source: https://docs.anthropic.com/en/api/messages and the requests of Claude Code.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from zmqengine_http.serving.body import Body, ignored
 
 
 class Block(Struct, frozen=True):
-    """A block of any type: only the fields of its type are set."""
+    """A content block of any type; only the fields of its type are set."""
 
     type: str
     text: str | None = None
@@ -35,14 +34,14 @@ StopSequence = Annotated[str, Meta(max_length=1000)]
 
 
 class AnthropicMessage(Struct, frozen=True):
-    """One turn. `system` is no role of Anthropic's, and one that Claude Code sends."""
+    """One message. The role `system` is not in Anthropic's documentation, but Claude Code sends it."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
 class AnthropicTool(Struct, frozen=True):
-    """A tool of the client's, or with a `type` that is not `custom` one of the server's."""
+    """A tool of the client, or a server-side tool if `type` is given and not `custom`."""
 
     name: str = ""
     description: str | None = None
@@ -52,7 +51,7 @@ class AnthropicTool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """How tools are to be used; `name` belongs to the type `tool`."""
+    """Which tools may or must be called; `name` belongs to the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -60,27 +59,27 @@ class ToolChoice(Struct, frozen=True):
 
 
 class Thinking(Struct, frozen=True):
-    """Whether the model is to reason."""
+    """Whether the model should reason."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
 
 
 class OutputConfig(Struct, frozen=True):
-    """How much effort, and in which format."""
+    """Reasoning effort and output format."""
 
     effort: str | None = None
     format: dict[str, object] | None = None
 
 
 class Metadata(Struct, frozen=True):
-    """Claude Code puts JSON with its session's id into `user_id`."""
+    """Request metadata; Claude Code's `user_id` is JSON with its session id."""
 
     user_id: str | None = None
 
 
 class CountRequest(Struct, frozen=True, kw_only=True):
-    """The body of POST /v1/messages/count_tokens: what is in the prompt."""
+    """The body of POST /v1/messages/count_tokens: the fields that affect the prompt."""
 
     model: str
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]

@@ -1,4 +1,4 @@
-"""An answer in the words of the Messages API: its events, or one message."""
+"""Encodes a choice as events of Anthropic's Messages API, or as one message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from zmqengine_http.apis.anthropic.errors import error_document
 from zmqengine_http.serving.errors import ApiError
 
 SIGNATURE = "zmqengine"
-"""Nothing is signed here; clients drop thinking that has no signature instead of sending it back."""
+"""A constant: clients drop thinking without a signature instead of sending it back, and nothing is signed
+here."""
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _FIELDS = {"content": ("text", "text_delta"), "reasoning": ("thinking", "thinking_delta")}
 
@@ -28,9 +29,9 @@ _encode = msgspec.json.encode
 
 
 class MessagesWriter:
-    """Writes the one choice of a Messages request; an `AnswerWriter`.
+    """An `AnswerWriter` for the one choice of a Messages request.
 
-    Blocks follow each other and have an index; each is closed before the next begins.
+    Blocks are numbered in order; each is closed before the next one opens.
     """
 
     def __init__(self, id_: str, model: str, prompt_tokens: int) -> None:
@@ -136,7 +137,7 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
 
 
 def _usage(usage: Usage) -> dict[str, object]:
-    """In Anthropic's count `input_tokens` are those that no cache had."""
+    """Anthropic's token counts, in which `input_tokens` excludes cached tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
@@ -152,7 +153,7 @@ def _stop_reason(finish: Finish) -> str:
 
 
 def _input(arguments: str) -> object:
-    """The arguments as an object; those of a call that was cut short come as far as they are whole."""
+    """The arguments as an object; empty if the call was cut short and they do not parse."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, object])
     except msgspec.MsgspecError:

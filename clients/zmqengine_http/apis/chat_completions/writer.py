@@ -1,7 +1,7 @@
-"""A chat's answer in OpenAI's words: objects chat.completion and chat.completion.chunk.
+"""Encodes a chat's choices as OpenAI's chat.completion and chat.completion.chunk objects.
 
-The one event made for every token is put together from parts encoded once; everything else goes through
-dicts.
+The event of a text token is concatenated from parts encoded once, as there is one per token; all others go
+through dictionaries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class ChatWriter:
-    """An `AnswerWriter` for one chat; `model` is the name that the client gave."""
+    """An `AnswerWriter` for one chat; `model` is the name that the client sent."""
 
     def __init__(self, generation: Generation, model: str, *, include_usage: bool = False) -> None:
         self._frame = Frame(
@@ -125,9 +125,10 @@ def _message(choice: WholeChoice) -> dict[str, object]:
 
 
 def chat_logprobs(model: Model, top: int, logprobs: ChoiceLogprobs) -> dict[str, object]:
-    """`{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`.
+    """The logprobs object of a chat choice: `{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`.
 
-    The `bytes` of neighbouring tokens together are text, also where a token is part of a character.
+    The concatenated `bytes` of adjacent tokens are valid text, even if one token holds only part of a
+    character.
     """
     entries = [
         {

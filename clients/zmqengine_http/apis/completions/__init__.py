@@ -1,4 +1,4 @@
-"""POST /v1/completions: the continuation of a text, in OpenAI's words."""
+"""POST /v1/completions: OpenAI's text completion API."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 
 DEFAULT_MAX_TOKENS = 16
-"""What OpenAI's /v1/completions generates if not told."""
+"""OpenAI's default for max_tokens of /v1/completions."""
 
 
 async def answer_completion(service: Service, exchange: Exchange, request: CompletionRequest) -> None:
-    """Translate, generate, and answer in OpenAI's words."""
+    """Translate the request to a `Generation`, generate, and respond in OpenAI's format."""
     model = service.pool.model(request.model)
     options = request.options(max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs)
     if request.suffix:
@@ -50,7 +50,7 @@ async def _prompts(
     if suffix:
         works = [functools.partial(middle_prompt, model, prompt, suffix) for prompt in given]
         return [Prompt(await tokenizing.run(exchange.id, exchange.body_bytes, work, len)) for work in works]
-    # Either all of them are texts or none is.
+    # `CompletionRequest.prompts` refuses mixtures, so either all are texts or none is.
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     encoded = await tokenizing.texts(exchange.id, exchange.body_bytes, model, texts) if texts else given
     return [Prompt(tokens) for tokens in encoded if not isinstance(tokens, str)]

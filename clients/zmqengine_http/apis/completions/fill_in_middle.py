@@ -1,7 +1,7 @@
-"""Fill in the middle: a prompt and a suffix as the models that were trained for it want them.
+"""Fill in the middle: a prompt and a suffix in the form that code models were trained on.
 
-Which tokens mark the parts is known from their names. Sources: the papers and model cards of StarCoder (and Granite),
-Qwen2.5-Coder and CodeGemma, DeepSeek-Coder, Code Llama, Codestral.
+The markers are found in the vocabulary by name. Sources: the papers and model cards of StarCoder (and
+Granite), Qwen2.5-Coder and CodeGemma, DeepSeek-Coder, Code Llama, Codestral.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zmqengine_http.workers.worker import Model
 
 
 class _Marks(NamedTuple):
-    """Before the prefix, before the suffix, and before the middle; `suffix_first` where they stand in that order."""
+    """The tokens before prefix, suffix and middle; `suffix_first` if the suffix comes before the prefix."""
 
     prefix: str
     suffix: str
@@ -42,11 +42,13 @@ _ENDS = (
     "<file_sep>",
 )
 _GLUE = "\u263a"
-"""SentencePiece puts a space before a text; before a suffix there is none. So this is put there, and its tokens cut."""
+"""SentencePiece prepends a space to a text, which a suffix must not have: encode it after this character,
+whose tokens are then cut off."""
 
 
 def middle_prompt(model: Model, prefix: str | list[int], suffix: str) -> list[int]:
-    """The prompt that is continued by what belongs between the two. Raises a 400 if the model cannot do that."""
+    """The prompt whose continuation is the text between `prefix` and `suffix`. Raises a 400 without such
+    markers."""
     tokenizer = model.tokenizer
     marks = next((style for style in _STYLES if _is_known(tokenizer, style)), None)
     if marks is None:
@@ -65,7 +67,7 @@ def middle_prompt(model: Model, prefix: str | list[int], suffix: str) -> list[in
 
 
 def middle_ends(model: Model) -> list[int]:
-    """Tokens that end a middle beside the model's end tokens: what comes after them is another file."""
+    """Tokens other than the model's end tokens that end the middle: after them another file begins."""
     names = {*_ENDS, *(mark for style in _STYLES for mark in style[:3] if mark)}
     ids = [model.tokenizer.token_id(name) for name in sorted(names)]
     return [id_ for id_ in ids if id_ is not None and id_ < model.card.vocab_size]

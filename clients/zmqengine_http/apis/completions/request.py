@@ -30,7 +30,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt: a text or token ids. Raises a 400 for a list that mixes them."""
+        """The prompts, each a text or token ids. Raises a 400 for a list that mixes both."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [item for item in self.prompt if isinstance(item, int)]

@@ -1,4 +1,4 @@
-"""A text's continuation in OpenAI's words: object text_completion, whole or streamed."""
+"""Encodes a completion's choices as OpenAI's text_completion objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zmqengine_http.workers.worker import Model
 
 
 class TextWriter:
-    """An `AnswerWriter` for one request; `model` is the name that the client gave."""
+    """An `AnswerWriter` for one completion request; `model` is the name that the client sent."""
 
     def __init__(self, generation: Generation, model: str, *, include_usage: bool = False) -> None:
         self._frame = Frame(
@@ -98,10 +98,10 @@ class TextWriter:
 
 
 class TextLogprobs:
-    """Shapes the log-probabilities of one choice, piece by piece in order.
+    """Encodes the logprobs of one choice incrementally: `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`.
 
-    `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets are characters of the choice's
-    text. A token that is part of a character is written as `bytes:\\xf0\\x9f`, as OpenAI has it.
+    Offsets count characters of the choice's text. As in OpenAI's API, a token that is part of a character is
+    written as `bytes:\\xf0\\x9f`.
     """
 
     def __init__(self, model: Model, top: int) -> None:
@@ -111,7 +111,7 @@ class TextLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def shaped(self, logprobs: ChoiceLogprobs) -> object:
-        """The value of the field for these tokens."""
+        """The `logprobs` field of the next tokens of the choice."""
         offsets = []
         for token in logprobs.tokens:
             offsets.append(self._offset)

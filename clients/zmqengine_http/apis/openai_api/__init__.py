@@ -1,1 +1,1 @@
-"""What the endpoints of OpenAI's API have in common."""
+"""Request fields and response frames that OpenAI's chat and completions endpoints share."""

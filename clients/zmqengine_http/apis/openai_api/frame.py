@@ -1,4 +1,4 @@
-"""What is around the choices of OpenAI's answers."""
+"""The frame around the choices of OpenAI's responses, encoded once per request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FINGERPRINT = "zmqengine"
 
 
 class Frame:
-    """The parts of one answer that are the same in every event, encoded once; and the body of a whole answer.
+    """The constant parts of one response's events, and the body of a response that is not streamed.
 
-    `kind` is the object's name in a stream, `whole_kind` otherwise. With `include_usage` every event has a
-    usage, null but for the last.
+    `kind` is the `object` of an event, `whole_kind` that of a whole response. With `include_usage` every
+    event has a `usage`, null except in the last.
     """
 
     def __init__(self, id_: str, kind: str, whole_kind: str, model: str, *, include_usage: bool) -> None:
@@ -30,11 +30,11 @@ class Frame:
         self.after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def event(self, choices: Sequence[object]) -> bytes:
-        """One event."""
+        """An event with these choices."""
         return self.before + b'"choices":' + msgspec.json.encode(choices) + self.after
 
     def done(self, usage: Usage) -> bytes:
-        """The end of the stream, with the usage where it is wanted."""
+        """The end of the stream, after the usage if `include_usage`."""
         if not self._include_usage:
             return DONE
         return (
@@ -46,11 +46,11 @@ class Frame:
         )
 
     def error(self, error: ApiError) -> bytes:
-        """The event after which a stream ends without `[DONE]`."""
+        """The error event, which ends a stream without `[DONE]`."""
         return b"data: " + openai_error(error, "") + b"\n\n"
 
     def whole(self, choices: Sequence[object], usage: Usage) -> bytes:
-        """The body of an answer that is not streamed."""
+        """The body of a response that is not streamed."""
         return msgspec.json.encode(
             {
                 **self._head, "object": self._whole_kind, "choices": choices,
@@ -77,4 +77,4 @@ def usage_document(usage: Usage) -> dict[str, object]:
 
 
 LOWEST = -9999.0
-"""Stands for minus infinity, as in OpenAI's API."""
+"""The logprob that stands for minus infinity in OpenAI's API."""

@@ -1,6 +1,8 @@
-"""The fields that both of OpenAI's ways to generate have: one source for validation, OpenAPI and the table in docs.
+"""The request fields of both OpenAI endpoints: one source for validation, OpenAPI and the table in the docs.
 
-Bounds here are OpenAI's where it states one and the worker's elsewhere.
+Bounds are OpenAI's where it states one, the worker's elsewhere. `structured_outputs` and the `guided_*`
+fields are vLLM's. Source: https://docs.vllm.ai/en/latest/features/structured_outputs.html. A grammar is in
+Lark, as llguidance reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from zmqengine_http.serving.errors import bad_field
 if TYPE_CHECKING:
 
     class SamplingFields(Struct, frozen=True, kw_only=True):
-        """Every field of `Sampling`, with its bounds and its default."""
+        """The fields of `Sampling`, with bounds and defaults; a new parameter becomes a request field by
+        itself."""
 
 else:
 
@@ -46,7 +49,7 @@ else:
 
 
 def sampling_given(fields: SamplingFields) -> dict[str, Any]:
-    """The parameters by name, without those that are None: they were left open."""
+    """The sampling parameters that were given, by name; None counts as absent."""
     return {
         name: value for name in Sampling.__struct_fields__ if (value := getattr(fields, name)) is not None
     }
@@ -59,7 +62,7 @@ Choices = Annotated[
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of these."""
+    """vLLM's `structured_outputs`: at most one of the fields is set."""
 
     json: dict[str, object] | Text | None = None
     regex: Text | None = None
@@ -68,7 +71,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     json_object: bool | None = None
 
     def constraint(self, param: str) -> Constraint | None:
-        """As the worker takes it, or None if nothing is asked for. Raises a 400 for more than one."""
+        """The worker's constraint, or None if no field is set. Raises a 400 for more than one."""
         asked = [
             Constraint("json_schema", _schema_text(self.json)) if self.json is not None else None,
             Constraint("regex", self.regex) if self.regex is not None else None,
@@ -103,8 +106,8 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both ways to generate have in common: the parameters of `Sampling`, four of them in OpenAI's
-    form."""
+    """The fields of both endpoints: the parameters of `Sampling`, four of them in OpenAI's form, and the
+    options."""
 
     model: str | None = None
     max_tokens: MaxTokens | None = None
@@ -132,7 +135,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def guided(self) -> Constraint | None:
-        """What vLLM's fields ask for. Raises a 400 for more than one."""
+        """The constraint of vLLM's fields, or None. Raises a 400 for more than one."""
         fields = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         if self.structured_outputs is None and fields.count(None) == len(fields):
             return None
@@ -153,7 +156,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def options(self, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
-        """The inner form. The fields must have been checked."""
+        """The API-neutral options. The request must have passed `check_generation`."""
         sampling = cast(SamplingOptions, sampling_given(self))
         sampling["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
         return GenerationOptions(
@@ -175,7 +178,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
 
 def check_generation(request: GenerationRequest) -> None:
-    """Raise a 400 for what the types cannot say."""
+    """Raise a 400 for constraints that the types cannot express."""
     if request.stream_options is not None and not request.stream:
         raise bad_field("stream_options", "needs stream to be true")
     for key in request.logit_bias:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API without a memory: every request brings the whole conversation."""
+"""OpenAI's Responses API without stored conversations: every request carries the whole conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zmqengine_http.serving.exchange import Exchange
 
 PACKED = "reasoning.encrypted_content"
 _ITEMS = ItemMemory()
-"""Of this process; ids are unguessable, so it may be one for all."""
+"""Items of this process's responses; ids are unguessable, so all clients can share it."""
 
 
 async def responses(service: Service, exchange: Exchange, request: ResponsesRequest) -> None:
@@ -76,12 +76,12 @@ def _sampling(request: ResponsesRequest) -> SamplingOptions:
 
 
 def _forget(document: dict[str, object]) -> None:
-    """What becomes of an item that is not to be stored."""
+    """Drop an item of a request with `store: false`."""
 
 
 def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
-    """What a response says of its request. The client's own instructions and tools are not sent back to
-    it."""
+    """The request's parameters as a response echoes them, without the instructions and tools of the
+    client."""
     reasoning = request.reasoning
     return {
         "model": model,
@@ -107,7 +107,7 @@ def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, object]:
-    """In the shape of chat completions, which puts what is here beside the type into a field of its own."""
+    """The format in the form of chat completions, which nests the schema in a `json_schema` field."""
     given = request.text.format if request.text else None
     if not given or given.get("type") != "json_schema":
         return dict(given or {})

@@ -1,4 +1,4 @@
-"""From the items of a Responses request to the messages that chat templates read."""
+"""Translates the items of a Responses request to messages as chat templates read them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _IMAGES_AND_FILES = ("input_image", "input_file", "input_audio", "computer_scree
 
 
 class InputItems:
-    """The messages of a request, and the types of the items that were skipped.
+    """The `messages` of a request, and the types of the items `skipped`.
 
-    `memory` holds the items that may be referred to.
+    `memory` resolves `item_reference` items.
     """
 
     def __init__(self, request: ResponsesRequest, memory: ItemMemory | None = None) -> None:
@@ -82,7 +82,7 @@ class InputItems:
         if text is None:
             text = _text(item.content, f"{where}.content") or _text(item.summary, f"{where}.summary")
         if self._turn is not None and (self._turn["content"] or "tool_calls" in self._turn):
-            # Reasoning comes before what it leads to: this is the next turn's.
+            # Reasoning precedes its content and calls, so this belongs to the next turn.
             self._turn = None
         turn = self._assistant()
         if text:
@@ -99,7 +99,8 @@ class InputItems:
         )
 
     def _assistant(self) -> dict[str, object]:
-        """The assistant's turn that items belong to until somebody else speaks."""
+        """The open assistant turn, started if there is none; items join it until a message of another
+        role."""
         if self._turn is None:
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)
@@ -108,13 +109,13 @@ class InputItems:
 
 def _output(item: Item, where: str) -> str:
     if isinstance(item.output, dict):
-        # An older Codex wrapped its text: {"content": ..., "success": ...}.
+        # Older versions of Codex wrap the text: {"content": ..., "success": ...}.
         return _text(item.output.get("content"), f"{where}.output")
     return _text(item.output, f"{where}.output", separator="\n")
 
 
 def _text(content: object, where: str, separator: str = "") -> str:
-    """The text of a content. Raises a 400 for a part that has none."""
+    """The text of a content field. Raises a 400 for a part without text."""
     if content is None or isinstance(content, str):
         return content or ""
     try:
@@ -134,7 +135,7 @@ def _part_text(part: ResponsesPart, where: str) -> str:
 
 
 def _arguments(text: str) -> object:
-    """As an object where it is one; templates take both."""
+    """The arguments as an object if they parse as one, else the text; templates take both."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.MsgspecError, RecursionError):
@@ -142,7 +143,7 @@ def _arguments(text: str) -> object:
 
 
 def skipped_facts(items: Sequence[str], tools: Sequence[str]) -> dict[str, object]:
-    """What was left out of a request, for its log line."""
+    """Skipped types of items and tools, as fields of the log line."""
     facts: dict[str, object] = {}
     if items:
         facts["items_skipped"] = sorted(set(items))

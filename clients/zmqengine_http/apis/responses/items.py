@@ -1,4 +1,8 @@
-"""The items of a response's output while they are made: each has an id, an end, and a document."""
+"""The output items of a response while they are generated, and a memory of recent ones.
+
+Reasoning travels in `encrypted_content`, the one field of a reasoning item that every client sends back. It
+is not secret and not stored here: it is the text itself, compressed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from zmqengine_http.apis.responses.tools import ToolName
 
 
 class MessageItem:
-    """Text of the answer."""
+    """A message with the text of the output."""
 
     kind = "message"
 
@@ -25,7 +29,7 @@ class MessageItem:
         self.texts: list[str] = []
 
     def part(self) -> dict[str, object]:
-        """Its one part of content."""
+        """The item's one content part."""
         return {"type": "output_text", "text": "".join(self.texts), "annotations": [], "logprobs": []}
 
     def document(self, status: str) -> dict[str, object]:
@@ -41,7 +45,7 @@ class MessageItem:
 
 
 class ReasoningItem:
-    """Reasoning, as a summary or as it is; `packed` adds it as `encrypted_content`, for clients to send
+    """Reasoning, as a summary or as content; `packed` adds it as `encrypted_content`, for clients to send
     back."""
 
     kind = "reasoning"
@@ -53,7 +57,7 @@ class ReasoningItem:
         self._packed = packed
 
     def part(self) -> dict[str, object]:
-        """Its one part, of the summary or of the content."""
+        """The item's one part, of the summary or of the content."""
         return {"type": "summary_text" if self.summary else "reasoning_text", "text": "".join(self.texts)}
 
     def document(self, status: str) -> dict[str, object]:
@@ -69,7 +73,7 @@ class ReasoningItem:
 
 
 class CallItem:
-    """A call of a function, or of a freeform tool."""
+    """A call of a function or of a freeform tool."""
 
     kind = "call"
 
@@ -82,7 +86,7 @@ class CallItem:
 
     @property
     def text(self) -> str:
-        """The JSON arguments; of a freeform tool its input."""
+        """The JSON arguments of a function, or the input of a freeform tool."""
         text = "".join(self.texts)
         if not self.custom:
             return text
@@ -93,7 +97,7 @@ class CallItem:
         return given if isinstance(given, str) else text
 
     def document(self, status: str) -> dict[str, object]:
-        """The item; in progress it has no arguments yet."""
+        """The item as JSON; without arguments while in progress."""
         document: dict[str, object] = {
             "id": self.id, "type": "custom_tool_call" if self.custom else "function_call", "status": status,
             "call_id": self._call_id, "name": self._tool.name,
@@ -111,7 +115,11 @@ BYTES_MAX = 32 * 1024 * 1024
 
 
 class ItemMemory:
-    """Items by their ids, which nobody can guess; the oldest go first. For one thread."""
+    """A bounded FIFO of output items by id, for clients that refer to an item instead of sending it back.
+
+    The Vercel AI SDK does so by default. A convenience of one process, not a store: evicted items must be
+    sent. Not thread-safe.
+    """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -119,7 +127,7 @@ class ItemMemory:
         self._items: OrderedDict[str, bytes] = OrderedDict()
 
     def remember(self, document: Mapping[str, object]) -> None:
-        """Keep an item of a response that is being sent."""
+        """Add an item of a response, evicting the oldest ones."""
         data = msgspec.json.encode(document)
         self._items[str(document["id"])] = data
         self._bytes += len(data)
@@ -127,7 +135,7 @@ class ItemMemory:
             self._bytes -= len(self._items.popitem(last=False)[1])
 
     def find(self, id_: str) -> Item | None:
-        """The item of this id, as a client would have sent it."""
+        """The item of this id as a client would have sent it, or None."""
         data = self._items.get(id_)
         return None if data is None else msgspec.json.decode(data, type=Item)
 
@@ -137,12 +145,12 @@ _CHARS_MAX = 1024 * 1024
 
 
 def pack(reasoning: str) -> str:
-    """The text as one word of ASCII."""
+    """Compress reasoning to one ASCII word."""
     return _MARK + base64.urlsafe_b64encode(zlib.compress(reasoning.encode("utf-8", "replace"), 1)).decode()
 
 
 def unpack(packed: str) -> str | None:
-    """The text, or None for what was not made by `pack`."""
+    """The reasoning, or None for text that `pack` did not make."""
     if not packed.startswith(_MARK):
         return None
     inflate = zlib.decompressobj()

@@ -1,8 +1,7 @@
 """The body of POST /v1/responses.
 
-Items and tools are read loosely: Codex adds types with every release, and an item of another server's tools
-has nothing to say to this model. Source: https://platform.openai.com/docs/api-reference/responses/create and
-codex-rs.
+Items and tools are parsed leniently: Codex adds types with every release, and items of server-side tools mean
+nothing to this model. Source: https://platform.openai.com/docs/api-reference/responses/create and codex-rs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from zmqengine_http.serving.body import Body, ignored, refused
 
 
 class ResponsesPart(Struct, frozen=True):
-    """A part of a message's or an output's content, of any type."""
+    """A content part of a message or an output, of any type."""
 
     type: str = ""
     text: str | None = None
@@ -23,8 +22,7 @@ class ResponsesPart(Struct, frozen=True):
 
 
 class Item(Struct, frozen=True):
-    """An item of the input, of any type: only the fields of its type are set. Without a type it is a
-    message."""
+    """An input item of any type; only the fields of its type are set. Without a type it is a message."""
 
     type: str = "message"
     role: str | None = None
@@ -41,8 +39,7 @@ class Item(Struct, frozen=True):
 
 
 class ResponsesTool(Struct, frozen=True):
-    """A function, a freeform tool (`custom`), a namespace of functions, or what only OpenAI's servers
-    have."""
+    """A function, a freeform tool (`custom`), a namespace of functions, or a server-side tool."""
 
     type: str = "function"
     name: str | None = None
@@ -54,7 +51,7 @@ class ResponsesTool(Struct, frozen=True):
 
 
 class Reasoning(Struct, frozen=True):
-    """How much to reason, and whether a summary of it is wanted."""
+    """Reasoning effort, and whether a summary of the reasoning is wanted."""
 
     effort: str | None = None
     summary: str | None = None
@@ -62,7 +59,7 @@ class Reasoning(Struct, frozen=True):
 
 
 class TextOptions(Struct, frozen=True):
-    """The format of the text; `verbosity` has no effect."""
+    """The format of the output text; `verbosity` has no effect."""
 
     format: dict[str, object] | None = None
     verbosity: str | None = None

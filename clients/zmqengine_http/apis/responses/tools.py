@@ -1,7 +1,7 @@
-"""The tools of a Responses request: flattened for the chat template, and given back as they were named.
+"""The tools of a Responses request, flattened to functions for the chat template, and the client's names for them.
 
-Functions stay. A namespace (Codex groups the tools of MCP servers so) becomes functions with its name before
-theirs. A freeform tool becomes a function that takes one text. What runs on OpenAI's servers is left out.
+A namespace, in which Codex groups the tools of an MCP server, becomes functions prefixed with its name. A
+freeform tool becomes a function with one string argument. Server-side tools are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INPUT: dict[str, object] = {
 
 
 class ToolName(NamedTuple):
-    """What the client calls a tool."""
+    """The client's name and namespace of a tool, and its kind."""
 
     name: str
     namespace: str | None = None
@@ -32,7 +32,7 @@ class ToolName(NamedTuple):
 
 
 class ToolBook:
-    """The tools of one request: `plain` for the template, `find` for the way back, `skipped` by type."""
+    """The tools of one request: `plain` for the template, `find` for the names of calls, `skipped` types."""
 
     def __init__(self, tools: Sequence[ResponsesTool]) -> None:
         self.plain: list[dict[str, object]] = []
@@ -42,11 +42,11 @@ class ToolBook:
             self._add(tool, f"tools[{place}]", None)
 
     def find(self, flat: str) -> ToolName:
-        """How the client calls the tool that the model called `flat`."""
+        """The client's name of the tool that the model calls `flat`."""
         return self._names.get(flat) or ToolName(flat)
 
     def keep(self, names: Sequence[str]) -> None:
-        """Offer only these, as `allowed_tools` asks for."""
+        """Keep only these tools, as `allowed_tools` demands."""
         kept = {flat for flat, tool in self._names.items() if tool.name in names or flat in names}
         self.plain = [tool for tool in self.plain if _flat_of(tool) in kept]
 
@@ -90,15 +90,15 @@ class ToolBook:
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """The name that the model reads and writes: `mcp__files` and `read` become `mcp__files__read`."""
+    """The tool's name in the prompt and the output: `mcp__files` and `read` become `mcp__files__read`."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
 def tool_choice(choice: str | dict[str, object], book: ToolBook) -> str | dict[str, object]:
-    """The choice as chat completions have it; `allowed_tools` narrows the book. Raises a 400 for other
-    shapes."""
+    """The tool choice in the form of chat completions; `allowed_tools` narrows the book. Raises a 400
+    otherwise."""
     if isinstance(choice, str):
         return choice
     kind = choice.get("type")

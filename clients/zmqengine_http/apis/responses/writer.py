@@ -1,4 +1,4 @@
-"""An answer in the words of the Responses API: its events, or one response."""
+"""Encodes a choice as events of OpenAI's Responses API, or as one response."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _encode = msgspec.json.encode
 
 
 class ReasoningShape(msgspec.Struct, frozen=True):
-    """How reasoning is told: as a `summary`, which is asked for, or as it is; `packed` to be sent back."""
+    """The form of reasoning: a `summary` or content; `packed` adds `encrypted_content`."""
 
     summary: bool = False
     packed: bool = False
 
 
 class ResponsesWriter:
-    """Writes the one choice of a Responses request; an `AnswerWriter`.
+    """An `AnswerWriter` for the one choice of a Responses request.
 
-    `head` holds what a response says of its request. Items follow each other; each is closed before the next
-    begins, and given to `keep`.
+    `head` holds the request's parameters that a response echoes. Each item is closed before the next one
+    opens, and passed to `keep`.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ResponsesWriter:
     def call_arguments(self, index: int, piece: CallArguments) -> bytes:
         assert isinstance(self._item, CallItem)
         self._item.texts.append(piece.text)
-        # The input of a freeform tool is a string within the JSON that the model writes: known when that is
-        # whole.
+        # # The input of a freeform tool is a string inside the model's JSON, known only when that is
+        # complete.
         return b"" if self._item.custom else self._delta(piece.text)
 
     def call_ended(self, index: int, place: int) -> bytes:
@@ -109,7 +109,7 @@ class ResponsesWriter:
         return started + self._event("response.failed", response=response)
 
     def keepalive(self) -> bytes:
-        """A real event: Codex counts no comments."""
+        """An event instead of a comment: Codex's idle timeout ignores comments."""
         if not self._started:
             return self._start()
         return self._event("response.in_progress", response=self._document("in_progress"))
@@ -206,7 +206,7 @@ class ResponsesWriter:
         return self._event(event, item_id=self._item.id, output_index=len(self._output), **fields)
 
     def _set_delta(self, name: str, fields: dict[str, object]) -> None:
-        """Encode once what all deltas of this item have in common."""
+        """Encode the constant part of the open item's deltas."""
         assert self._item is not None
         head = {"type": name, "item_id": self._item.id, "output_index": len(self._output), **fields}
         self._delta_start = f"event: {name}\ndata: ".encode() + _encode(head)[:-1] + b',"delta":'
@@ -242,8 +242,7 @@ _CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded", 529: "server_
 
 
 def failure(error: ApiError) -> dict[str, object]:
-    """`code` and `message`; where waiting helps, the message says for how long, in the words that Codex
-    reads."""
+    """The `error` of a failed response, with the codes and the retry message that Codex parses."""
     code = error.code if error.code == "context_length_exceeded" else _CODES.get(error.status)
     if code is None:
         code = "server_error" if error.status >= 500 else "invalid_prompt"
@@ -254,11 +253,11 @@ def failure(error: ApiError) -> dict[str, object]:
 
 
 def tells_by_event(exchange: Exchange, error: ApiError) -> bool:
-    """Whether a refusal of a stream is better told as its one event than by a status.
+    """Whether to send a refusal of a stream as a `response.failed` event instead of an HTTP status.
 
-    Codex, which says `originator`, acts on the codes of a response that failed: it makes its conversation
-    shorter, or waits and tries again. Of a 400 it shows the text, and a 429 it does not try again. Other
-    clients want the status.
+    Codex, which sends the header `originator`, acts on the codes of a failed response: it compacts its
+    conversation, or waits and retries. It only shows the text of a 400, and does not retry a 429. Other
+    clients expect the status.
     """
     known = error.code == "context_length_exceeded" or error.status in _CODES
     return known and exchange.header(b"originator") is not None

@@ -1,4 +1,5 @@
-"""Requests of one gateway connection: started, aborted, and their output sent together once a turn."""
+"""The requests of one gateway connection: started, aborted, and their new tokens sent in one message per
+wake-up."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import msgspec
 from zmqengine_client import AsyncGroup, AsyncTokenStream, TokenChunk
 from zmqengine_client.aio.streams import AsyncStream
 from zmqengine_client.errors import BadRequest
-from zmqengine_smg.engine_link import EngineLink
-from zmqengine_smg.engine_messages import (
+from zmqengine_smg.upstream import Upstream
+from zmqengine_smg.zmq_link import EngineLink
+from zmqengine_smg.zmq_messages import (
     ABORT,
     ADD,
     ERROR,
@@ -27,9 +29,8 @@ from zmqengine_smg.engine_messages import (
     UtilityCall,
     UtilityOutput,
 )
-from zmqengine_smg.engine_outputs import output, refusal, scheduler_stats
-from zmqengine_smg.engine_requests import end_tokens, read_add
-from zmqengine_smg.upstream import Upstream
+from zmqengine_smg.zmq_requests import end_tokens, read_add
+from zmqengine_smg.zmq_responses import output, refusal, scheduler_stats
 
 log = logging.getLogger("zmqengine.smg")
 
@@ -45,7 +46,7 @@ class _Running:
 
 
 class EngineConnection:
-    """Serves what comes over one link. With `draining` set new requests are refused."""
+    """Serves the messages of one link. With `draining` set, new requests are refused."""
 
     def __init__(self, link: EngineLink, upstream: Upstream) -> None:
         self.draining = False
@@ -62,7 +63,7 @@ class EngineConnection:
         return len(self._by_id)
 
     async def run(self) -> None:
-        """Receive, publish and tell the load, until it is cancelled or one of the three fails."""
+        """Receive, publish and report the load, until cancelled or one of the three fails."""
         tasks = [asyncio.create_task(work) for work in (self._receive(), self._publish(), self._tell_load())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -75,7 +76,7 @@ class EngineConnection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort all running requests."""
         for running in list(self._by_id.values()):
             self._forget(running)
             running.stream.close()
@@ -94,7 +95,7 @@ class EngineConnection:
                 elif kind != START_WAVE:
                     log.warning("the gateway sent a message of unknown kind %r", kind[:16])
             except msgspec.MsgspecError as error:
-                log.warning("the gateway sent what cannot be read: %s", error)
+                log.warning("the gateway sent a malformed message: %s", error)
 
     async def _add(self, body: bytes) -> None:
         try:
@@ -156,7 +157,7 @@ class EngineConnection:
         )
 
     async def _refuse(self, request_id: str, message: str) -> None:
-        # The gateway tells its user to look here: the wire's errors have no text that it would show.
+        # The gateway refers its users to this log: it shows no text of the wire's errors.
         log.warning("request %s is refused: %s", request_id, message)
         await self._send([refusal(request_id, message)])
 
@@ -171,6 +172,6 @@ class EngineConnection:
 
 
 def _request_id(body: bytes) -> str:
-    """The id of a request of which more cannot be read. Raises `msgspec.MsgspecError` if not even that can."""
+    """The id of a malformed request. Raises `msgspec.MsgspecError` if that is malformed too."""
     fields = msgspec.msgpack.decode(body, type=list[Any])
     return msgspec.convert(fields[0] if fields else None, str)

@@ -1,4 +1,5 @@
-"""A worker as the engine at the other end of the gateway's direct ZeroMQ wire."""
+"""A worker as the engine at the other end of the gateway's direct ZeroMQ wire: connect, serve, drain,
+reconnect."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ import time
 import zmq.asyncio
 
 from zmqengine_smg.config import SmgConfig
-from zmqengine_smg.engine_connection import EngineConnection
-from zmqengine_smg.engine_link import EngineLink, HandshakeFailed, dial
-from zmqengine_smg.engine_messages import Registration
 from zmqengine_smg.upstream import Upstream
+from zmqengine_smg.zmq_connection import EngineConnection
+from zmqengine_smg.zmq_link import EngineLink, HandshakeFailed, dial
+from zmqengine_smg.zmq_messages import Registration
 
 log = logging.getLogger("zmqengine.smg")
 
 REDIAL_S = 0.5
-DRAIN_LOOK_S = 0.05
+DRAIN_POLL_S = 0.05
 
 
 async def serve_engine(config: SmgConfig, upstream: Upstream, stopping: asyncio.Event) -> None:
-    """Connect to the gateway whenever the worker is ready, and again after either has gone, until `stopping` is set.
+    """Connect to the gateway whenever the worker is ready, again after either is lost, until `stopping` is set.
 
-    What runs then may finish for up to `drain_s`.
+    Then drain: running requests may go on for up to `drain_s`.
     """
     assert config.engine is not None
     context = zmq.asyncio.Context()
@@ -75,11 +76,11 @@ async def _serve(
             connection.draining = True
             await _drained(connection, link, config.drain_s)
         if gateway_gone.done():
-            log.warning("the gateway has gone")
+            log.warning("lost the gateway")
         else:
-            link.say_dead()
+            link.send_dead()
         if worker_gone.done():
-            log.warning("the worker is gone: the gateway was told")
+            log.warning("lost the worker: the gateway was told")
         if serving.done():
             serving.result()
     finally:
@@ -90,9 +91,9 @@ async def _serve(
 
 
 async def _worker_gone(connection: EngineConnection, upstream: Upstream, patience_s: float) -> None:
-    """Until the worker is given up: at once when it will take nothing more and nothing runs, else after a while.
+    """Return once the worker counts as lost: unready for `patience_s`, or draining or failed with nothing running.
 
-    A worker that comes back in time keeps its requests, so the gateway hears nothing of it.
+    A worker that comes back earlier keeps its requests, so the gateway is not told.
     """
     while True:
         await upstream.wait_for(lambda: not upstream.ready)
@@ -100,13 +101,13 @@ async def _worker_gone(connection: EngineConnection, upstream: Upstream, patienc
             ending = upstream.state in ("draining", "failed") and not connection.running
             if ending or time.monotonic() - upstream.state_since >= patience_s:
                 return
-            await asyncio.sleep(DRAIN_LOOK_S)
+            await asyncio.sleep(DRAIN_POLL_S)
 
 
 async def _drained(connection: EngineConnection, link: EngineLink, limit_s: float) -> None:
     until = time.monotonic() + limit_s
     while connection.running and not link.gone.is_set() and time.monotonic() < until:
-        await asyncio.sleep(DRAIN_LOOK_S)
+        await asyncio.sleep(DRAIN_POLL_S)
 
 
 async def _unless_stopping(connecting: object, stopping: asyncio.Event) -> EngineLink | None:

@@ -1,8 +1,8 @@
 """The messages of the gateway's direct ZeroMQ wire, which is that of vLLM's EngineCore.
 
-The facts are those of https://github.com/lightseekorg/smg, crates/engine_zmq_client, and were checked against the
-gateway 1.13. Requests and outputs are msgpack arrays: the place of a field is what names it, and both sides may add
-fields at the end. The handshake and the sampling parameters are maps.
+Source: https://github.com/lightseekorg/smg, crates/engine_zmq_client; checked against gateway 1.13. Requests
+and outputs are msgpack arrays, so fields are known by position, and both sides may append fields. The
+handshake and the sampling parameters are maps.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Struct
 
 ADD, ABORT, START_WAVE, UTILITY = b"\x00", b"\x01", b"\x02", b"\x03"
-"""The first frame of what comes from the gateway."""
+"""The first frame of a message from the gateway."""
 
 DEAD = b"ENGINE_CORE_DEAD"
-"""An output of this one frame ends the connection; the gateway gives up what runs and waits for a new handshake."""
+"""An output of this one frame ends the connection: the gateway fails the running requests and waits for a
+handshake."""
 
 STOP, LENGTH, ABORTED, ERROR = 0, 1, 2, 3
-"""How a request finished."""
+"""Finish reasons."""
 
 RAW_VIEW = 3
 """The msgpack extension that holds the bytes of an array."""
@@ -37,7 +38,8 @@ class Handshake(Struct, frozen=True):
 
 
 class Addresses(Struct, frozen=True):
-    """Where the engine connects to: requests come from `inputs`, results go to `outputs`; we use the first of each."""
+    """The gateway's sockets: requests come from `inputs`, results go to `outputs`; we use the first of
+    each."""
 
     inputs: list[str]
     outputs: list[str]
@@ -50,7 +52,8 @@ class Init(Struct, frozen=True):
 
 
 class Registration(Struct, frozen=True):
-    """What the engine says of itself as its first message on the input socket. Nothing here is split over machines."""
+    """The engine's limits, its first message on the input socket. The model is on one machine: no parallel
+    ranks."""
 
     max_model_len: int
     max_num_seqs: int
@@ -68,7 +71,7 @@ class Registration(Struct, frozen=True):
 
 
 class Add(Struct, frozen=True, array_like=True):
-    """A request. Of what follows `sampling_params`, most is refused if it is set."""
+    """A request. Most fields after `sampling_params` are refused if set."""
 
     request_id: str
     prompt_token_ids: list[int] | None = None
@@ -105,7 +108,7 @@ class UtilityCall(Struct, frozen=True, array_like=True):
 
 
 class Array(Struct, frozen=True, array_like=True):
-    """A numpy array: its type as numpy writes it, its shape, and its bytes in a `RAW_VIEW`."""
+    """A numpy array: dtype string, shape, and bytes in a `RAW_VIEW`."""
 
     dtype: str
     shape: list[int]
@@ -113,7 +116,8 @@ class Array(Struct, frozen=True, array_like=True):
 
 
 class Logprobs(Struct, frozen=True, array_like=True):
-    """One row a token: the token itself and then the most probable, ids and natural logarithms; and its own rank."""
+    """One row per token: the token, then the most probable ones; ids, natural logarithms, and the token's own
+    rank."""
 
     token_ids: Array
     logprobs: Array
@@ -122,7 +126,7 @@ class Logprobs(Struct, frozen=True, array_like=True):
 
 
 class PrefillStats(Struct, frozen=True):
-    """How the prompt was read; goes with the first output of a request."""
+    """Prefill counts of a request, sent with its first output."""
 
     num_prompt_tokens: int
     num_computed_tokens: int
@@ -131,7 +135,8 @@ class PrefillStats(Struct, frozen=True):
 
 
 class Output(Struct, frozen=True, array_like=True):
-    """New tokens of one request, or its end, or both. `stop_reason` is the token that ended it, or why it failed."""
+    """New tokens of one request, its end, or both. `stop_reason` is the stop token that ended it, or the
+    error text."""
 
     request_id: str
     new_token_ids: list[int]
@@ -148,7 +153,7 @@ class Output(Struct, frozen=True, array_like=True):
 
 
 class CacheStats(Struct, frozen=True):
-    """Hits of the prompt cache since the last report: none are reported, requests carry their own."""
+    """Prefix-cache hits since the last report: always zero, as outputs carry their own counts."""
 
     reset: bool = False
     requests: int = 0
@@ -160,7 +165,7 @@ class CacheStats(Struct, frozen=True):
 
 
 class SchedulerStats(Struct, frozen=True):
-    """How busy the worker is; the gateway balances by it."""
+    """The worker's load, by which the gateway balances."""
 
     num_running_reqs: int
     num_waiting_reqs: int
@@ -186,7 +191,7 @@ class UtilityOutput(Struct, frozen=True, array_like=True):
 
 
 class Outputs(Struct, frozen=True, array_like=True):
-    """What one turn made for all requests, and the load if it is new; or the answer to a call."""
+    """New output of all requests, and the load if it changed; or the answer to a call."""
 
     engine_index: int = 0
     outputs: list[Output] = []

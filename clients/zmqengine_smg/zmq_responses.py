@@ -1,4 +1,4 @@
-"""Chunks and ends of our client as outputs of the ZeroMQ wire."""
+"""Chunks, completions and errors of our client as outputs of the ZeroMQ wire."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from zmqengine_client import Completion, TokenChunk, TokenLogprob
+from zmqengine_client import TokenChunk, TokenLogprob
 from zmqengine_client.aio.streams import AsyncStream
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_smg.engine_messages import (
+from zmqengine_smg.translation import matched_stop_token
+from zmqengine_smg.zmq_messages import (
     ABORTED,
     ERROR,
     LENGTH,
@@ -33,7 +34,7 @@ def output(
     stop_token_ids: Collection[int],
     prompt_tokens: int,
 ) -> Output:
-    """What is new of one request; its end too, if it has ended."""
+    """The new tokens of one request, and its finish if it has ended."""
     finish: int | None = None
     reason: int | str | None = None
     cached = stream.progress.cached if stream.progress is not None else 0
@@ -43,7 +44,7 @@ def output(
         except ZmqEngineError as error:
             finish, reason = ERROR, error.message
         else:
-            finish, reason = _FINISH[completion.finish], _matched(completion, stop_token_ids)
+            finish, reason = _FINISH[completion.finish], matched_stop_token(completion, stop_token_ids)
             cached = completion.cached_tokens
     tokens = chunk.tokens if chunk is not None else []
     first = chunk is not None and chunk.first_index == 0
@@ -58,24 +59,18 @@ def output(
 
 
 def refusal(request_id: str, message: str) -> Output:
-    """The end of a request that never began."""
+    """The output that ends a refused request."""
     return Output(request_id=request_id, new_token_ids=[], finish_reason=ERROR, stop_reason=message)
 
 
 def scheduler_stats(numbers: Mapping[str, int | float]) -> SchedulerStats:
-    """The worker's load, from the numbers of its status."""
+    """The load of a worker, from the numbers of its status."""
     room = numbers.get("kv_bytes_max", 0)
     return SchedulerStats(
         num_running_reqs=int(numbers.get("running", 0)),
         num_waiting_reqs=int(numbers.get("queued", 0)),
         kv_cache_usage=min(1.0, numbers.get("kv_bytes", 0) / room) if room > 0 else 0.0,
     )
-
-
-def _matched(completion: Completion, stop_token_ids: Collection[int]) -> int | None:
-    """The token that ended the output, if the request named it."""
-    last = completion.tokens[-1] if completion.tokens else None
-    return last if completion.finish == "stop" and last in stop_token_ids else None
 
 
 def _prefill_stats(prompt_tokens: int, cached: int) -> PrefillStats:
@@ -88,7 +83,7 @@ def _prefill_stats(prompt_tokens: int, cached: int) -> PrefillStats:
 
 
 def _logprobs(tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Logprobs:
-    """Rows of equal length. A token that is not among the most probable has the rank after the last of them."""
+    """Rows padded to equal length. A token outside the top logprobs gets the rank after the last of them."""
     columns = 1 + max(len(entry.top) for entry in logprobs)
     ids: list[int] = []
     values: list[float] = []

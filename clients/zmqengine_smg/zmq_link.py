@@ -1,4 +1,4 @@
-"""The sockets to a gateway: the handshake that gets them, and how their end is noticed."""
+"""The sockets to a gateway: the handshake that opens them, and the detection of their loss."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_smg.engine_messages import DEAD, Addresses, Handshake, Init, Outputs, Registration
+from zmqengine_smg.zmq_messages import DEAD, Addresses, Handshake, Init, Outputs, Registration
 
 log = logging.getLogger("zmqengine.smg")
 
 IDENTITY = (0).to_bytes(2, "little")
-"""The engine's number, as the gateway's sockets know it: there is one engine to a path."""
+"""The engine's index as its ZeroMQ identity: there is one engine per path."""
 STEP_S = 5.0
 PORT_FIRST, PORTS = 20_000, 10_000
 _FNV_OFFSET, _FNV_PRIME, _WORD = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 
 
 class HandshakeFailed(ZmqEngineError):
-    """The gateway went away, or did not answer, before the connection was made; dial again."""
+    """The gateway disconnected or did not answer before the connection was made; dial again."""
 
 
 def handshake_address(path: str) -> str:
-    """Where the gateway of a worker URL ipc://`path` waits for the engine: FNV-1a of the path chooses the port."""
+    """The address at which the gateway of worker URL ipc://`path` waits for the engine; its port is FNV-1a of the path.
+
+    Source: the gateway's crates/engine_zmq_client.
+    """
     value = _FNV_OFFSET
     for byte in path.encode():
         value = ((value ^ byte) * _FNV_PRIME) & _WORD
@@ -37,7 +40,7 @@ def handshake_address(path: str) -> str:
 
 
 class EngineLink:
-    """A connection that has been made. `gone` is set when the gateway goes away; what comes after it gets nothing."""
+    """An open connection. `gone` is set when the gateway disconnects; a new gateway needs a new link."""
 
     def __init__(self, requests: zmq.asyncio.Socket, outputs: zmq.asyncio.Socket, gone: _Loss) -> None:
         self._requests = requests
@@ -51,20 +54,20 @@ class EngineLink:
         return self._loss.seen
 
     async def receive(self) -> list[bytes]:
-        """The next message of the gateway: what it is, its body, and tensors."""
+        """The frames of the gateway's next message: kind, body, tensors."""
         return await self._requests.recv_multipart()
 
     async def send(self, outputs: Outputs) -> None:
-        """Give the gateway what is new. Waits while it is far behind."""
+        """Send outputs to the gateway. Waits while its queue is full (backpressure)."""
         await self._outputs.send(self._encoder.encode(outputs))
 
-    def say_dead(self) -> None:
-        """Tell the gateway that this engine is no longer there; it waits for the next handshake."""
+    def send_dead(self) -> None:
+        """Tell the gateway that this engine is lost; it then waits for the next handshake."""
         with contextlib.suppress(zmq.Again):
             self._outputs.send(DEAD, zmq.DONTWAIT)
 
     def close(self) -> None:
-        """Close the sockets; the last words may still go out."""
+        """Close the sockets; queued outputs may still be sent."""
         self._loss.close()
         self._requests.close(linger=0)
         self._outputs.close(linger=1000)
@@ -73,7 +76,7 @@ class EngineLink:
 async def dial(
     context: zmq.asyncio.Context, path: str, registration: Callable[[], Registration]
 ) -> EngineLink:
-    """Wait for the gateway, for as long as it takes, and connect to it. Raises `HandshakeFailed`."""
+    """Wait for the gateway without a time limit, and connect to it. Raises `HandshakeFailed`."""
     addresses = await _shake_hands(context, handshake_address(path))
     requests = _socket(context, zmq.DEALER, comes_back=False)
     loss = _Loss(requests)
@@ -110,7 +113,7 @@ async def _shake_hands(context: zmq.asyncio.Context, address: str) -> Addresses:
 
 
 class _Loss:
-    """Watches a socket's connection. `seen` is set when it broke, `connected` when it came up."""
+    """Monitors a socket's connection: sets `connected` when it comes up, `seen` when it breaks."""
 
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
         self.connected = asyncio.Event()
@@ -120,7 +123,7 @@ class _Loss:
         self._task = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """Watch no more; before the socket is closed."""
+        """Stop monitoring; call before the socket is closed."""
         self._task.cancel()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -135,7 +138,7 @@ class _Loss:
 
 
 async def _unless_lost(answer: Awaitable[bytes], loss: _Loss) -> bytes:
-    """The answer. Waits for ever for a gateway to come, and not long for one that is there."""
+    """The gateway's answer: no time limit until it connects, `STEP_S` after that."""
     waiting = asyncio.ensure_future(answer)
     lost = asyncio.create_task(loss.seen.wait())
     overdue = asyncio.create_task(_after(loss.connected, STEP_S))
@@ -157,8 +160,8 @@ async def _after(event: asyncio.Event, seconds: float) -> None:
 def _socket(context: zmq.asyncio.Context, kind: int, *, comes_back: bool) -> zmq.asyncio.Socket:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    # A link is one connection: the next gateway listens at the same addresses, and what was left for the last one is
-    # not for it.
+    # A link never reconnects: the next gateway listens at the same addresses, and must not get the last one's
+    # outputs.
     socket.setsockopt(zmq.RECONNECT_IVL, 100 if comes_back else -1)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if kind == zmq.DEALER:
