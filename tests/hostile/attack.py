@@ -19,6 +19,8 @@ from typing import Any
 import msgpack
 import zmq
 
+from tests.support.hostile_constraints import HOSTILE
+
 HALF_OPEN = 400
 
 
@@ -261,6 +263,30 @@ def never_acknowledging(peer: Peer, cmd: Any = None, **fields: Any) -> None:
             out.recv_multipart()
 
 
+def constraints(peer: Peer) -> None:
+    """Twenty hostile constraints at a time, all of the corpus again and again."""
+    cmd, out = peer.session()
+    made = [{"kind": kind, "text": text, "choices": choices} for kind, text, choices in HOSTILE.values()]
+    running: set[str] = set()
+    for index, constraint in enumerate(itertools.cycle(made)):
+        name = f"c{index}"
+        running.add(name)
+        cmd.send_multipart(peer.insert(name, max_tokens=200, sampling={"temperature": 1.0}, constraint=constraint))
+        while len(running) >= 20 and peer.goes_on:
+            if cmd.poll(1):
+                kind, body = cmd.recv_multipart()
+                if kind == b"ZE1e":
+                    running.discard(msgpack.unpackb(body)["request"])
+            if out.poll(1):
+                _, kind, body = out.recv_multipart()
+                ends = [row[0] for row in msgpack.unpackb(body).get("rows", ()) if len(row) > 4 and row[4]]
+                running.difference_update(ends)
+                if ends:
+                    cmd.send_multipart(peer.message("K", requests=ends, epoch=peer.epoch))
+        if not peer.goes_on:
+            return
+
+
 def _raw(address: str) -> socket.socket:
     kind, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
@@ -279,7 +305,7 @@ ATTACKS: dict[str, Callable[[Peer], None]] = {
     for attack in (
         nothing, subscriptions_many, subscriptions_same, subscriptions_long, not_subscriptions, hellos, inserts, aborts,
         resumes, resumes_unread, pings, malformed, bombs, many_parts, huge_frames, half_open, tokenizers_unread,
-        never_reading, never_acknowledging,
+        never_reading, never_acknowledging, constraints,
     )
 }  # fmt: skip
 

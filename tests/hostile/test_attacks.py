@@ -40,6 +40,7 @@ WORST = [
     "resumes_unread",
     "half_open",
     "many_parts",
+    "constraints",
 ]
 PROMPT = [5, 9, 2, 31, 7]
 
