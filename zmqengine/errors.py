@@ -7,6 +7,7 @@ ZmqEngineError
 │   ├── ContextExceeded   context_exceeded     prompt + max_tokens do not fit the model's context
 │   ├── Conflict          conflict             the request id is in use with other contents
 │   ├── UnknownRequest    unknown_request      the worker holds no such request
+│   ├── ConstraintFailed  constraint_failed    the output met a limit of its constraint and is not whole
 │   └── NeverFits         never_fits           the request needs more memory than an empty worker has
 ├── SessionError          the session is at fault: say hello again
 │   ├── StaleEpoch        stale_epoch          the worker has restarted since
@@ -83,6 +84,12 @@ class UnknownRequest(RequestError):
     """The worker holds no such request: it was acknowledged, its session ended, or it never came."""
 
     code = "unknown_request"
+
+
+class ConstraintFailed(RequestError):
+    """The output met a limit of its constraint and is not whole; simplify the constraint or shorten its texts."""
+
+    code = "constraint_failed"
 
 
 class NeverFits(RequestError):

@@ -78,6 +78,7 @@ _CODES: tuple[tuple[type[errors.ZmqEngineError], grpc.StatusCode], ...] = (
     (errors.Conflict, Code.ALREADY_EXISTS),
     (errors.UnknownRequest, Code.INTERNAL),
     (errors.NeverFits, Code.FAILED_PRECONDITION),
+    (errors.ConstraintFailed, Code.FAILED_PRECONDITION),
     (errors.RequestError, Code.INVALID_ARGUMENT),
     (errors.NotAuthorized, Code.PERMISSION_DENIED),
     (errors.Overloaded, Code.RESOURCE_EXHAUSTED),

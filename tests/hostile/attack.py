@@ -271,7 +271,9 @@ def constraints(peer: Peer) -> None:
     for index, constraint in enumerate(itertools.cycle(made)):
         name = f"c{index}"
         running.add(name)
-        cmd.send_multipart(peer.insert(name, max_tokens=200, sampling={"temperature": 1.0}, constraint=constraint))
+        cmd.send_multipart(
+            peer.insert(name, max_tokens=200, sampling={"temperature": 1.0}, constraint=constraint)
+        )
         while len(running) >= 20 and peer.goes_on:
             if cmd.poll(1):
                 kind, body = cmd.recv_multipart()

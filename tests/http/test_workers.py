@@ -108,6 +108,7 @@ def test_an_overloaded_worker_is_a_429_with_retry_after() -> None:
         (errors.Draining("no"), 503),
         (errors.WorkerLost("no"), 503),
         (errors.RowFailed("no"), 500),
+        (errors.ConstraintFailed("no"), 422),
         (errors.DeadlineExceeded("no"), 504),
         (errors.ShutDown("no"), 503),
         (errors.SlowConsumer("no"), 500),

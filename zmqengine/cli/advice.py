@@ -26,6 +26,7 @@ _ADVICE: tuple[tuple[type[ZmqEngineError], str], ...] = (
     (errors.ShutDown, "start the worker, then try again"),
     (errors.DeadlineExceeded, "give it more time, or ask for fewer tokens"),
     (errors.InternalError, "the worker's log says why; please report it"),
+    (errors.ConstraintFailed, "make the schema or grammar simpler, or its texts shorter"),
     (errors.RowFailed, "the worker's log says why"),
     (errors.RequestError, "change the request"),
 )

@@ -82,10 +82,14 @@ class RowPrefill(NamedTuple):
 
 
 class RowFailure(NamedTuple):
-    """A row that raised. It has left the batch; the others go on."""
+    """A row that raised. It has left the batch; the others go on.
+
+    `code` is that of the error that the client gets, empty for `error`.
+    """
 
     row: int
     message: str
+    code: str = ""
 
 
 class RowDivergence(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from zmqengine.engine.interface import Engine, RowDraft, RowPrefill, StepResult
+from zmqengine.engine.interface import Engine, RowDraft, RowFailure, RowPrefill, StepResult
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.requests.live_request import LiveRequest
@@ -82,8 +82,8 @@ class Batch:
             self._lifecycle.end(request, "length")
         for _, failures in self._scheduler.schedule(now_s):
             report.admitted += 1
-            for row, message in failures:
-                self._fail_row(row, message)
+            for failure in failures:
+                self._fail_row(failure)
 
     # --- results of a step ---
 
@@ -112,8 +112,8 @@ class Batch:
             self._divergences.note(divergence, running.get(divergence.row))
         for prefill in result.prefills:
             self._note_prefill(prefill)
-        for row, message in result.failures:
-            self._fail_row(row, message)
+        for failure in result.failures:
+            self._fail_row(failure)
         self._counters.tokens += len(result.tokens)
 
     def _note_draft(self, draft: RowDraft) -> None:
@@ -136,14 +136,15 @@ class Batch:
             request.progress_told = True
             self._outgoing.progress(request, prefill.done, prefill.total, prefill.cached)
 
-    def _fail_row(self, row: int, message: str) -> None:
+    def _fail_row(self, failure: RowFailure) -> None:
+        row, message, code = failure
         request = self._scheduler.running.get(row)
         if request is not None:
             log.warning(
                 "row failed", extra={"request": request.id, "session": request.session_id, "reason": message}
             )
             self._scheduler.free(request)
-            self._lifecycle.end(request, "error", message)
+            self._lifecycle.end(request, "error", message, code)
 
     def _engine_failed(self, error: Exception, now_s: float) -> None:
         self._counters.engine_failures += 1

@@ -74,7 +74,7 @@ def warm_up(engine: Engine) -> None:
     prompt = [0] * min(8, engine.info.context_tokens - 2)
     probe = RowRequest(row=-1, prompt=prompt, max_tokens=2, grammar=NeverBegins())
     try:
-        for _, message in engine.insert([probe]):
+        for _, message, _ in engine.insert([probe]):
             raise RuntimeError(f"the warm-up request was refused: {message}")
         made = 0
         while made < 2:

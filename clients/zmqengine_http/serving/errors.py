@@ -109,6 +109,7 @@ _RULES: tuple[tuple[type[errors.ZmqEngineError], _Rule], ...] = (
     (errors.ContextExceeded, _Rule(400, _INVALID, "context_length_exceeded")),
     (errors.Conflict, _Rule(500, _SERVER)),
     (errors.UnknownRequest, _Rule(500, _SERVER)),
+    (errors.ConstraintFailed, _Rule(422, _INVALID, "constraint_failed")),
     (errors.RequestError, _Rule(400, _INVALID)),
     (errors.Overloaded, _Rule(429, "rate_limit_error", retry=True)),
     (errors.Unavailable, _Rule(503, _BUSY, retry=True)),

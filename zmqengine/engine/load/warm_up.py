@@ -171,7 +171,7 @@ def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None
         # One step more: the last one is on its way when its token is told.
         while alive and time.perf_counter() <= until_s:
             if waiting:
-                for _, message in engine.insert(waiting.pop(0)):
+                for _, message, _ in engine.insert(waiting.pop(0)):
                     raise RuntimeError(f"a request of the warm-up was refused: {message}")
             result = engine.next()
             if result.failures:
