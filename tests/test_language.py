@@ -22,7 +22,7 @@ VAGUE_LEFT = {
     "zmqengine.config": 1,
     "zmqengine.conformance": 3,
     "zmqengine.doctor": 4,
-    "zmqengine.engine": 58,
+    "zmqengine.engine": 50,
     "zmqengine.option": 3,
     "zmqengine.protocol": 8,
     "zmqengine.request_rules": 2,
@@ -32,7 +32,6 @@ VAGUE_LEFT = {
 }
 # Class names that stand for two things or more, or for the same in both halves of the client.
 SHARED_NAMES = {
-    "Bounds",
     "Choices",
     "Chosen",
     "Histogram",

@@ -46,7 +46,7 @@ _RATE_KEPT = 0.7
 _MEASURED_BYTES_MIN = 1 << 18
 
 
-class Bounds(NamedTuple):
+class DiskBounds(NamedTuple):
     """Bounds of a directory: bytes of all files, free bytes on the disk, bytes written in a day."""
 
     bytes_max: int
@@ -88,7 +88,7 @@ class Directory:
     contents and events, for `status`. Raises `ConfigError` when `path` cannot be used.
     """
 
-    def __init__(self, path: Path, salt: bytes, bounds: Bounds) -> None:
+    def __init__(self, path: Path, salt: bytes, bounds: DiskBounds) -> None:
         self.path = _own_directory(path)
         self.read_rate = Rate()
         self.counts = Counter(

@@ -14,7 +14,7 @@ from zmqengine.engine.disk_cache import RestorePlan
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.prefix_cache.block import PREFIX_TOKENS_MIN, Checkpoint, StoredBlock, shared_tokens
 from zmqengine.engine.prefix_cache.disk.block_file import HostArray, HostBlock
-from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory, Rate
+from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds, Rate
 from zmqengine.engine.prefix_cache.disk.plan import plan_restore
 from zmqengine.engine.prefix_cache.disk.writer import Writer
 from zmqengine.engine.prefix_cache.pool import LowerTier
@@ -30,7 +30,7 @@ def open_tier(
 ) -> DiskTier:
     """Open the tier in `options.cache_path` for a model of this `salt`. Raises `ConfigError` for an unusable path."""
     assert options.cache_path is not None
-    bounds = Bounds(options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes)
+    bounds = DiskBounds(options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes)
     return DiskTier(store, Directory(options.cache_path, salt, bounds), ring)
 
 

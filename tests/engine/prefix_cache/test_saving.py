@@ -1,4 +1,4 @@
-"""What is in memory gets to disk once, in whatever order blocks come, are copied and go."""
+"""Saving: every block reaches the disk once, in whatever order blocks are added, copied and evicted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain
+from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain
 from zmqengine.engine.prefix_cache.block import Checkpoint, StoredBlock
 from zmqengine.engine.prefix_cache.disk import writer
-from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory
+from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier
 from zmqengine.engine.prefix_cache.store import PrefixCache
 
@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 
 def stored(seed: int, count: int, parent: StoredBlock | None = None) -> list[StoredBlock]:
-    """Blocks with arrays of NumPy, which are as good as MLX's to whoever only copies them."""
+    """Blocks with arrays of NumPy, which are copied as those of MLX are."""
     found: list[StoredBlock] = []
     begin = 0 if parent is None else parent.end
     for block in chain(seed, count, **({} if parent is None else {"parent": parent.key})):  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def with_state(block: StoredBlock) -> StoredBlock:
 class Memory:
     """Blocks in memory, and the tier below that is told of them."""
 
-    def __init__(self, path: Path, bounds: Bounds = ROOMY) -> None:
+    def __init__(self, path: Path, bounds: DiskBounds = ROOMY) -> None:
         self.store = PrefixCache(None, None, 1 << 30, {})
         self.directory = Directory(path, SALT, bounds)
         self.tier = DiskTier(self.store, self.directory)

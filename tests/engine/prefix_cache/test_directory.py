@@ -1,4 +1,4 @@
-"""The directory of block files keeps to its bounds, whoever writes to it and whatever is in it."""
+"""Directory of block files: shared by workers, bounded, with damaged and foreign files in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
+from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain, plain
 from zmqengine.engine.prefix_cache.disk.block_file import HostBlock
-from zmqengine.engine.prefix_cache.disk.directory import ABANDONED_S, Bounds, Directory, Refused
+from zmqengine.engine.prefix_cache.disk.directory import ABANDONED_S, Directory, DiskBounds, Refused
 from zmqengine.errors import ConfigError
 
 
-def opened(path: Path, bounds: Bounds = ROOMY, salt: bytes = SALT) -> Directory:
+def opened(path: Path, bounds: DiskBounds = ROOMY, salt: bytes = SALT) -> Directory:
     directory = Directory(path, salt, bounds)
     directory.tidy()
     return directory
@@ -120,7 +120,7 @@ def test_files_that_vanish_are_no_hits(tmp_path: Path) -> None:
         (ROOMY._replace(written_bytes_max=100), "daily_writes"),
     ],
 )
-def test_what_is_too_much_is_not_written(tmp_path: Path, bounds: Bounds, reason: str) -> None:
+def test_what_is_too_much_is_not_written(tmp_path: Path, bounds: DiskBounds, reason: str) -> None:
     """Neither past the bound in bytes, nor into the space that has to stay free, nor more in a day than allowed."""
     directory = opened(tmp_path, bounds)
     with pytest.raises(Refused) as caught:

@@ -1,4 +1,4 @@
-"""Prompts on disk: what one engine read, the next one need not, whatever its caches are like."""
+"""Tier on disk: the next engine does not prefill again what this one did, for every kind of cache."""
 
 from __future__ import annotations
 

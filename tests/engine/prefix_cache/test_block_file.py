@@ -1,4 +1,4 @@
-"""Files of blocks give back what was written or nothing."""
+"""Block files: the blocks that were written, or an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from tests.engine.prompt_store.host_blocks import chain, plain
+from tests.engine.prefix_cache.host_blocks import chain, plain
 from zmqengine.engine.prefix_cache.disk import block_file
 from zmqengine.engine.prefix_cache.disk.block_file import (
     DTYPES,
@@ -92,7 +92,7 @@ def test_damaged_files_give_nothing_wrong(path: Path, tmp_path: Path, cases: int
 
 
 def damaged(numbers: random.Random, whole: bytes, other: bytes) -> bytes:
-    """`whole` with one thing wrong."""
+    """`whole` with one random fault."""
     data = bytearray(whole)
     at = numbers.randrange(len(data))
     match numbers.randrange(7):
@@ -146,7 +146,7 @@ def test_headers_that_make_no_sense_are_refused(path: Path) -> None:
 
 
 def test_a_file_of_no_blocks_is_refused(path: Path) -> None:
-    """Every other one can be asked for its first."""
+    """Code that reads a header may ask for its first block."""
     metadata = dict.fromkeys(("salt", "parent", "keys"), "")
     metadata |= {"format": "zmqengine prompt blocks", "version": "1", "start": "0", "forms": "[]"}
     checksums = {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}
@@ -160,7 +160,7 @@ def test_a_file_of_no_blocks_is_refused(path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 7, 8, 24, 25])
 @pytest.mark.parametrize("length", [0, 1, 2**63, 2**64 - 1])
 def test_a_header_that_cannot_be_as_long_as_it_says_is_not_read(path: Path, length: int, size: int) -> None:
-    """Nor is memory taken for it."""
+    """A length in the file allocates no memory before it is checked."""
     path.write_bytes((length.to_bytes(8, "little") + bytes(32))[:size])
     with pytest.raises(BadFile, match=r"shorter than its header|cannot be read"):
         read_header(path)
@@ -190,7 +190,7 @@ def test_a_file_says_why_it_is_of_no_use(
 
 
 def test_only_files_of_this_user_are_opened(path: Path, tmp_path: Path) -> None:
-    """And of this model. A link is not followed, and a pipe does not hold up the reader."""
+    """Files of another user or model are refused, links are not followed, and a pipe does not block the reader."""
     write_file(path, encode(SALT, chain(0, 1)))
     link = tmp_path / "link"
     link.symlink_to(path)
@@ -210,7 +210,7 @@ def test_only_files_of_this_user_are_opened(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By somebody who does not know whose it is: what is missing is not waited for."""
+    """A short read ends the read: nobody waits for missing bytes."""
     write_file(path, encode(SALT, chain(0, 1)))
     monkeypatch.setattr(block_file, "check_format", lambda text: os.truncate(path, 100))
     with pytest.raises(BadFile, match="too early"):

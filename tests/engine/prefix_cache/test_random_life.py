@@ -1,4 +1,4 @@
-"""Whatever comes, is parked, is dropped and has to make room: the tokens are those of an engine that keeps nothing."""
+"""Random traffic on a small prefix cache: the tokens are those of an engine without one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS_MAX = 6
 
 
 class Life:
-    """An engine with a small store, and what became of every request."""
+    """An engine with a small prefix cache, and the tokens of every request."""
 
     def __init__(self, model: Any, bytes_max: int, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -96,7 +96,7 @@ class Life:
         self.check()
 
     def check(self) -> None:
-        """What is kept is what is counted, and within the budget."""
+        """Counters agree with the blocks, which are within the budget."""
         memory, store = self.engine.memory(), self.engine._store
         assert memory.prompt_cache + memory.parked <= self.limit
         nodes = list(store.pool.index)
@@ -121,7 +121,7 @@ def outputs(engine: MlxEngine, requests: list[RowRequest]) -> dict[int, list[int
     ["llama", "hybrid", *(pytest.param(shape, marks=pytest.mark.slow) for shape in ("sliding", "mamba"))],
 )
 def test_the_tokens_are_those_of_an_engine_that_keeps_nothing(models, shape):
-    """A random life in which blocks are shared, evicted, pinned and proved all the time."""
+    """Rows come, are preempted and aborted; blocks are shared, evicted, pinned and accepted all the time."""
     life = Life(models[shape], BUDGET_BYTES[shape], seed=OPERATIONS)
     for _ in range(OPERATIONS):
         life.operate()

@@ -1,4 +1,4 @@
-"""An agent's turns: each sends all that was said before and a little more."""
+"""Turns of an agent: each prompt is the last one, its answer and a little more."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def turns(config: dict[str, object], count: int, turn_tokens: int) -> None:
 
 @pytest.mark.parametrize("config", [LLAMA_CONFIG, HYBRID_CONFIG], ids=["llama", "hybrid"])
 def test_a_turn_computes_what_is_new_and_a_block_at_most(config):
-    """Four turns, plain caches and states."""
+    """Four turns, with caches that can be cut and with checkpoints."""
     turns(config, 4, 150)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA_CONFIG, HYBRID_CONFIG], ids=["llama", "hybrid"])
 def test_so_it_is_over_thirty_turns(config):
-    """To 24,000 tokens."""
+    """Thirty turns, up to 24,000 tokens."""
     turns(config, TURNS, 800)

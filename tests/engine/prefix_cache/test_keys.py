@@ -1,4 +1,4 @@
-"""Two prompts have the same keys as far as they are the same, and no further."""
+"""Chain of hashes: prompts have equal keys up to the block in which they differ."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from tests.engine.prompt_store.host_blocks import SALT, chain
-from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory, Refused
+from tests.engine.prefix_cache.host_blocks import SALT, chain
+from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds, Refused
 
 BLOCKS = 4
 BLOCK_BYTES = 30_000
@@ -19,7 +19,7 @@ BLOCK_BYTES = 30_000
 
 def main() -> None:
     path, bytes_max, first = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    directory = Directory(path, SALT, Bounds(bytes_max, 0, 1 << 60))
+    directory = Directory(path, SALT, DiskBounds(bytes_max, 0, 1 << 60))
     directory.tidy()
     for seed in count(first):
         blocks = chain(seed, BLOCKS, size=BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Where the state of a prompt is kept that cannot be cut."""
+"""Positions of checkpoints in a prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_is_kept_where_prompts_turn_off(begin, end, known, expected):
 
 
 def test_there_are_a_few_of_them_however_long_a_prompt_is():
-    """States are large."""
+    """Checkpoints are large, so their number is bounded."""
     found = branches(0, 1_000_000, 0)
     assert len(found) <= 9
     assert all(position % BLOCK_TOKENS == 0 for position in found)

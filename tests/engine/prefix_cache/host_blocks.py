@@ -1,4 +1,4 @@
-"""Blocks that are as good as real ones to whoever does not look at their numbers."""
+"""Random blocks in host memory, for tests of files and of the tier on disk."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import random
 import numpy as np
 
 from zmqengine.engine.prefix_cache.disk.block_file import HostArray, HostBlock
-from zmqengine.engine.prefix_cache.disk.directory import Bounds
+from zmqengine.engine.prefix_cache.disk.directory import DiskBounds
 
 ROOT = bytes(16)
 SALT = bytes(range(16))
-ROOMY = Bounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
-"""No directory of these tests is full."""
+ROOMY = DiskBounds(bytes_max=1 << 30, free_bytes_min=0, written_bytes_max=1 << 30)
+"""DiskBounds that no test reaches."""
 
 
 def chain(seed: int, count: int, *, parent: bytes = ROOT, size: int = 64) -> list[HostBlock]:
-    """Blocks that follow from `seed`, keys included; each has two arrays of `size` bytes."""
+    """A chain of blocks, keys included, decided by `seed`; each has two arrays of `size` bytes."""
     blocks = []
     for number in range(count):
         numbers = random.Random(f"{seed} {number} {parent.hex()}")
@@ -33,7 +33,7 @@ def chain(seed: int, count: int, *, parent: bytes = ROOT, size: int = 64) -> lis
 
 
 def plain(blocks: list[HostBlock]) -> list[tuple[object, ...]]:
-    """What is in blocks, to be compared."""
+    """Contents of blocks, to be compared."""
     return [
         (
             block.key,

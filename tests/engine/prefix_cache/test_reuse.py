@@ -1,4 +1,4 @@
-"""A shared beginning is computed once, and reuse never changes a token."""
+"""Reuse of prefixes: a shared prefix is computed once, and reuse never changes a token."""
 
 from __future__ import annotations
 

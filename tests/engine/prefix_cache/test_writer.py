@@ -1,4 +1,4 @@
-"""The thread that writes, and what is left when its process is killed."""
+"""Writer: order, refusals, and the directory that a killed process leaves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.prompt_store.host_blocks import ROOMY, SALT, chain, plain
-from tests.engine.prompt_store.writing_process import BLOCK_BYTES, BLOCKS
-from zmqengine.engine.prefix_cache.disk.directory import Bounds, Directory
+from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain, plain
+from tests.engine.prefix_cache.writing_process import BLOCK_BYTES, BLOCKS
+from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds
 from zmqengine.engine.prefix_cache.disk.writer import Writer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,7 +90,7 @@ def test_killed_writers_leave_nothing_wrong(tmp_path: Path, kills: int) -> None:
             assert writer.stdout is not None
             last[number] = max([last[number], *map(int, writer.stdout.read().split())])
             writer.stdout.close()
-        directory = Directory(tmp_path, SALT, Bounds(bytes_max, 0, 1 << 60))
+        directory = Directory(tmp_path, SALT, DiskBounds(bytes_max, 0, 1 << 60))
         directory.look()
         parts = list(directory.path.glob("*.part"))
         unfinished = sum(path.stat().st_size for path in parts)
@@ -117,7 +117,7 @@ def start_writer(path: Path, bytes_max: int, seed: int) -> subprocess.Popen[str]
     command = [
         sys.executable,
         "-m",
-        "tests.engine.prompt_store.writing_process",
+        "tests.engine.prefix_cache.writing_process",
         str(path),
         str(bytes_max),
         str(seed),

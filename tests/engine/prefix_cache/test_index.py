@@ -1,4 +1,4 @@
-"""How much of a prompt is kept, and what has to go before what."""
+"""Index of blocks: the longest cached prefix of a prompt, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_two_prompts_share_is_kept_once():
 
 
 def test_a_block_without_the_one_before_it_is_not_kept():
-    """Nobody could find it."""
+    """A lookup goes from parent to child and would never find it."""
     index = BlockIndex()
     first, second, _ = blocks(tokens(150))
     assert index.add(second) is None
