@@ -28,7 +28,6 @@ VAGUE_LEFT = {
     "zmqengine.request_rules": 2,
     "zmqengine.sampling_params": 1,
     "zmqengine.worker": 1,
-    "zmqengine_http": 23,
 }
 # Class names that stand for two things or more, or for the same in both halves of the client.
 SHARED_NAMES = {

@@ -21,8 +21,10 @@ KEEP_ALIVE_S = 75
 """Longer than usual clients pool a connection, so that the client closes it and not we, under a new
 request."""
 COLLECT_AFTER = 20_000
-"""Generation-0 threshold of the garbage collector. Reference counting frees what requests leave behind; at Python's
-default of 700 (2,000 from 3.13 on) the collector takes a tenth of a request's time.
+"""Generation-0 threshold of the garbage collector.
+
+Reference counting frees what requests leave behind; at Python's default of 700 (2,000 from 3.13 on) the
+collector takes a tenth of a request's time.
 """
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zmqengine_http.tool_calls import FORMATS, Markers, MarkerSplitter, ParsedCall, find_markers
 from zmqengine_http.tool_calls.call_format import Schemas
-from zmqengine_http.tool_calls.lenient import Malformed, read_whole
+from zmqengine_http.tool_calls.lenient_json import Malformed, read_whole
 
 WEATHER = ParsedCall("get_weather", {"city": "Łódź", "days": 3})
 SCHEMAS = {

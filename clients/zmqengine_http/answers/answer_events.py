@@ -92,10 +92,11 @@ class WholeChoice:
 
 @dataclass
 class Usage:
-    """Token counts and worker times over all choices of a request; a prompt counts once, however many choices it has.
+    """Token counts and worker times over all choices of a request.
 
-    `completion` counts every generated token, reasoning and end tokens included. `drafted` counts draft
-    tokens, `drafted_accepted` those of them that were accepted. The times are those of the slowest choice.
+    A prompt counts once, however many choices it has. `completion` counts every generated token, reasoning
+    and end tokens included. `drafted` counts draft tokens, `drafted_accepted` those of them that were
+    accepted. The times are those of the slowest choice.
     """
 
     prompt: int = 0

@@ -1,7 +1,7 @@
-"""Grammars for tool calls, in the words of each model family.
+"""Lark grammars of tool calls, in the format of each model family.
 
-`lark.py` writes rules for a model's tokens; `frames.py` has what stands around the arguments in each format
-that `tool_calls/formats.py` can read; `written_values.py` has arguments that are not JSON, and `bare_text.py`
-those without even quotes. `harmony.py` has the channels of gpt-oss, and `answers.py` puts calls, text and
-JSON together to answers.
+`lark.py` writes grammar rules for one model's tokens; `frames.py` has the syntax around the arguments of each
+format in `tool_calls`; `literal_values.py` has arguments as Python or Gemma literals, `tagged_values.py`
+those as bare text between tags. `answer_grammar.py` combines calls, text and JSON to the grammar of an
+output. `schema_keywords.py` lists the keywords of JSON Schema that a grammar cannot enforce.
 """

@@ -1,4 +1,8 @@
-"""Answers as grammars: calls alone, text with calls behind it, JSON, or what of these the model chooses."""
+"""The grammar of a whole output: calls alone, text followed by calls, JSON, or the model's choice of these.
+
+The harmony channels of gpt-oss are reasoning, then a message to a function or the final answer; the prompt
+ends with `<|start|>assistant`. Source: https://cookbook.openai.com/articles/openai-harmony.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from zmqengine_http.tool_calls import CallFormat, Markers
 
 
 class AnswerForms(NamedTuple):
-    """What an answer may be. Without `text` and `schema` it is a call; `several`: or more of them.
+    """The forms that an output may have: calls of `functions`, `text` followed by calls, or JSON of `schema`.
 
-    `reasoned`: the template has opened the reasoning, and the grammar begins behind it.
+    Without `text` and `schema` the output is a call, with `several` one call or more. `reasoned`: the
+    template has opened the reasoning, and the grammar begins after it.
     """
 
     functions: Sequence[OfferedFunction] = ()
@@ -25,7 +30,7 @@ class AnswerForms(NamedTuple):
 
 
 def answer_grammar(rules: GrammarRules, markers: Markers, template: str, wanted: AnswerForms) -> str:
-    """The grammar of an answer. Raises a 400 where the model's format of calls has none."""
+    """The grammar of an output. Raises a 400 if the model's call format has none."""
     if markers.harmony:
         return rules.grammar(_harmony(rules, wanted))
     line = f"{rules.expression(chr(92) + 'n{1,2}')}? " if wanted.reasoned else ""
@@ -35,18 +40,18 @@ def answer_grammar(rules: GrammarRules, markers: Markers, template: str, wanted:
     calls = markers.calls
     inside = frame(rules, OfferedCalls(calls, wanted.functions, wanted.several, template)) if calls else None
     if calls is None or inside is None:
-        raise cannot_force(calls.name if calls else "")
+        raise no_call_grammar(calls.name if calls else "")
     inside = rules.rule(inside)
     start = rules.marker(calls.start)
     if wanted.schema is not None:
         return rules.grammar(f"{line}({_json(rules, wanted.schema)} | {start} {inside})")
     if not wanted.text:
         return rules.grammar(f"{line}{inside if calls.bare else f'{start} {inside}'}")
-    return rules.grammar(_thought(rules, markers, wanted) + _text_then_calls(rules, calls, inside))
+    return rules.grammar(_optional_reasoning(rules, markers, wanted) + _text_then_calls(rules, calls, inside))
 
 
-def cannot_force(name: str) -> Exception:
-    """A 400 for a format of calls that has no grammar."""
+def no_call_grammar(name: str) -> Exception:
+    """A 400 for a call format without a grammar."""
     format_ = f"the format {name!r}" if name else "a format that this server does not know"
     return bad_field(
         "tool_choice",
@@ -59,7 +64,7 @@ def _text_then_calls(rules: GrammarRules, calls: CallFormat, inside: str) -> str
     start = calls.start
     free = rules.without([start])
     if calls.bare:
-        # What begins like an object would be read as a call.
+        # Text that begins like an object would be parsed as a call.
         text = rules.without([start], r"[^\s{](?s:.)*")
         return f"({text} | {inside} | {text}? {rules.marker(start)} {inside})?"
     if rules.token(start) is not None:
@@ -67,8 +72,8 @@ def _text_then_calls(rules: GrammarRules, calls: CallFormat, inside: str) -> str
     return f"({free} | {rules.up_to(start)} {inside})?"
 
 
-def _thought(rules: GrammarRules, markers: Markers, wanted: AnswerForms) -> str:
-    """Reasoning that the model itself begins."""
+def _optional_reasoning(rules: GrammarRules, markers: Markers, wanted: AnswerForms) -> str:
+    """Optional reasoning, between markers that the model itself generates."""
     if not markers.think_start or wanted.reasoned:
         return ""
     if rules.token(markers.think_start) is None or rules.token(markers.think_end) is None:
@@ -92,7 +97,7 @@ def _harmony(rules: GrammarRules, wanted: AnswerForms) -> str:
 
 
 def channel_call(rules: GrammarRules, functions: Sequence[OfferedFunction]) -> str:
-    """A message to one of the functions."""
+    """A harmony message to one of the functions."""
     constrain, message = rules.marker("<|constrain|>"), rules.marker("<|message|>")
     end = "" if rules.is_end("<|call|>") else f" {rules.marker('<|call|>')}"
     calls = alternation(
@@ -104,7 +109,7 @@ def channel_call(rules: GrammarRules, functions: Sequence[OfferedFunction]) -> s
 
 
 def channel_answer(rules: GrammarRules, content: str) -> str:
-    """The answer itself."""
+    """A harmony message on the final channel."""
     end = "" if rules.is_end("<|return|>") else f" {rules.marker('<|return|>')}"
     return rules.rule(
         f"{rules.marker('<|channel|>')} {rules.text('final')} {rules.marker('<|message|>')} {content}{end}"
@@ -112,7 +117,8 @@ def channel_answer(rules: GrammarRules, content: str) -> str:
 
 
 def channel_start(rules: GrammarRules) -> str:
-    """What may come before either: messages of reasoning, and what the user is told meanwhile."""
+    """Any number of harmony messages before a call or the final answer: reasoning, and commentary to the
+    user."""
     text = rules.without(["<|end|>", "<|start|>", "<|channel|>", "<|message|>"])
     kinds = alternation(map(rules.text, ("analysis", "commentary")))
     one = rules.rule(

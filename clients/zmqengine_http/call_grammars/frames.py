@@ -1,6 +1,6 @@
-"""What stands around the arguments of a call, in the words of each format of `tool_calls/formats.py`.
+"""Grammars of calls, by format: the syntax around their arguments.
 
-A frame describes what follows the marker that starts calls, as the family's own chat template writes it.
+A frame describes the text after the marker that starts calls, as the family's own chat template writes it.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zmqengine_http.call_grammars.bare_text import bare_value, json_value, members
 from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
-from zmqengine_http.call_grammars.written_values import (
+from zmqengine_http.call_grammars.literal_values import (
     FUNCTION_GEMMA,
     GEMMA,
     PYTHON,
-    Style,
-    WrittenValues,
+    LiteralStyle,
+    LiteralValues,
     object_members,
 )
+from zmqengine_http.call_grammars.tagged_values import members, tagged_json, tagged_text
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.tool_calls.call_format import CallFormat
 from zmqengine_http.tool_calls.json_formats import BAR, GAP
 from zmqengine_http.tool_calls.markers import FORMATS
-from zmqengine_http.tool_calls.typed import kinds_of, resolved
+from zmqengine_http.tool_calls.schema_types import resolved, types_of
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 class OfferedCalls(NamedTuple):
-    """What may be called, in which format. `several`: one call or more. `template` is the model's chat
+    """The functions that may be called, and the format; `several`: one call or more. `template`: the chat
     template."""
 
     format: CallFormat
@@ -40,14 +40,13 @@ class OfferedCalls(NamedTuple):
 
 
 def frame(rules: GrammarRules, calls: OfferedCalls) -> str | None:
-    """The calls, from behind the marker that starts them; None for a format without a grammar. Raises a
-    400."""
+    """The calls, after the marker that starts them; None for a format without a grammar. Raises a 400."""
     write = _FRAMES.get(calls.format.name)
     return write(rules, calls) if write else None
 
 
 def _each(calls: OfferedCalls, write: Callable[[OfferedFunction], str]) -> str:
-    """Any of the functions."""
+    """The alternation of a call of each function."""
     return alternation(write(function) for function in calls.functions)
 
 
@@ -68,7 +67,7 @@ def _json_tools(rules: GrammarRules, calls: OfferedCalls) -> str:
 
 
 def _listed(rules: GrammarRules, calls: OfferedCalls, one: str) -> str:
-    """Calls in brackets, on one line or each on its own."""
+    """A bracketed list of calls, on one line or on one line each."""
     space = rules.rule(rules.expression("\\n? {0,4}"))
     return f'"[" {space} {_repeated(rules, calls, one, f"{rules.text(chr(44))} {space}")} {space} "]"'
 
@@ -144,7 +143,7 @@ def _with_parameters(
     closing: str,
     write: Callable[[str, object], str],
 ) -> str:
-    """The tags of a function around its parameters, each on a line of its own: `write` gets its name and
+    """The tags of a function around its parameters, one per line; `write` gets a parameter's name and
     schema."""
     line = rules.text("\n")
     parts = [rules.text(opening)]
@@ -155,14 +154,15 @@ def _with_parameters(
 
 
 def _function_tags(padding: str) -> Callable[[GrammarRules, OfferedCalls], str]:
-    """Functions and parameters named in their tags, with `padding` around values."""
+    """The frame of formats with `<function=NAME>` and `<parameter=NAME>` tags, with `padding` around
+    values."""
 
     def write_all(rules: GrammarRules, calls: OfferedCalls) -> str:
         line = rules.text("\n")
 
         def write(function: OfferedFunction) -> str:
             def parameter(name: str, schema: object) -> str:
-                value = bare_value(rules, function, schema, f"{padding}</parameter>")
+                value = tagged_text(rules, function, schema, f"{padding}</parameter>")
                 return f"{rules.text(f'<parameter={name}>{padding}')} {value}"
 
             opening = f"<function={function.name}>\n"
@@ -179,9 +179,9 @@ def _dsml(rules: GrammarRules, calls: OfferedCalls) -> str:
 
     def write(function: OfferedFunction) -> str:
         def parameter(name: str, schema: object) -> str:
-            # What may be a text or something else is written as JSON.
-            text = kinds_of(schema, function.parameters) == {"string"}
-            value = (bare_value if text else json_value)(rules, function, schema, f"</{mark}parameter>")
+            # A value that may be a string or another type is written as JSON.
+            text = types_of(schema, function.parameters) == {"string"}
+            value = (tagged_text if text else tagged_json)(rules, function, schema, f"</{mark}parameter>")
             told = "true" if text else "false"
             head = rules.text(f'<{mark}parameter name="{name}" string="{told}">')
             return f"{head} {value}"
@@ -197,7 +197,7 @@ def _minimax(rules: GrammarRules, calls: OfferedCalls) -> str:
 
     def write(function: OfferedFunction) -> str:
         def parameter(name: str, schema: object) -> str:
-            value = bare_value(rules, function, schema, "</parameter>")
+            value = tagged_text(rules, function, schema, "</parameter>")
             head = rules.text(f'<parameter name="{name}">')
             return f"{head} {value}"
 
@@ -209,14 +209,14 @@ def _minimax(rules: GrammarRules, calls: OfferedCalls) -> str:
 
 
 def _glm(rules: GrammarRules, calls: OfferedCalls) -> str:
-    # Some of the family break lines between the tags, others do not.
+    # Only some models of the family write line breaks between the tags.
     line = rules.rule(f"{rules.text(chr(10))}?")
     key, key_end, value_start = map(rules.marker, ("<arg_key>", "</arg_key>", "<arg_value>"))
 
     def write(function: OfferedFunction) -> str:
         parts = [rules.text(function.name), line]
         for name, schema, needed in members(rules, function):
-            value = bare_value(rules, function, schema, "</arg_value>")
+            value = tagged_text(rules, function, schema, "</arg_value>")
             argument = rules.rule(
                 f"{key} {rules.text(_tag_name(function, name))} {key_end} {line} {value_start} {value} {line}"
             )
@@ -227,10 +227,10 @@ def _glm(rules: GrammarRules, calls: OfferedCalls) -> str:
     return _repeated(rules, calls, one, f"{line} {rules.marker(calls.format.start)}")
 
 
-def _gemma(style: Style) -> Callable[[GrammarRules, OfferedCalls], str]:
+def _gemma(style: LiteralStyle) -> Callable[[GrammarRules, OfferedCalls], str]:
     def write_all(rules: GrammarRules, calls: OfferedCalls) -> str:
         def write(function: OfferedFunction) -> str:
-            values = WrittenValues(rules, function, style)
+            values = LiteralValues(rules, function, style)
             parameters = resolved(function.parameters, function.parameters)
             inside = values.members(object_members(parameters), values.key)
             return f"{rules.text(f'call:{function.name}{{')} {inside} {rules.text('}')}"
@@ -243,7 +243,7 @@ def _gemma(style: Style) -> Callable[[GrammarRules, OfferedCalls], str]:
 
 def _python_calls(rules: GrammarRules, calls: OfferedCalls, between: str) -> str:
     def write(function: OfferedFunction) -> str:
-        values = WrittenValues(rules, function, PYTHON)
+        values = LiteralValues(rules, function, PYTHON)
         parameters = resolved(function.parameters, function.parameters)
         named = [
             (name, schema, needed)
@@ -336,4 +336,4 @@ _FRAMES: dict[str, Callable[[GrammarRules, OfferedCalls], str]] = {
     "deepseek_v3": _deepseek,
 }
 WITHOUT_GRAMMAR = frozenset(FORMATS) - frozenset(_FRAMES)
-"""The formats that are read and not held to: calls in them are free, and to force one is a 400."""
+"""Formats that are parsed but have no grammar: their calls are not constrained, and forcing one is a 400."""

@@ -1,4 +1,4 @@
-"""Rules of a Lark grammar, as llguidance reads them, for the tokens of one model."""
+"""Builds Lark grammars in llguidance's dialect, for the tokens of one model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _NO_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 
 
 class OfferedFunction(NamedTuple):
-    """A function that may be called. `strict`: what its schema asks for and cannot be enforced is refused."""
+    """A function that may be called. `strict`: schema keywords that cannot be enforced are refused, not
+    skipped."""
 
     name: str
     parameters: Mapping[str, object]
@@ -24,9 +25,9 @@ class OfferedFunction(NamedTuple):
 
 
 class GrammarRules:
-    """Expressions of a grammar; what they need of rules and terminals of their own is collected in `lines`.
+    """Builds the expressions of one grammar, and collects the named rules and terminals that they refer to.
 
-    `unenforced` collects keywords of schemas that are passed over.
+    `unenforced` collects the schema keywords that the grammar skips.
     """
 
     def __init__(self, tokenizer: Tokenizer, param: str = "tools") -> None:
@@ -37,63 +38,64 @@ class GrammarRules:
         self._lines: list[str] = []
 
     def grammar(self, start: str) -> str:
-        """The whole grammar, of what `start` describes."""
+        """The grammar with this start expression."""
         return "\n".join([f"start: {start}", *self._lines, ""])
 
     def text(self, text: str) -> str:
-        """Exactly this text."""
+        """A literal text."""
         return json.dumps(text, ensure_ascii=False)
 
     def token(self, text: str) -> int | None:
-        """The token that is written so, if it is one."""
+        """The id of the single token with this text, or None."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 and len(text) > 1 else None
 
     def marker(self, text: str) -> str:
-        """A marker of the format: by its token where it is one, which text cannot stand for."""
+        """A marker of the format: by token id if it is one token, since its text would match other tokens."""
         token = self.token(text)
         return self.text(text) if token is None else f"<[{token}]>"
 
     def is_end(self, text: str) -> bool:
-        """Whether a marker is one of the tokens that end the output, which no grammar names."""
+        """Whether a marker is an end token of the model; grammars must not contain those."""
         return self.token(text) in self._tokenizer.eos_token_ids
 
     def rule(self, body: str) -> str:
-        """The name of a rule of this body."""
+        """The name of a rule with this body."""
         return self._named("r", body)
 
     def later_rule(self) -> tuple[str, int]:
-        """The name and the place of a rule whose body `set_rule` tells: it may refer to itself."""
+        """Reserve a rule whose body, which may refer to itself, is given to `set_rule`; returns its name and
+        index."""
         self._lines.append("")
         return f"r{len(self._lines)}", len(self._lines) - 1
 
     def set_rule(self, name: str, place: int, body: str) -> None:
-        """The body of a rule that was named before."""
+        """Set the body of a rule reserved by `later_rule`."""
         self._lines[place] = f"{name}: {body}"
 
     def expression(self, pattern: str) -> str:
-        """A text that a regular expression matches."""
+        """A text that matches a regular expression."""
         return self._named("T", f"/{_inside_slashes(pattern)}/")
 
     def without(self, markers: Iterable[str], pattern: str = ANY_TEXT) -> str:
-        """A text that matches and holds none of the markers."""
-        # One negation: each of several would multiply what the lexer has to keep apart.
+        """A text that matches `pattern` and contains none of the markers."""
+        # One negation of an alternation: several negations would multiply the states of the lexer.
         found = "|".join(_inside_slashes(re.escape(marker)) for marker in markers)
         return self._named("T", f"/{_inside_slashes(pattern)}/ & ~/(?s:.*)(?:{found})(?s:.*)/")
 
     def terminal(self, body: str) -> str:
-        """The name of a terminal: one text without seams."""
+        """The name of a terminal, which the lexer matches as one token."""
         return self._named("T", body)
 
     def up_to(self, marker: str) -> str:
-        """Any text, and the first such marker behind it."""
+        """Any text up to and including the first such marker."""
         body = self.without([marker])
         if self.token(marker) is not None:
             return f"{body} {self.marker(marker)}"
         return self.terminal(f"{body} {self.text(marker)}")
 
     def json(self, schema: Mapping[str, object], options: Mapping[str, object]) -> str:
-        """JSON of a schema; `options` are llguidance's."""
+        """JSON of a schema; `options` are llguidance's JSON options."""
         given = schema.get("x-guidance")
         own = given if isinstance(given, Mapping) else {}
         return f"%json {json.dumps({**schema, 'x-guidance': {**own, **options}}, ensure_ascii=False)}"
@@ -106,11 +108,11 @@ class GrammarRules:
         return self.rule(self.json({"type": "object", **function.parameters}, options))
 
     def value(self, schema: Mapping[str, object], function: OfferedFunction) -> str:
-        """JSON inside of arguments that are not: without white space but for one space after `,` and `:`."""
+        """JSON inside arguments that are not JSON: without white space except one space after `,` and `:`."""
         return self.rule(self.json(schema, {**_NO_SPACE, "lenient": not function.strict}))
 
-    def pass_over(self, function: OfferedFunction, keyword: str) -> None:
-        """A keyword has no place in this format: a 400 if the function is strict."""
+    def skip_keyword(self, function: OfferedFunction, keyword: str) -> None:
+        """Record a keyword that this format cannot enforce. Raises a 400 if the function is strict."""
         if function.strict:
             raise bad_field(
                 self._param,
@@ -129,11 +131,11 @@ class GrammarRules:
 
 
 def alternation(expressions: Iterable[str]) -> str:
-    """Any of them."""
+    """The alternation of expressions."""
     return f"({' | '.join(expressions)})"
 
 
 def _inside_slashes(pattern: str) -> str:
-    # A line break would end the terminal, and a slash the expression.
+    # In Lark a line break ends the terminal, and a slash the regular expression.
     escaped = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], pattern)
     return escaped.replace("/", "\\/").replace("\n", "\\n")

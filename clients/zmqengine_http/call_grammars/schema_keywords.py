@@ -1,4 +1,4 @@
-"""Keywords of JSON Schema that a grammar passes over where nobody insists on them; docs/constraints.md lists
+"""Keywords of JSON Schema that a grammar does not enforce, unless `strict`; docs/constraints.md lists
 them."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FORMATS = frozenset(
         "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
     )
 )  # fmt: skip
-"""Formats of texts that are enforced."""
+"""String formats that are enforced."""
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
 
 
 def unenforced_keywords(schema: object) -> frozenset[str]:
-    """The keywords in a schema, or in schemas within it, that its grammar will not enforce."""
+    """The keywords in a schema and its subschemas that its grammar will not enforce."""
     return frozenset(keyword for part in _parts(schema) for keyword in _of_part(part))
 
 
@@ -53,7 +53,7 @@ def _of_part(part: Schema) -> Iterator[str]:
         yield f"format: {given}"
     reference = part.get("$ref")
     if isinstance(reference, str) and "//json-schema.org/" in reference:
-        # The schema of schemas is known, but has keywords of its own that are passed over.
+        # llguidance knows the meta-schema, but skips some of its keywords.
         yield "$ref"
     required, properties = part.get("required"), part.get("properties")
     names = set(map(str, required)) if isinstance(required, list) else set()
@@ -68,7 +68,7 @@ def _of_part(part: Schema) -> Iterator[str]:
 
 
 def _exclude_each_other(choices: list[object]) -> bool:
-    """Whether no value can fit two of the alternatives, as far as their types or a tag of each tell."""
+    """Whether the alternatives' types, or a constant tag of each, show that no value matches two of them."""
     kinds = [_kinds(choice) for choice in choices]
     if all(kinds) and sum(map(len, kinds)) == len(frozenset().union(*kinds)):
         return True
@@ -85,7 +85,7 @@ def _kinds(schema: object) -> frozenset[str]:
 
 
 def _tags(schema: object) -> dict[str, object]:
-    """The members that a schema demands with one value each."""
+    """The required members that a schema restricts to one value each."""
     if not isinstance(schema, Mapping):
         return {}
     properties, required = schema.get("properties"), schema.get("required")

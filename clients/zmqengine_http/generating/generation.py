@@ -194,7 +194,7 @@ def check_ids(param: str, ids: Sequence[int], model: Model) -> None:
 def fitting_max_tokens(
     param: str, prompt: Sequence[int], max_tokens: int | None, model: Model, *, cut: bool
 ) -> int | None:
-    """`max_tokens`, with `cut` limited to the context that the prompt leaves; None, meaning all of it, stays None.
+    """`max_tokens`, with `cut` limited to the context left by the prompt; None, for all of it, stays None.
 
     Raises a 400 if the prompt is empty or leaves too little.
     """

@@ -166,9 +166,10 @@ def _chat_prompt(model: Model, tokens: list[int]) -> Prompt:
 
 
 def check_text_fits(param: str, model: Model, text: str) -> None:
-    """Raise a 400 for a text that certainly has more tokens than the context, at a cost bounded by the context.
+    """Raise a 400 for a text that certainly has more tokens than the context.
 
-    Tokenizing 1 MB takes a second and more. A text that passes may still be too long.
+    The cost is bounded by the context, while tokenizing 1 MB takes a second and more. A text that passes may
+    still be too long.
     """
     context = model.card.context_tokens
     if len(text) <= context:

@@ -179,9 +179,9 @@ def _unknown(name: str) -> ApiError:
 
 
 def json_object(data: bytes) -> dict[str, object]:
-    """The JSON object in a body. A lone surrogate, which JavaScript clients make by cutting a string, becomes U+FFFD.
+    """The JSON object in a body. Raises a 400 for any other body.
 
-    Raises a 400 for any other body.
+    A lone surrogate, which JavaScript clients make by cutting a string, becomes U+FFFD.
     """
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:

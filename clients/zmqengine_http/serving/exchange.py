@@ -29,7 +29,7 @@ class Disconnected(Exception):
 
 
 class Exchange:
-    """A request and its response, sent once: with `send`, or with `start` followed by `write` until the last part.
+    """A request and its response: sent once, or with `start` followed by `write` until the last part.
 
     `id` is the client's X-Request-Id or a generated one; it is in the response and the log. `facts` are
     fields of the log line.

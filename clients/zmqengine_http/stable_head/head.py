@@ -124,7 +124,7 @@ _OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
 
 
 def keep_one_system_message(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMessage], int]:
-    """The messages with leading system messages merged and later ones turned into user turns; the number of those.
+    """The messages with leading system messages merged and later ones as user turns, and the number of those.
 
     A system message between tool calls and their results moves behind the results.
     """

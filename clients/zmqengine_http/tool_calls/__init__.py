@@ -1,12 +1,13 @@
-"""From a model's text to reasoning, content and tool calls, by the model's own format."""
+"""Incremental parsers of a model's output: text to reasoning, content and tool calls, by the model's own
+format."""
 
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.addressed import MuseSplitter
 from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall
 from zmqengine_http.tool_calls.deltas import Delta, TextSplitter
 from zmqengine_http.tool_calls.harmony import HarmonySplitter
 from zmqengine_http.tool_calls.markers import FORMATS, Markers, find_markers
+from zmqengine_http.tool_calls.muse import MuseSplitter
 from zmqengine_http.tool_calls.splitter import MarkerSplitter
 
 __all__ = [
@@ -26,9 +27,9 @@ __all__ = [
 def make_splitter(
     markers: Markers, *, reasoning_open: bool, tools: Mapping[str, Mapping[str, object]]
 ) -> TextSplitter | None:
-    """A splitter for one answer of a model, or None if its text is all content.
+    """A splitter for one output of a model, or None if its text is all content.
 
-    `tools` holds the parameter schemas of the offered functions by name; without any, calls are text.
+    `tools`: the parameter schemas of the offered functions, by name; without any, calls are parsed as text.
     """
     if markers.harmony:
         return HarmonySplitter(calls=bool(tools))

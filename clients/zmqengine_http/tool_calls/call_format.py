@@ -1,5 +1,4 @@
-"""A format of tool calls: where a call starts and ends in a model's text, and a parser for what is
-between."""
+"""The description of a tool-call format: the markers around calls, and parsers of the text between them."""
 
 from __future__ import annotations
 
@@ -7,15 +6,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.lenient import Malformed
-from zmqengine_http.tool_calls.streamed import ArgumentsParser, JsonArguments
+from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
+from zmqengine_http.tool_calls.lenient_json import Malformed
 
 Schemas = Mapping[str, Mapping[str, object]]
-"""The `parameters` of each offered function, by name."""
+"""The `parameters` schema of each offered function, by name."""
 
 
 class ParsedCall(NamedTuple):
-    """A function to call, and with what."""
+    """A parsed call: the function's name and its arguments."""
 
     name: str
     arguments: dict[str, object]
@@ -26,14 +25,16 @@ def _read_json(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
 
 
 class CallFormat(NamedTuple):
-    """Where calls are in the text. With an empty `end` they go on to the end of the output.
+    """A format of tool calls, between the markers `start` and `end`; an empty `end` is the end of the output.
 
-    `parse` gets what is between and the schemas; it raises `Malformed`. `bare`: an output that begins with
-    `{` is a call as well, without any marker. Arguments are told while they are written: `header` matches
-    what stands before those of a call, with the name as the one group that matched; `read` makes what reads
-    them, from the parameters of the function and `end`; `tail` matches what closes the call behind them.
-    `write` is the text of calls, markers and all, in formats whose templates may leave that to who uses them.
-    `name` is the format's own.
+    `parse` parses complete text between the markers, given the schemas; raises `Malformed`. `bare`: an output
+    that begins with `{` is a call without a marker.
+
+    Arguments are streamed while they are generated: `header` matches the text before the arguments of a call,
+    and its one group that matched is the function's name; `read` makes a parser of the arguments from the
+    function's parameters and `end`; `tail` matches the text that closes the call after them.
+
+    `write` renders calls, markers included, for chat templates that cannot. `name` identifies the format.
     """
 
     start: str
@@ -47,15 +48,15 @@ class CallFormat(NamedTuple):
     name: str = ""
 
 
-def some(calls: list[ParsedCall]) -> list[ParsedCall]:
-    """The calls. Raises `Malformed` if there are none."""
+def nonempty(calls: list[ParsedCall]) -> list[ParsedCall]:
+    """The calls, unchanged. Raises `Malformed` if there are none."""
     if not calls:
         raise Malformed("no call")
     return calls
 
 
 def as_arguments(value: object) -> dict[str, object]:
-    """An object as arguments; null is none. Raises `Malformed` for all else."""
+    """The arguments of a call: an object, or null for none. Raises `Malformed` for any other value."""
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a splitter gives, and what all splitters have in common."""
+"""The output of splitters, and their protocol."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Kind = Literal["content", "reasoning", "call", "call_start", "call_text", "call_
 
 
 class Delta(NamedTuple):
-    """A piece of the answer: text of the content or the reasoning, or a call with `name` and its JSON in `text`.
+    """A piece of the output: text of the content or the reasoning, or a call with `name` and JSON `text`.
 
-    A call that is told while it is written is a `call_start` with its name, its JSON in pieces of
-    `call_text`, and a `call_end`, which does not come if the output ends within it.
+    A streamed call is a `call_start` with its name, its JSON in pieces of `call_text`, and a `call_end`,
+    which is missing if the output ends within the call.
     """
 
     kind: Kind
@@ -20,23 +20,23 @@ class Delta(NamedTuple):
 
 
 class TextSplitter(Protocol):
-    """`feed` it the text of one answer as it comes, then `finish`. Both give deltas in order."""
+    """An incremental parser of one output: `feed` text as it comes, then `finish`. Deltas come in order."""
 
     saw_call: bool
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the reasoning, as far as can be told."""
+        """Whether the next text belongs to the reasoning, as far as is known."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What can be told of the answer after this text."""
+        """Parse more text; returns the deltas that are certain."""
 
     def finish(self) -> list[Delta]:
-        """What is left at the end of the output."""
+        """Parse the end of the output; returns the remaining deltas."""
 
 
 def overlap(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`."""
+    """The length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):
             return length

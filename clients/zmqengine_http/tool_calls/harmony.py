@@ -1,8 +1,8 @@
-"""The channels of gpt-oss: analysis is reasoning, final is content, commentary to a function is a call.
+"""Parses the harmony channels of gpt-oss: analysis is reasoning, final content, commentary to a function a call.
 
-An output is messages, `<|start|>assistant<|channel|>CHANNEL to=functions.NAME<|message|>TEXT<|end|>`; the
-prompt ends within the first header. openai-harmony reads tokens, with a vocabulary that it downloads; this
-reads text.
+An output is a sequence of messages `<|start|>assistant<|channel|>CHANNEL
+to=functions.NAME<|message|>TEXT<|end|>`. The prompt ends inside the first header. The library openai-harmony
+parses tokens, with a vocabulary that it downloads; this parses text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from typing import Literal
 
 from zmqengine_http.tool_calls.deltas import Delta, overlap
-from zmqengine_http.tool_calls.streamed import JsonArguments
+from zmqengine_http.tool_calls.json_arguments import JsonArguments
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"
@@ -21,7 +21,7 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
 class HarmonySplitter:
-    """A `TextSplitter` for gpt-oss. Without `calls` a call is content."""
+    """A `TextSplitter` for gpt-oss; without `calls`, a call is content."""
 
     def __init__(self, *, calls: bool) -> None:
         self.saw_call = False
@@ -33,11 +33,11 @@ class HarmonySplitter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the reasoning, its header included."""
+        """Whether the next text belongs to the reasoning or its header."""
         return self._state == "reasoning" or (self._state == "header" and "analysis" in self._held)
 
     def feed(self, text: str) -> list[Delta]:
-        """What can be told of the answer after this text."""
+        """Parse more text; returns the deltas that are certain."""
         self._held += text
         deltas: list[Delta] = []
         while self._held and (
@@ -47,7 +47,7 @@ class HarmonySplitter:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What is left at the end of the output."""
+        """Parse the end of the output; returns the remaining deltas."""
         held, self._held = self._held, ""
         if self._state == "call":
             return self._end_call(held) if self._arguments is None or self._arguments.done else []
@@ -94,7 +94,7 @@ class HarmonySplitter:
             deltas.append(Delta("reasoning" if self._state == "reasoning" else "content", text))
 
     def _read_arguments(self, deltas: list[Delta]) -> bool:
-        """Tell what the held text adds to the arguments; False at their end, and for what are none."""
+        """Stream the arguments in the held text; False after their end, and for text that is no arguments."""
         if self._arguments is None:
             if not self._held.lstrip().startswith("{"):
                 return False
@@ -114,7 +114,7 @@ class HarmonySplitter:
         return True
 
     def _end_call(self, body: str) -> list[Delta]:
-        """The end of the message to a function; without arguments it was content."""
+        """End a message to a function; without arguments it was content."""
         if self._arguments is None:
             return [Delta("content", body)] if body else []
         self._arguments = None

@@ -1,5 +1,4 @@
-"""Formats whose arguments are JSON. Together with what stands around it a call is an object, or a marker and
-a name."""
+"""Formats with JSON arguments: a call is one JSON object, or a name between markers followed by an object."""
 
 from __future__ import annotations
 
@@ -7,21 +6,22 @@ import json
 import re
 from collections.abc import Sequence
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, some
-from zmqengine_http.tool_calls.lenient import Malformed, read_value, read_whole
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, nonempty
+from zmqengine_http.tool_calls.lenient_json import Malformed, read_value, read_whole
 
-# DeepSeek's markers are written with a fullwidth bar and a lower block for a space.
+# DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
 BAR, GAP = "\uff5c", "\u2581"
 _BETWEEN = " \t\r\n;,"
 
 
 def parse_json(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`{"name": ..., "arguments": {...}}`, or several, in a list, after one another or separated by `;`."""
-    return some([_json_call(item) for item in _values(text)])
+    """Parse `{"name": ..., "arguments": {...}}`: one, a list, or several in a row, with or without `;`
+    between."""
+    return nonempty([_json_call(item) for item in _values(text)])
 
 
 def _values(text: str) -> list[object]:
-    """The values in a text, those of lists one by one."""
+    """The JSON values in a text, with lists flattened."""
     values: list[object] = []
     at = 0
     while text[at:].strip(_BETWEEN):
@@ -42,18 +42,18 @@ def _json_call(value: object) -> ParsedCall:
 
 
 def parse_llama4(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """JSON calls, before or behind the marker that ends Python."""
+    """Parse JSON calls before or after Llama 4's end-of-Python marker."""
     return parse_json(text.replace("<|python_end|>", " "), schemas)
 
 
 def parse_keyed(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`[{"name": {...}}, ...]` of Apertus."""
+    """Parse `[{"name": {...}}, ...]` of Apertus."""
     calls = []
     for value in _values(text):
         if not isinstance(value, dict):
             raise Malformed("a call is an object")
         calls += [ParsedCall(name, as_arguments(arguments)) for name, arguments in value.items()]
-    return some(calls)
+    return nonempty(calls)
 
 
 _MISTRAL_BARE_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=\{)")
@@ -61,7 +61,7 @@ _MISTRAL_HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?\[ARGS
 
 
 def parse_mistral(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """A list of JSON calls, or `name[ARGS]{...}` one after another."""
+    """Parse Mistral's list of JSON calls, or its newer sequence of `name[ARGS]{...}`."""
     if text.lstrip().startswith("["):
         return parse_json(text, schemas)
     calls, at = [], 0
@@ -72,7 +72,7 @@ def parse_mistral(text: str, schemas: Schemas) -> list[ParsedCall]:
             raise Malformed("no function name")
         arguments, at = read_value(text, header.end())
         calls.append(ParsedCall(header[1], as_arguments(arguments)))
-    return some(calls)
+    return nonempty(calls)
 
 
 _KIMI_CALL = re.compile(
@@ -83,8 +83,8 @@ _KIMI_CALL = re.compile(
 
 
 def parse_kimi(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """The calls in a tool-call section of Kimi K2."""
-    return some(
+    """Parse a tool-call section of Kimi K2."""
+    return nonempty(
         [ParsedCall(name, as_arguments(read_whole(inside))) for name, inside in _KIMI_CALL.findall(text)]
     )
 
@@ -97,18 +97,18 @@ _FENCED = re.compile(r"\s*([\w.-]+)\s*```(?:json)?\s*(.*?)```\s*", re.DOTALL)
 
 
 def parse_deepseek(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """The calls in a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) and V3.1 (name and
+    """Parse a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) or V3.1 (name and
     JSON)."""
     calls = []
     for head, rest in _DEEPSEEK_CALL.findall(text):
         fenced = _FENCED.fullmatch(rest)
         name, arguments = fenced.groups() if fenced else (head.strip(), rest)
         calls.append(ParsedCall(name, as_arguments(read_whole(arguments))))
-    return some(calls)
+    return nonempty(calls)
 
 
 def parse_named(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`name>{...}` of Functionary, whose start marker is a part of the tag."""
+    """Parse `name>{...}` of Functionary, whose start marker is the beginning of the tag."""
     name, _, arguments = text.partition(">")
     if not re.fullmatch(r"[\w.-]+", name):
         raise Malformed("no function name")
@@ -122,13 +122,13 @@ _SOLAR_CALL = re.compile(
 
 
 def parse_solar(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """The calls of Solar Open, each with an id, a name and its arguments."""
-    return some(
+    """Parse calls of Solar Open, each with an id, a name and arguments."""
+    return nonempty(
         [ParsedCall(name, as_arguments(read_whole(inside))) for name, inside in _SOLAR_CALL.findall(text)]
     )
 
 
-# A call alone, or the next one of a list.
+# A single call, or the next one of a list.
 _JSON_HEADER = re.compile(
     r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -136,7 +136,7 @@ _JSON_HEADER = re.compile(
 _JSON_TAIL = re.compile(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}')
 _LLAMA4_HEADER = re.compile(r"\s*(?:<\|python_end\|>)?" + _JSON_HEADER.pattern)
 _KEYED_HEADER = re.compile(r'\s*\[?\s*\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
-# The list of JSON calls, and the name with the arguments behind it.
+# A list of JSON calls, or a name followed by its arguments.
 _MISTRAL_START = re.compile(
     r'\s*\[?\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)|'
     r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)"

@@ -1,4 +1,8 @@
-"""Which markers a model uses: from the facts of its tokenizer bundle, or from its chat template."""
+"""The table of formats, and the detection of a model's markers from its tokenizer bundle or chat template.
+
+The names of formats are those of mlx-lm's tool parsers, which cannot be imported without mlx, and our own
+where mlx-lm has no parser.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ FORMATS: dict[str, CallFormat] = {
 HARMONY = "<|channel|>"
 _ADDRESSED = FORMATS["muse_spark"]
 _GENERAL = "json_tools"
-"""What a worker calls whatever has a call between tags, some formats of their own among it."""
+"""The worker's name for any JSON call between tags; the template may identify a more specific format."""
 
 
 class Markers(NamedTuple):
-    """Where reasoning and tool calls are in a model's text. `harmony`: the channels of gpt-oss instead of both.
+    """The markers of reasoning and tool calls in a model's output.
 
-    `frames` stand around the content and are no part of it. `addressed`: the messages of Muse instead of
-    markers.
+    `frames`: markers around the content that are dropped from it. `harmony`: the model uses the channels of
+    gpt-oss instead of markers; `addressed`: the messages of Muse.
     """
 
     think_start: str = ""
@@ -39,7 +43,7 @@ class Markers(NamedTuple):
 
 _XTML = ("<|open|>", "<|close|>", "<|sep|>")
 
-# In the order of testing: the first of which every part is in the template.
+# Tested in order: a format is detected if all of its signs are in the template.
 _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((name, (FORMATS[name].start,)) for name in ("minimax_m2", "seed_oss")),
     ("minimax_m3", ("]<]minimax[>[",)),
@@ -60,7 +64,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v3", (FORMATS["deepseek_v3"].start,)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("phi4_mini", ("<|tool_call|>", "<|/tool_call|>")),
-    # Phi-4-mini's own template has no more than the tools in it.
+    # Phi-4-mini's own template renders only the tools, no calls.
     ("phi4_mini", ("<|tool|>", "<|/tool|>")),
     *((name, (FORMATS[name].start,)) for name in ("granite", "nemotron", "internlm2", "gigachat3")),
     *((name, (FORMATS[name].start,)) for name in ("cohere", "apertus")),
@@ -73,7 +77,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('{"name": function name, "parameters":',)),
 )  # fmt: skip
 
-# In the order of testing: the signs, and the markers of reasoning they stand for.
+# Tested in order: signs in the template, and the markers of reasoning that they imply.
 _THINK_SIGNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
     (_XTML, "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
@@ -104,14 +108,14 @@ _FRAMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("<|tool_call:begin|>", "<|think|>"), ("<|begin|>assistant", "<|content|>", "<|end|>")),
     (("[END FINAL RESPONSE]",), ("[END FINAL RESPONSE]",)),
 )
-"""What stands around the content, behind its signs."""
+"""Signs in the template, and the markers around the content that they imply."""
 
 
 def find_markers(facts: Mapping[str, object], chat_template: str | None) -> Markers:
-    """What to look for in the output of a model.
+    """Detect the markers of a model's output.
 
-    `facts` may hold `tool_parser`, `tool_call_start`, `tool_call_end`, `think_start` and `think_end`; what it
-    leaves open is read off the chat template.
+    `facts` may hold `tool_parser`, `tool_call_start`, `tool_call_end`, `think_start` and `think_end`; missing
+    facts are derived from the chat template.
     """
     template = chat_template or ""
     if HARMONY in template and "<|message|>" in template:

@@ -1,4 +1,4 @@
-"""Calls of MiniMax M3: values as tags within tags, each tag behind a mark that no text has in it."""
+"""Parses calls of MiniMax M3: values as nested tags, each tag after a mark that never occurs in text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.call_format import ParsedCall, Schemas, some
-from zmqengine_http.tool_calls.lenient import DEPTH_MAX, Malformed
-from zmqengine_http.tool_calls.typed import Schema, alternatives, kinds_of, typed
+from zmqengine_http.tool_calls.call_format import ParsedCall, Schemas, nonempty
+from zmqengine_http.tool_calls.lenient_json import DEPTH_MAX, Malformed
+from zmqengine_http.tool_calls.schema_types import Schema, alternatives, convert_text, types_of
 
 MARK = "]<]minimax[>["
 _TAG = re.compile(re.escape(MARK) + r"<(/?)([^<>]+)>")
@@ -16,7 +16,7 @@ _INVOKE = re.compile(r"""invoke name=["']?([^"'\s]+)["']?""")
 
 
 class _Tag(NamedTuple):
-    """A tag and the text behind it."""
+    """A tag and the text after it."""
 
     closes: bool
     name: str
@@ -24,7 +24,7 @@ class _Tag(NamedTuple):
 
 
 def parse_nested(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`<invoke name="name"><key>value</key>...</invoke>`: objects have tags of keys in them, lists of
+    """Parse `<invoke name="name"><key>value</key>...</invoke>`: objects contain tags of keys, lists tags
     `item`."""
     places = list(_TAG.finditer(text))
     ends = [*(place.start() for place in places[1:]), len(text)]
@@ -39,13 +39,13 @@ def parse_nested(text: str, schemas: Schemas) -> list[ParsedCall]:
         schema = schemas.get(found[1], {})
         members = _members(tags, _INVOKE, schema, schema, DEPTH_MAX)
         calls.append(ParsedCall(found[1], dict(members)))
-    return some(calls)
+    return nonempty(calls)
 
 
 def _members(
     tags: Iterator[_Tag], closing: re.Pattern[str] | str, schema: object, root: Schema, depth: int
 ) -> list[tuple[str, object]]:
-    """The keys and values up to the tag that closes what they are in."""
+    """The keys and values up to the closing tag of their parent."""
     members: list[tuple[str, object]] = []
     for tag in tags:
         if tag.closes:
@@ -60,18 +60,18 @@ def _members(
 
 def _value(tags: Iterator[_Tag], tag: _Tag, schema: object, root: Schema, depth: int) -> object:
     inner = _members(tags, tag.name, schema, root, depth)
-    kinds = kinds_of(schema, root)
+    kinds = types_of(schema, root)
     if not inner:
         if not tag.text and "string" not in kinds and kinds & {"array", "object"}:
             return [] if "array" in kinds else {}
-        return typed(tag.text, kinds)
+        return convert_text(tag.text, kinds)
     if "array" in kinds or (not kinds and all(name == "item" for name, _ in inner)):
         return [value for _, value in inner]
     return dict(inner)
 
 
 def _part(schema: object, root: Schema, name: str) -> object:
-    """The schema of a member or an item."""
+    """The schema of a member of an object or an item of a list, or None."""
     for choice in alternatives(schema, root):
         properties = choice.get("properties")
         if isinstance(properties, Mapping) and name in properties:

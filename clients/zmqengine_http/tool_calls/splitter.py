@@ -1,8 +1,7 @@
-"""Splits the text of one answer, as it comes, into reasoning, content and tool calls.
+"""Splits the text of one output, as it is generated, into reasoning, content and tool calls.
 
-Nothing is lost: text that looked like a call and is none comes out as content. Once the name of a call and
-the start of its arguments are there it is a call, told while it is written; what follows its arguments within
-the markers is the format's own.
+No text is lost: text between call markers that is not a call becomes content. From its name and the start of
+its arguments on, a call is streamed; the rest of the text between the markers is syntax of the format.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import msgspec
 
 from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
 from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
-from zmqengine_http.tool_calls.lenient import Malformed
+from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
+from zmqengine_http.tool_calls.lenient_json import Malformed
 from zmqengine_http.tool_calls.markers import Markers
-from zmqengine_http.tool_calls.streamed import ArgumentsParser
 
 _BETWEEN = " \t\r\n;,"
 State = Literal["content", "reasoning", "call"]
 
 
 class MarkerSplitter:
-    """A `TextSplitter` for markers around reasoning and calls.
+    """A `TextSplitter` for models with markers around reasoning and calls.
 
-    `reasoning_open`: the prompt itself ended with the marker that starts reasoning. `calls`: whether tools
-    were offered; without, markers of calls are text.
+    `reasoning_open`: the prompt ended with the marker that starts reasoning. `calls`: tools were offered;
+    otherwise call markers are text.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class MarkerSplitter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the reasoning, as far as can be told."""
+        """Whether the next text belongs to the reasoning, as far as is known."""
         return self._state == "reasoning"
 
     def feed(self, text: str) -> list[Delta]:
-        """What can be told of the answer after this text."""
+        """Parse more text; returns the deltas that are certain."""
         self._held += text
         deltas: list[Delta] = []
         while self._advance(deltas):
@@ -64,7 +63,7 @@ class MarkerSplitter:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What is left at the end of the output."""
+        """Parse the end of the output; returns the remaining deltas."""
         if self._state == "call" and self._streamed:
             return self._finish_streamed()
         held, self._held = self._held, ""
@@ -76,12 +75,12 @@ class MarkerSplitter:
 
     def _finish_streamed(self) -> list[Delta]:
         if self._arguments is not None:
-            # The output was cut within the arguments: they are told as far as they came.
+            # The output was cut within the arguments: what came of them has been streamed.
             return [Delta("call_end", "")] if self._arguments.broken else []
-        return self._leftover(self._held)
+        return self._remaining_calls(self._held)
 
     def _advance(self, deltas: list[Delta]) -> bool:
-        """Take one step in what is held; False if more text is needed."""
+        """Parse one step of the held text; False if more text is needed."""
         if self._trim_newlines and self._held:
             self._held = self._held.lstrip("\n")
             self._trim_newlines = not self._held
@@ -90,20 +89,20 @@ class MarkerSplitter:
         if self._state == "call":
             return self._advance_call(deltas)
         if self._state == "content":
-            rest = self._edges.begins_with_end(self._held)
+            rest = self._edges.after_leading_end(self._held)
             if rest is not None:
                 self._held, self._trim_newlines = rest, True
                 return True
-            if self._edges.may_begin_with_end(self._held):
+            if self._edges.may_become_leading_end(self._held):
                 return False
             if self._begins_bare_call():
                 return True
         return self._advance_text(deltas, self._state)
 
     def _advance_text(self, deltas: list[Delta], kind: Kind) -> bool:
-        place, marker = earliest(self._held, self._sought())
+        place, marker = earliest(self._held, self._markers_sought())
         if not marker:
-            keep = max((overlap(self._held, sought) for sought in self._sought()), default=0)
+            keep = max((overlap(self._held, sought) for sought in self._markers_sought()), default=0)
             self._emit(deltas, kind, len(self._held) - keep)
             return False
         self._emit(deltas, kind, place)
@@ -129,18 +128,18 @@ class MarkerSplitter:
         if self._arguments is not None:
             deltas.append(Delta("call_end", ""))
         elif self._streamed:
-            deltas += self._leftover(inside)
+            deltas += self._remaining_calls(inside)
         else:
             deltas += self._parsed(inside, complete=True, end=end)
         self._state, self._streamed, self._arguments = "content", False, None
-        # White space between two calls, and after the last, is part of the format.
+        # White space between calls, and after the last, is syntax of the format.
         self._trim_newlines = self.saw_call
         if self.saw_call:
             self._edges.after_call()
         return True
 
     def _begin_call(self, deltas: list[Delta]) -> bool:
-        """Take the start of a call whose arguments are to be streamed, if it is there."""
+        """Parse the header of a call whose arguments are streamed; False if it is not complete."""
         assert self._format
         if self._arguments is not None:
             return False
@@ -175,24 +174,24 @@ class MarkerSplitter:
             return True
         return False
 
-    def _leftover(self, inside: str) -> list[Delta]:
-        """Calls behind a streamed one that were not streamed; the rest belongs to the format."""
+    def _remaining_calls(self, inside: str) -> list[Delta]:
+        """Calls after a streamed one that were not streamed; other text is syntax of the format."""
         assert self._format
         tail = self._format.tail.match(inside)
         text = inside[tail.end() :].strip(_BETWEEN) if tail else ""
-        return (whole_calls(text, self._format, self._schemas) or []) if text else []
+        return (parse_calls(text, self._format, self._schemas) or []) if text else []
 
     def _parsed(self, inside: str, *, complete: bool, end: str = "") -> list[Delta]:
-        """The calls in a text, or the text itself where it holds none."""
+        """The calls in a text, or the text itself as content if it is no calls."""
         assert self._format
-        calls = whole_calls(inside, self._format, self._schemas) if complete else None
+        calls = parse_calls(inside, self._format, self._schemas) if complete else None
         if calls is None:
             return [Delta("content", self._call_start + inside + end)]
         self.saw_call = True
         return calls
 
     def _begins_bare_call(self) -> bool:
-        """Whether the answer begins with `{` in a format where that is a call."""
+        """Whether the output begins with `{` in a format where that is a call."""
         if not self._at_start or not (self._format and self._format.bare):
             return False
         first = self._held.lstrip()[:1]
@@ -201,7 +200,7 @@ class MarkerSplitter:
         self._at_start = not first
         return first == "{"
 
-    def _sought(self) -> list[str]:
+    def _markers_sought(self) -> list[str]:
         if self._state == "reasoning":
             return [self._markers.think_end]
         starts = [
@@ -219,8 +218,8 @@ class MarkerSplitter:
             deltas.append(Delta(kind, text))
 
 
-def whole_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta] | None:
-    """The calls in a text, None if it is no text of calls."""
+def parse_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta] | None:
+    """The calls in a complete text, or None if it is malformed."""
     try:
         return [
             Delta("call", msgspec.json.encode(call.arguments).decode(), call.name)
@@ -231,16 +230,16 @@ def whole_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta]
 
 
 def earliest(text: str, markers: Sequence[str]) -> tuple[int, str]:
-    """The first place of any of the markers, and which it is; -1 and none if there is none."""
+    """The index of the first marker found, and the marker; -1 and an empty string if there is none."""
     found = [(text.find(marker), marker) for marker in markers]
     return min(((place, marker) for place, marker in found if place >= 0), default=(-1, ""))
 
 
 class ContentEdges:
-    """Knows where the content begins, and what of it is only the space around calls.
+    """Tracks where the content begins, and drops white space around calls.
 
-    `think_end` ends the reasoning. Models that were told not to reason begin with it, and so do those that
-    reason without the marker that starts it.
+    `think_end` is the marker that ends reasoning. An output may begin with it: if reasoning is turned off, or
+    if the model reasons without a start marker.
     """
 
     def __init__(self, think_end: str) -> None:
@@ -249,24 +248,24 @@ class ContentEdges:
         self._behind_call = False
         self._space = ""
 
-    def begins_with_end(self, held: str) -> str | None:
-        """What follows an end of reasoning that the content begins with; None if it begins otherwise."""
+    def after_leading_end(self, held: str) -> str | None:
+        """The text after a leading `think_end`; None if the content does not begin with it."""
         text = held.lstrip()
         if self._begun or not self._think_end or not text.startswith(self._think_end):
             return None
         self._begun = True
         return text[len(self._think_end) :]
 
-    def may_begin_with_end(self, held: str) -> bool:
-        """Whether what is held may still become such an end."""
+    def may_become_leading_end(self, held: str) -> bool:
+        """Whether the held text is a prefix of a leading `think_end`."""
         return not self._begun and bool(self._think_end) and self._think_end.startswith(held.lstrip())
 
     def after_call(self) -> None:
-        """A call has ended."""
+        """Note the end of a call."""
         self._behind_call, self._space = True, ""
 
     def content(self, text: str) -> str:
-        """What of a text is content: white space behind a call is none before something follows it."""
+        """The content in a text; white space after a call is held back until more content follows."""
         if not text:
             return ""
         self._begun = True

@@ -1,18 +1,18 @@
-"""Formats whose arguments are bare text between tags: what they are, their schema tells."""
+"""Formats with arguments as bare text between tags, typed by their schema."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, some
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, nonempty
+from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
 from zmqengine_http.tool_calls.json_formats import BAR, parse_json
 from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
-from zmqengine_http.tool_calls.streamed import ArgumentsParser
-from zmqengine_http.tool_calls.streamed_text import TaggedArguments, Tags
-from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
+from zmqengine_http.tool_calls.schema_types import argument_types, convert_text, without_padding
+from zmqengine_http.tool_calls.tagged_arguments import TaggedArguments, Tags
 
-# DeepSeek and Muse have a prefix before each word, MiniCPM wraps what has tags in it.
+# DeepSeek and Muse prefix each tag name; MiniCPM wraps values that contain tags in CDATA.
 _PREFIX = f"(?:{BAR}DSML{BAR}|atem:)?"
 _FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'>\s]+)["']?\s*>"""
 _PARAMETER = (
@@ -26,13 +26,13 @@ _XML_PARAMETER = re.compile(
 
 
 def parse_xml(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`<function=name><parameter=key>value</parameter></function>` of Qwen3-Coder, and its `invoke`
-    relatives."""
+    """Parse `<function=name><parameter=key>value</parameter></function>` of Qwen3-Coder, and `invoke`
+    variants."""
     return _xml_calls(text, schemas, padded=False)
 
 
 def parse_padded_xml(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """The same, with a line break around each value."""
+    """Parse the format of `parse_xml` with line breaks around each value."""
     return _xml_calls(text, schemas, padded=True)
 
 
@@ -43,7 +43,7 @@ def _xml_calls(text: str, schemas: Schemas, *, padded: bool) -> list[ParsedCall]
 def _tagged_calls(
     text: str, schemas: Schemas, call: re.Pattern[str], argument: re.Pattern[str], *, padded: bool = False
 ) -> list[ParsedCall]:
-    return some(
+    return nonempty(
         [
             ParsedCall(name, _arguments(inside, schemas.get(name, {}), argument, padded=padded))
             for name, inside in call.findall(text)
@@ -54,20 +54,20 @@ def _tagged_calls(
 def _arguments(
     inside: str, schema: Mapping[str, object], argument: re.Pattern[str], *, padded: bool = False
 ) -> dict[str, object]:
-    """What `argument` finds: its first group is the key, `value` the text or `held` one to be taken as it
-    is."""
+    """The arguments that `argument` matches: first group the key, `value` the text, or `held` a CDATA
+    text."""
     values: dict[str, object] = {}
     for found in argument.finditer(inside):
         key, groups = found[1].strip(), found.groupdict()
         text = groups.get("held")
         if text is None:
             text = without_padding(groups["value"], always=padded)
-        values[key] = typed(text, told_kinds(schema, key, groups.get("told")))
+        values[key] = convert_text(text, argument_types(schema, key, groups.get("told")))
     return values
 
 
 def parse_minicpm(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`"name"><param name="key">value</param>...` of MiniCPM 5, whose start marker is a part of the tag."""
+    """Parse `"name"><param name="key">value</param>...` of MiniCPM 5, whose start marker begins the tag."""
     return parse_xml(f"<function name={text}</function>", schemas)
 
 
@@ -76,7 +76,7 @@ _GLM_ARGUMENT = re.compile(rf"{_GLM_OPENING.pattern}(?P<value>.*?)</arg_value>",
 
 
 def parse_glm(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`name<arg_key>key</arg_key><arg_value>value</arg_value>...` of GLM 4.5 and later."""
+    """Parse `name<arg_key>key</arg_key><arg_value>value</arg_value>...` of GLM 4.5 and later."""
     name = text.split("<arg_key>", 1)[0].strip()
     if not re.fullmatch(r"[\w.-]+", name):
         return parse_json(text, schemas)
@@ -95,7 +95,7 @@ _HUNYUAN_ARGUMENT = re.compile(rf"{_HUNYUAN_OPENING.pattern}(?P<value>.*?)</arg_
 
 
 def parse_hunyuan(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """The calls in a section of Hunyuan 3: `name<tool_sep>` and arguments as GLM writes them."""
+    """Parse a section of Hunyuan 3: `name<tool_sep>` and arguments in GLM's format."""
     return _tagged_calls(text, schemas, _HUNYUAN_CALL, _HUNYUAN_ARGUMENT)
 
 
@@ -109,7 +109,7 @@ _KIMI_ARGUMENT = re.compile(rf"{_KIMI_OPENING.pattern}(?P<value>.*?)<\|close\|>a
 
 
 def parse_kimi_tags(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """The calls in a section of tools of Kimi K3, where each argument tells its type."""
+    """Parse a tools section of Kimi K3, where each argument's tag states its type."""
     return _tagged_calls(text, schemas, _KIMI_CALL, _KIMI_ARGUMENT)
 
 
@@ -159,7 +159,7 @@ TAGGED_FORMATS: dict[str, CallFormat] = {
     "qwen3_coder": _tagged("<tool_call>", "</tool_call>", _XML._replace(padded=True)),
     "seed_oss": _tagged("<seed:tool_call>", "</seed:tool_call>"),
     "minimax_m2": _tagged("<minimax:tool_call>", "</minimax:tool_call>"),
-    # Told when they are whole.
+    # Not streamed: the header never matches.
     "minimax_m3": CallFormat(f"{MARK}<tool_call>", f"{MARK}</tool_call>", parse_nested, re.compile("(?!)")),
     "deepseek_v32": _tagged(f"<{BAR}DSML{BAR}function_calls>", f"</{BAR}DSML{BAR}function_calls>", _DSML),
     "deepseek_v4": _tagged(f"<{BAR}DSML{BAR}tool_calls>", f"</{BAR}DSML{BAR}tool_calls>", _DSML),

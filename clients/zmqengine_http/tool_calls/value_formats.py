@@ -1,4 +1,4 @@
-"""Formats whose arguments are written as Gemma or Python writes values."""
+"""Formats with arguments as Gemma or Python literals."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, some
-from zmqengine_http.tool_calls.lenient import Malformed, read_value
-from zmqengine_http.tool_calls.streamed import ArgumentsParser, JsonArguments
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, nonempty
+from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
+from zmqengine_http.tool_calls.lenient_json import Malformed, read_value
 
 _CALL_HEADER = re.compile(r"\s*call:([\w.-]+)\s*")
 
 
 def parse_gemma(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`call:name{key:value,...}` of Gemma: bare keys, `<|"|>`, `<escape>` or any other quotes around
+    """Parse `call:name{key:value,...}` of Gemma: bare keys, and `<|"|>`, `<escape>` or usual quotes around
     strings."""
     text = text.replace("<escape>", '<|"|>')
     calls, at = [], 0
@@ -24,7 +24,7 @@ def parse_gemma(text: str, schemas: Schemas) -> list[ParsedCall]:
             raise Malformed("no call:name")
         arguments, at = read_value(text, header.end())
         calls.append(ParsedCall(header[1], as_arguments(arguments)))
-    return some(calls)
+    return nonempty(calls)
 
 
 _PYTHON_CALL = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(\s*")
@@ -32,7 +32,7 @@ _PYTHON_KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
 
 
 def parse_pythonic(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """`[name(key=value, ...), ...]` of Llama 4 and LFM; without brackets, each on a line, of OLMo 3."""
+    """Parse `[name(key=value, ...), ...]` of Llama 4 and LFM; without brackets, one per line, of OLMo 3."""
     text = text.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     calls, at, end = [], 0, len(inside)
@@ -51,7 +51,7 @@ def parse_pythonic(text: str, schemas: Schemas) -> list[ParsedCall]:
         calls.append(ParsedCall(header[1], arguments))
         at += 1
         at = _after_comma(inside, at)
-    return some(calls)
+    return nonempty(calls)
 
 
 _COMMA = re.compile(r"\s*,?\s*")
@@ -84,7 +84,7 @@ def _write_python(calls: Sequence[ParsedCall]) -> str:
 
 
 def _python(value: object) -> str:
-    """A value in Python, with the double quotes of JSON."""
+    """A value as a Python literal, its strings in JSON's double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):

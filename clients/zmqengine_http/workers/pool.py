@@ -72,7 +72,7 @@ class Pool:
         return self._aliases[max(fitting, key=len)] if fitting else None
 
     def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> PooledWorker:
-        """The worker for a prompt: the one that had its cache key or longest prefix, unless `SLACK` requests busier.
+        """The worker for a prompt: the one with its cache key or longest prefix, unless `SLACK` busier.
 
         Raises a 503 if no worker of the model is ready.
         """

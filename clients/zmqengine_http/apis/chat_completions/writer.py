@@ -125,7 +125,7 @@ def _message(choice: WholeChoice) -> dict[str, object]:
 
 
 def chat_logprobs(model: Model, top: int, logprobs: ChoiceLogprobs) -> dict[str, object]:
-    """The logprobs object of a chat choice: `{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`.
+    """The logprobs of a chat choice: `{"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}`.
 
     The concatenated `bytes` of adjacent tokens are valid text, even if one token holds only part of a
     character.

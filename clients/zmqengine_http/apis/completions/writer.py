@@ -98,10 +98,10 @@ class TextWriter:
 
 
 class TextLogprobs:
-    """Encodes the logprobs of one choice incrementally: `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`.
+    """Encodes the logprobs of one choice incrementally.
 
-    Offsets count characters of the choice's text. As in OpenAI's API, a token that is part of a character is
-    written as `bytes:\\xf0\\x9f`.
+    Fields are `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`. Offsets count characters of the
+    choice's text. As in OpenAI's API, a token that is part of a character is written as `bytes:\\xf0\\x9f`.
     """
 
     def __init__(self, model: Model, top: int) -> None:

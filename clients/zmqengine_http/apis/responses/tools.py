@@ -1,4 +1,4 @@
-"""The tools of a Responses request, flattened to functions for the chat template, and the client's names for them.
+"""The tools of a Responses request: flattened to functions for chat templates, and their original names.
 
 A namespace, in which Codex groups the tools of an MCP server, becomes functions prefixed with its name. A
 freeform tool becomes a function with one string argument. Server-side tools are left out.

@@ -1,8 +1,7 @@
-"""A reader of almost-JSON: what models write when they mean JSON.
+"""A lenient JSON parser, for what models write when they mean JSON.
 
-Beside JSON it takes single-quoted strings, bare keys, True/False/None, trailing commas, raw line breaks in
-strings and the `<|"|>` quotes of Gemma 4. It never guesses at text that is cut short or does not fit: that is
-a `Malformed`.
+It accepts JSON, and single-quoted strings, bare keys, True/False/None, trailing commas, raw line breaks in
+strings and the `<|"|>` quotes of Gemma 4. It never guesses: truncated or other text is `Malformed`.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 
 
 class Malformed(ValueError):
-    """The text is no value, or no call, of the format."""
+    """The text is not a value, or not a call, of the format."""
 
 
 def read_value(text: str, start: int = 0) -> tuple[object, int]:
-    """The value that begins at `start`, and the place after it. Raises `Malformed`."""
+    """The value that begins at `start`, and the index after it. Raises `Malformed`."""
     return _Reader(text).value(start, DEPTH_MAX)
 
 
 def read_whole(text: str) -> object:
-    """The one value that `text` is, white space aside. Raises `Malformed`."""
+    """The value of a whole text, ignoring surrounding white space. Raises `Malformed`."""
     value, end = read_value(text)
     if text[end:].strip():
         raise Malformed(f"text after the value at {end}")
@@ -139,13 +138,13 @@ def _unescaped(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     escape = match[0]
     if len(escape) > 2:
-        # Through JSON, which joins surrogate pairs; a lone half is no character.
+        # A JSON decoder joins surrogate pairs; a lone surrogate becomes U+FFFD.
         return str(json.loads(f'"{escape}"')).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return ESCAPES.get(escape[1], escape[1])
 
 
 def to_number(text: str) -> int | float:
-    """The number that a text is. Raises `Malformed` for one out of range."""
+    """Convert a JSON number. Raises `Malformed` if it is out of range."""
     if len(text) > 400:
         raise Malformed("a number of more than 400 digits")
     value = float(text)

@@ -1,7 +1,7 @@
-"""Arguments that are written as bare text between tags, while they come: JSON out, piece by piece.
+"""An incremental parser of arguments written as bare text between tags: text in, JSON out, piece by piece.
 
-A text that its schema calls a string is told as it is written, and so are objects and lists, which may have
-the tags in their texts; any other value when its tag is closed.
+Strings, by their schema, are streamed as they are generated, and so are objects and lists, whose strings may
+contain the tags; any other value is emitted when its tag closes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from zmqengine_http.tool_calls.deltas import overlap
-from zmqengine_http.tool_calls.streamed import JsonArguments, escaped
-from zmqengine_http.tool_calls.typed import told_kinds, typed, without_padding
+from zmqengine_http.tool_calls.json_arguments import JsonArguments, escaped
+from zmqengine_http.tool_calls.schema_types import argument_types, convert_text, without_padding
 
 TAG_CHARS_MAX = 1000
 
@@ -22,9 +22,10 @@ TAG_CHARS_MAX = 1000
 class Tags(NamedTuple):
     """The tags around values.
 
-    `opening` matches those before a value, with its key as the first group, and its type as the group `told`
-    where they tell it; `within` matches the beginning of one. One of `closings` stands behind a value, one of
-    `ends` behind the last. `padded`: line breaks at both ends of a value always belong to its tags.
+    `opening` matches the tags before a value; its first group is the key, its group `told`, if any, the type
+    that the tag states. `within` matches a prefix of an opening tag. A value is followed by one of
+    `closings`, the last value by one of `ends`. `padded`: line breaks at both ends of a value always belong
+    to its tags.
     """
 
     opening: re.Pattern[str]
@@ -35,10 +36,10 @@ class Tags(NamedTuple):
 
 
 class TaggedArguments:
-    """`feed` it what follows the name of a function; it gives JSON until the arguments end.
+    """An `ArgumentsParser` of tagged values, from the text after the function's name.
 
-    The arguments end with one of the tags' `ends`, which is taken, or before `call_end`, which is left in
-    `rest`; then `done` is true. Other tags are passed over.
+    The arguments end with one of the tags' `ends`, which is consumed, or before `call_end`, which stays in
+    `rest`. Unknown tags are skipped.
     """
 
     def __init__(self, parameters: Mapping[str, object], tags: Tags, call_end: str) -> None:
@@ -57,7 +58,7 @@ class TaggedArguments:
         self._count = -1
 
     def feed(self, text: str) -> str:
-        """The JSON that this text adds."""
+        """Parse more text; returns the JSON it adds."""
         self.rest += text
         pieces = []
         if self._count < 0:
@@ -80,7 +81,7 @@ class TaggedArguments:
         if opened:
             self.rest = self.rest[opened.end() :]
             key = opened[1].strip()
-            self._kinds = told_kinds(self._parameters, key, opened.groupdict().get("told"))
+            self._kinds = argument_types(self._parameters, key, opened.groupdict().get("told"))
             self._in_value = self._at_start = True
             comma = "," if self._count else ""
             self._count += 1
@@ -101,14 +102,14 @@ class TaggedArguments:
         return "}"
 
     def _may_open(self) -> bool:
-        """Whether what is held may still become one of the tags."""
+        """Whether the held text is a prefix of one of the tags."""
         if any(end.startswith(self.rest) for end in (*self._tags.ends, self._call_end)):
             return True
         return len(self.rest) < TAG_CHARS_MAX and self._tags.within.fullmatch(self.rest) is not None
 
     def _value(self) -> str | None:
         if self._nested is not None or self._begins_nested():
-            return self._in_nested()
+            return self._nested_piece()
         if not self._in_text and not self._begins_text():
             return self._whole_value()
         place = self._closing_place()
@@ -141,7 +142,7 @@ class TaggedArguments:
         self._nested = JsonArguments(arrays=True)
         return True
 
-    def _in_nested(self) -> str | None:
+    def _nested_piece(self) -> str | None:
         nested = self._nested
         assert nested is not None
         if not nested.done:
@@ -158,7 +159,7 @@ class TaggedArguments:
         return ""
 
     def _begins_text(self) -> bool:
-        """Whether the value is a text for sure, so that it can be told before its end."""
+        """Whether the value is certainly a string, so that it can be streamed."""
         if "string" not in self._kinds:
             return False
         if "null" not in self._kinds:
@@ -174,7 +175,7 @@ class TaggedArguments:
         at, closing = place
         text, self.rest = self.rest[:at], self.rest[at + len(closing) :]
         self._in_value = False
-        value = typed(without_padding(text, always=self._tags.padded), self._kinds)
+        value = convert_text(without_padding(text, always=self._tags.padded), self._kinds)
         return msgspec.json.encode(value).decode()
 
     def _closing_place(self) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""Arguments in the words of Python, or of Gemma: rules for what a schema allows."""
+"""Grammars of arguments as Python or Gemma literals, from their JSON schema."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
-from zmqengine_http.tool_calls.typed import Schema, kinds_of, resolved, values_of
+from zmqengine_http.tool_calls.schema_types import Schema, resolved, types_of, values_of
 
-ALL_KINDS = ("string", "number", "boolean", "null", "array", "object")
+ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _STRINGS = ("minLength", "maxLength", "pattern", "format")
-_BEYOND = {
+_UNSUPPORTED = {
     "array": ("prefixItems", "unevaluatedItems"),
     "object": ("patternProperties", "minProperties", "maxProperties"),
 }
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 DEPTH_MAX = 32
-ANYTHING_DEPTH = 2
+ANY_DEPTH = 2
 
 
-class Style(NamedTuple):
-    """How a language writes values: `quote` is around strings, empty for those of JSON; keys may be bare
-    words."""
+class LiteralStyle(NamedTuple):
+    """The literals of a language: `quote` delimits strings, empty for JSON strings; `bare_keys` need no
+    quotes."""
 
     words: Mapping[object, str]
     comma: str
@@ -35,25 +35,26 @@ class Style(NamedTuple):
     bare_keys: bool = False
 
 
-PYTHON = Style({True: "True", False: "False", None: "None"}, ", ", ": ")
-GEMMA = Style({True: "true", False: "false", None: "null"}, ",", ":", '<|"|>', bare_keys=True)
+PYTHON = LiteralStyle({True: "True", False: "False", None: "None"}, ", ", ": ")
+GEMMA = LiteralStyle({True: "true", False: "false", None: "null"}, ",", ":", '<|"|>', bare_keys=True)
 FUNCTION_GEMMA = GEMMA._replace(quote="<escape>")
 
 
-class WrittenValues:
-    """Rules for the values of one function's schema."""
+class LiteralValues:
+    """Builds the rules of one function's arguments."""
 
-    def __init__(self, rules: GrammarRules, function: OfferedFunction, style: Style) -> None:
+    def __init__(self, rules: GrammarRules, function: OfferedFunction, style: LiteralStyle) -> None:
         self._rules = rules
         self._function = function
         self._style = style
         self._root = function.parameters
         self._references: dict[str, str] = {}
         for keyword in sorted(unenforced_keywords(function.parameters)):
-            rules.pass_over(function, keyword)
+            rules.skip_keyword(function, keyword)
 
     def members(self, items: Iterable[tuple[str, object, bool]], key: Callable[[str], str]) -> str:
-        """Members in this order, each with its schema and whether it must be there, separated by commas."""
+        """Comma-separated members in this order; each item is a name, a schema, and whether it is
+        required."""
         first, later = self._rules.text(""), self._rules.text("")
         comma = self._rules.text(self._style.comma)
         for name, schema, needed in reversed(list(items)):
@@ -65,18 +66,18 @@ class WrittenValues:
         return self._rules.rule(first)
 
     def key(self, name: str) -> str:
-        """A key and what follows it, as in an object."""
+        """A key of an object, and its colon."""
         bare = self._style.bare_keys and _WORD.fullmatch(name)
         written = self._rules.text(name) if bare else self._literal(name)
         return f"{written} {self._rules.text(self._style.colon)}"
 
     def value(self, schema: object, depth: int = DEPTH_MAX) -> str:
-        """What a schema allows."""
+        """The literals that a schema allows."""
         if not isinstance(schema, Mapping) or not schema:
-            # Deep enough for what is not described; every level doubles the grammar.
-            schema, depth = {}, min(depth, ANYTHING_DEPTH)
+            # An undescribed value needs few levels, and every level doubles the grammar.
+            schema, depth = {}, min(depth, ANY_DEPTH)
         if depth < 1:
-            return alternation(self._kind(kind, {}, 0) for kind in ALL_KINDS[:4])
+            return alternation(self._kind(kind, {}, 0) for kind in ALL_TYPES[:4])
         reference = schema.get("$ref")
         if isinstance(reference, str) and len(schema) == 1:
             return self._reference(reference, schema, depth)
@@ -86,7 +87,7 @@ class WrittenValues:
         if reference not in self._references:
             target = resolved(schema, self._root)
             if "$ref" in target:
-                self._rules.pass_over(self._function, "$ref")
+                self._rules.skip_keyword(self._function, "$ref")
                 return self.value({})
             name, place = self._rules.later_rule()
             self._references[reference] = name
@@ -96,29 +97,31 @@ class WrittenValues:
     def _body(self, schema: Schema, depth: int) -> str:
         for keyword in ("allOf", "$ref"):
             if keyword in schema:
-                self._rules.pass_over(self._function, keyword)
+                self._rules.skip_keyword(self._function, keyword)
         for keyword in ("anyOf", "oneOf"):
             choices = schema.get(keyword)
             if isinstance(choices, list) and choices:
                 if _constrains(schema):
-                    self._rules.pass_over(self._function, keyword)
+                    self._rules.skip_keyword(self._function, keyword)
                 return alternation(dict.fromkeys(self.value(choice, depth - 1) for choice in choices))
         values = values_of(schema)
         if values is not None:
             return alternation(dict.fromkeys(self._literal(value) for value in values))
-        kinds = kinds_of(schema, self._root) or ALL_KINDS
-        return alternation(self._kind(kind, schema, depth) for kind in ALL_KINDS if kind in _wider(kinds))
+        kinds = types_of(schema, self._root) or ALL_TYPES
+        return alternation(
+            self._kind(kind, schema, depth) for kind in ALL_TYPES if kind in _without_integer(kinds)
+        )
 
     def _kind(self, kind: str, schema: Schema, depth: int) -> str:
-        for keyword in _BEYOND.get(kind, ()):
+        for keyword in _UNSUPPORTED.get(kind, ()):
             if keyword in schema:
-                self._rules.pass_over(self._function, keyword)
+                self._rules.skip_keyword(self._function, keyword)
         if kind == "string":
             return self._string(schema)
         if kind == "number":
-            kinds = kinds_of(schema, self._root)
+            kinds = types_of(schema, self._root)
             exact = "integer" if kinds and "number" not in kinds else "number"
-            return self._rules.value({"type": exact, **_some(schema, _NUMBERS)}, self._function)
+            return self._rules.value({"type": exact, **_subset(schema, _NUMBERS)}, self._function)
         if kind == "boolean":
             return alternation(self._rules.text(self._style.words[value]) for value in (True, False))
         if kind == "null":
@@ -127,10 +130,10 @@ class WrittenValues:
 
     def _string(self, schema: Schema) -> str:
         if not self._style.quote:
-            return self._rules.value({"type": "string", **_some(schema, _STRINGS)}, self._function)
+            return self._rules.value({"type": "string", **_subset(schema, _STRINGS)}, self._function)
         for keyword in ("pattern", "format"):
             if keyword in schema:
-                self._rules.pass_over(self._function, keyword)
+                self._rules.skip_keyword(self._function, keyword)
         length = f"(?s:.){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
         body = self._rules.without([self._style.quote], length)
         mark = self._rules.marker(self._style.quote)
@@ -181,7 +184,8 @@ class WrittenValues:
 
 
 def object_members(schema: Schema) -> list[tuple[str, object, bool]]:
-    """The members of an object that its schema names or demands, and whether each must be there."""
+    """The members of an object that its schema names or requires: name, schema, and whether it is
+    required."""
     properties, required = schema.get("properties"), schema.get("required")
     named = dict(properties) if isinstance(properties, Mapping) else {}
     demanded = [str(name) for name in required] if isinstance(required, list) else []
@@ -192,7 +196,7 @@ def object_members(schema: Schema) -> list[tuple[str, object, bool]]:
 
 
 def _constrains(schema: Schema) -> bool:
-    """Whether there are rules beside a choice of schemas."""
+    """Whether a schema has keywords beside a choice of schemas."""
     rules = (
         *_NUMBERS,
         *_STRINGS,
@@ -207,9 +211,9 @@ def _constrains(schema: Schema) -> bool:
     return any(name in schema for name in rules)
 
 
-def _wider(kinds: Iterable[str]) -> set[str]:
+def _without_integer(kinds: Iterable[str]) -> set[str]:
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
-def _some(schema: Schema, names: Sequence[str]) -> dict[str, object]:
+def _subset(schema: Schema, names: Sequence[str]) -> dict[str, object]:
     return {name: schema[name] for name in names if name in schema}

@@ -1,10 +1,10 @@
-"""Arguments that are written as bare text, without quotes: what their schema makes of them."""
+"""Types of arguments by their JSON schema, and the conversion of bare text, without quotes, to a value."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from zmqengine_http.tool_calls.lenient import Malformed, read_whole
+from zmqengine_http.tool_calls.lenient_json import Malformed, read_whole
 
 Schema = Mapping[str, object]
 REFERENCES_MAX = 16
@@ -13,8 +13,8 @@ _KINDS: dict[type, str] = {
 }  # fmt: skip
 
 
-def typed(text: str, kinds: frozenset[str]) -> object:
-    """What a text is, of these types: a string when in doubt."""
+def convert_text(text: str, kinds: frozenset[str]) -> object:
+    """Convert a text to a value of one of these types; a string if in doubt."""
     if "string" in kinds:
         return None if text == "null" and "null" in kinds else text
     try:
@@ -27,32 +27,31 @@ def typed(text: str, kinds: frozenset[str]) -> object:
 def without_padding(text: str, *, always: bool = False) -> str:
     """A text without the line breaks that belong to the tags around it.
 
-    That is one at either end; the one at the end only if there is one at the start, or the format `always`
-    has both.
+    At most one is removed at either end; at the end only if there was one at the start, or if `always`.
     """
     inner = text.removeprefix("\n")
     return inner.removesuffix("\n") if always or len(inner) < len(text) else text
 
 
-def told_kinds(parameters: Schema, key: str, told: str | None = None) -> frozenset[str]:
-    """The types that an argument may have by its schema, and by what its own tag tells.
+def argument_types(parameters: Schema, key: str, told: str | None = None) -> frozenset[str]:
+    """The types that an argument may have by its schema, and by `told`, the type stated in its tag.
 
-    A tag tells the name of a type, or `true` for a string and `false` for anything else.
+    A tag states the name of a type, or `true` for a string and `false` for any other.
     """
-    kinds = kinds_of(property_of(parameters, key), parameters)
+    kinds = types_of(property_of(parameters, key), parameters)
     if told is None:
         return kinds
     return frozenset({"string"}) if told in ("true", "string") else (kinds - {"string"}) or frozenset({"any"})
 
 
 def property_of(parameters: Schema, key: str) -> object:
-    """The schema of one argument, None if there is none."""
+    """The schema of one argument, or None."""
     properties = resolved(parameters, parameters).get("properties")
     return properties.get(key) if isinstance(properties, Mapping) else None
 
 
-def kinds_of(schema: object, root: Schema) -> frozenset[str]:
-    """The types that a schema names, or that its values have; none where anything goes."""
+def types_of(schema: object, root: Schema) -> frozenset[str]:
+    """The types that a schema names, or those of its enumerated values; empty if any type is allowed."""
     kinds: set[str] = set()
     for part in alternatives(schema, root):
         kind = part.get("type")
@@ -66,7 +65,7 @@ def kinds_of(schema: object, root: Schema) -> frozenset[str]:
 
 
 def values_of(schema: Schema) -> list[object] | None:
-    """The values that `const` or `enum` leave; None if neither is there."""
+    """The values that `const` or `enum` allow; None without either."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
@@ -74,8 +73,7 @@ def values_of(schema: Schema) -> list[object] | None:
 
 
 def alternatives(schema: object, root: Schema, depth: int = REFERENCES_MAX) -> Iterator[Schema]:
-    """The schemas that `anyOf` and `oneOf` choose from, references followed; the schema itself without
-    these."""
+    """The alternatives of `anyOf` and `oneOf`, references resolved; without these the schema itself."""
     if not isinstance(schema, Mapping) or not depth:
         return
     schema = resolved(schema, root)
@@ -89,7 +87,7 @@ def alternatives(schema: object, root: Schema, depth: int = REFERENCES_MAX) -> I
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """The schema that a reference within `root` leads to; `allOf` of one is that one."""
+    """The schema with its reference within `root` resolved, and an `allOf` of one schema merged."""
     for _ in range(REFERENCES_MAX):
         parts = schema.get("allOf")
         reference = schema.get("$ref")

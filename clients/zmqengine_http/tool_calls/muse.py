@@ -1,7 +1,7 @@
-"""The messages of Muse: to itself is reasoning, to a function is a call, without an address is content.
+"""Parses the messages of Muse by their address: itself (reasoning), a function (a call), or none (content).
 
-An output is messages, `<|start|>assistant to=NAME<|message|>TEXT<|eom|>`; the prompt ends within the first
-header.
+An output is a sequence of messages `<|start|>assistant to=NAME<|message|>TEXT<|eom|>`. The prompt ends inside
+the first header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ADDRESS = re.compile(r"\bto=([\w.-]+)")
 
 
 class MuseSplitter:
-    """A `TextSplitter` for messages with an address; calls are in `calls`, or content where that is None."""
+    """A `TextSplitter` for addressed messages; calls are in the format `calls`, or content if that is
+    None."""
 
     def __init__(self, calls: CallFormat | None, schemas: Schemas) -> None:
         self.saw_call = False
@@ -33,11 +34,11 @@ class MuseSplitter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the reasoning, its header included."""
+        """Whether the next text belongs to the reasoning or its header."""
         return self._kind == "reasoning" if not self._in_header else "to=self" in self._held
 
     def feed(self, text: str) -> list[Delta]:
-        """What can be told of the answer after this text."""
+        """Parse more text; returns the deltas that are certain."""
         self._held += text
         deltas: list[Delta] = []
         while self._held and (self._read_header() if self._in_header else self._read_body(deltas)):
@@ -45,13 +46,13 @@ class MuseSplitter:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What is left at the end of the output."""
+        """Parse the end of the output; returns the remaining deltas."""
         held, self._held = self._held, ""
         if self._in_header:
             return (
                 [Delta("content", held)] if held and not held.startswith((" to=", "<|", "assistant")) else []
             )
-        return self._told(held) + self._end_inside()
+        return self._deltas_of(held) + self._end_inside()
 
     def _read_header(self) -> bool:
         place = self._held.find(_MESSAGE)
@@ -71,15 +72,15 @@ class MuseSplitter:
         if not end:
             sure = len(self._held) - max(overlap(self._held, mark) for mark in _ENDS)
             text, self._held = self._held[:sure], self._held[sure:]
-            deltas += self._told(text)
+            deltas += self._deltas_of(text)
             return False
         text, self._held = self._held[:place], self._held[place + len(end) :]
-        deltas += self._told(text)
+        deltas += self._deltas_of(text)
         deltas += self._end_inside()
         self._in_header = True
         return True
 
-    def _told(self, text: str) -> list[Delta]:
+    def _deltas_of(self, text: str) -> list[Delta]:
         if self._inside is None:
             return [Delta(self._kind, text)] if text else []
         deltas = self._inside.feed(text)

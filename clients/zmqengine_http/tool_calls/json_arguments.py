@@ -1,7 +1,7 @@
-"""The arguments of a call while they are written: almost-JSON in, JSON out, piece by piece.
+"""An incremental parser of lenient JSON arguments: text in, strict JSON out, piece by piece.
 
-It reads what `lenient` reads and writes what a JSON encoder would, without white space. The pieces together
-do not depend on how the text was cut.
+It accepts what `lenient_json` accepts and writes JSON without white space. The concatenated output does not
+depend on how the text was cut.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from zmqengine_http.tool_calls.deltas import overlap
-from zmqengine_http.tool_calls.lenient import (
+from zmqengine_http.tool_calls.lenient_json import (
     CONSTANTS,
     DEPTH_MAX,
     ESCAPES,
@@ -30,10 +30,10 @@ _WORD_CHARS_MAX = 500
 
 
 class ArgumentsParser(Protocol):
-    """`feed` it text; it gives JSON until the arguments end.
+    """An incremental parser of the arguments of one call: `feed` returns JSON.
 
-    Then `done` is true and `rest` is the text behind them. What is no value makes it `broken`: nothing more
-    comes, and `rest` begins with what could not be read.
+    After the end of the arguments `done` is True and `rest` is the text after them. After malformed text
+    `broken` is True, no more JSON comes, and `rest` begins with the text that could not be parsed.
     """
 
     done: bool
@@ -41,14 +41,14 @@ class ArgumentsParser(Protocol):
     rest: str
 
     def feed(self, text: str) -> str:
-        """The JSON that this text adds."""
+        """Parse more text; returns the JSON it adds."""
 
 
 class JsonArguments:
-    """A `ArgumentsParser` of text from the first `{` on, until the object is closed.
+    """An `ArgumentsParser` of one object, from its `{` to its `}`.
 
-    With `keywords` it begins behind the `(` of a call in Python; with `arrays` it may be an array. `quote` is
-    what some models put around strings besides the usual quotes.
+    With `keywords`, of Python keyword arguments after the `(`; with `arrays`, of an array too. `quote` is an
+    additional string delimiter of some models.
     """
 
     def __init__(self, *, keywords: bool = False, arrays: bool = False, quote: str = GEMMA_QUOTE) -> None:
@@ -62,11 +62,11 @@ class JsonArguments:
         self._quote = ""
         self._in_key = False
         self._comma = False
-        # What is awaited: a value, a key, the colon after it, or what follows a value.
+        # The expected lexeme: value, key, colon, or after (a comma or a closing bracket).
         self._awaited = "key" if keywords else "value"
 
     def feed(self, text: str) -> str:
-        """The JSON that this text adds."""
+        """Parse more text; returns the JSON it adds."""
         self.rest += text
         pieces = [] if self._begun else ["{"]
         self._begun = True
@@ -81,7 +81,7 @@ class JsonArguments:
         return "".join(pieces)
 
     def _next(self) -> str | None:
-        """Take one lexeme; None if it may go on in what has not come yet."""
+        """Parse one lexeme; None if it may continue in the next text."""
         self.rest = self.rest.lstrip()
         if not self.rest:
             return ""
@@ -184,7 +184,7 @@ class JsonArguments:
         return "\ufffd"
 
     def _word(self) -> str | None:
-        """A bare key, a constant or a number; it ends where something else begins."""
+        """Parse a bare key, a constant or a number; None until the character after it is known."""
         found = _WORD.match(self.rest)
         if not found or not self._open or len(found[0]) > _WORD_CHARS_MAX:
             raise Malformed("no value")
@@ -206,13 +206,13 @@ class JsonArguments:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands between the quotes of JSON."""
+    """The text escaped for a JSON string, without quotes."""
     clean = text.encode("utf-8", "replace").decode() if not text.isascii() else text
     return msgspec.json.encode(clean).decode()[1:-1]
 
 
 def _may_become_unicode(text: str) -> bool:
-    r"""Whether a text that begins with `\u` may go on to a character, or to the second half of one."""
+    r"""Whether a text that begins with `\u` may continue to a complete escape, or to a surrogate pair."""
     if len(text) < 6:
         return all(character in "0123456789abcdefABCDEF" for character in text[2:])
     high = _UNICODE.match(text)
