@@ -1,4 +1,4 @@
-"""Numbers for front-ends by name or key: who gets which share, who may ask for which priority."""
+"""Rules that assign numbers to front-ends by name or key: shares of the service, priorities."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ KEY_CHARACTERS_MIN = 8
 
 
 class ClientRule(NamedTuple):
-    """A pattern and what holds for whom it names."""
+    """A pattern of front-ends, and their number."""
 
     pattern: str
     value: float
 
     def names(self, client: str, user: str) -> bool:
-        """Whether this front-end is meant: `user` is its public key, or empty."""
+        """Whether the pattern matches this front-end; `user` is its public key, or empty."""
         if self.pattern.startswith(KEY):
             return user.startswith(self.pattern.removeprefix(KEY))
         return fnmatchcase(client, self.pattern)
 
 
 class ClientRules:
-    """`PATTERN=NUMBER` rules in order; the first that names a front-end holds, `default` where none does.
+    """`PATTERN=NUMBER` rules in order. The first match counts; `default` without one.
 
-    A pattern is for the name that a front-end says hello with, with `*`, `?` and `[a-z]` as in a shell. That name is
-    its own word; where it must not be, `key:` and the first 8 or more characters of its public key are the pattern.
+    A pattern matches the name in a front-end's hello, with `*`, `?` and `[a-z]` as in a shell. A front-end chooses that
+    name itself; `key:` and the first 8 or more characters of its public key match its key instead.
     """
 
     def __init__(self, rules: Sequence[ClientRule], default: float) -> None:
@@ -41,11 +41,11 @@ class ClientRules:
     def parse(
         cls, texts: Sequence[str], option: str, *, low: float, high: float, default: float
     ) -> ClientRules:
-        """The rules that `option` was given. Raises `ConfigError` with what to write instead."""
+        """The rules in the values of `option`. Raises `ConfigError` with the correct form."""
         return cls([_rule(text, option, low, high) for text in texts], default)
 
     def of(self, client: str, user: str = "") -> float:
-        """What holds for this front-end."""
+        """The number of this front-end."""
         return next((rule.value for rule in self._rules if rule.names(client, user)), self._default)
 
 

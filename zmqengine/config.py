@@ -1,4 +1,4 @@
-"""Every option of a worker, validated once."""
+"""The options of a worker, validated once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(EngineOptions):
-    """How one worker is to run. Building one raises `ConfigError` with what to change.
+    """The options of one worker. The constructor raises `ConfigError` with what to change.
 
-    Every field that is an `option` is a flag of `zmqengine worker` and a variable of its environment. What the engine
-    is told stands in `EngineOptions`.
+    Every field that is an `option` is a flag of `zmqengine worker` and a variable of its environment. Those of the
+    engine are in `EngineOptions`.
     """
 
     model: str = option("pico", help="pico, pico-tools, a local directory, or a hub id that mlx-lm can load.")
@@ -49,12 +49,11 @@ class WorkerConfig(EngineOptions):
     prompt_cache_share: float = option(
         0.5,
         within=(0, 1),
-        help="Share of the memory left beside the weights that may keep prompts for reuse, while rows do not need it.",
+        help="Share of the memory left beside the weights for the prefix cache, while running requests do not need it.",
     )
     cache_scope: CacheScope = option(
         "shared",
-        help="Who may reuse a prompt that was read before, unless a request says otherwise: its session, its key, "
-        "or everybody.",
+        help="Who may reuse a cached prompt, unless a request says otherwise: its session, its key, or everybody.",
     )
     memory_limit_bytes: int | None = option(
         None,
@@ -72,7 +71,7 @@ class WorkerConfig(EngineOptions):
     ageing_s: float = option(
         15.0,
         within=(0, DAY_S),
-        help="Work that more urgent work has kept waiting for this long gets every 20th start.",
+        help="Requests that more urgent ones have delayed for this long get every 20th start.",
     )
     share: tuple[str, ...] = option(
         (),
@@ -89,7 +88,7 @@ class WorkerConfig(EngineOptions):
     peer_share: float = option(
         0.5,
         within=(0.01, 1),
-        help="Share of the sessions that one key or process may have. Where neither is known there is no such bound.",
+        help="Share of the sessions that one key or process may have; no bound where neither is known.",
     )
     requests_per_session_max: int = option(
         1024, within=(1, 1_000_000), help="Requests of one front-end at once."
@@ -109,14 +108,14 @@ class WorkerConfig(EngineOptions):
         60_000, within=(100, DAY_MS), help="Silence after which a front-end counts as gone."
     )
     grace_ms: int = option(
-        2_000, within=(0, DAY_MS), help="From a lost connection to the end of its requests."
+        2_000, within=(0, DAY_MS), help="Time from a lost connection to the end of its requests."
     )
 
     drain_timeout_s: float = option(
-        30.0, within=(0, DAY_S), help="What running requests get to finish when the worker is told to stop."
+        30.0, within=(0, DAY_S), help="Time for running requests to finish when the worker is told to stop."
     )
     pass_timeout_s: float = option(
-        60.0, within=(0, DAY_S), help="A pass that takes longer ends the process; 0 for never."
+        60.0, within=(0, DAY_S), help="A pass of the loop that takes longer ends the process; 0 for never."
     )
     load_timeout_s: float = option(
         600.0,
@@ -124,7 +123,7 @@ class WorkerConfig(EngineOptions):
         help="Loading or warm-up that makes no progress for this long ends the process; 0 for never.",
     )
     slow_pass_ms: float = option(
-        1_000.0, within=(0, DAY_MS), help="A pass that takes longer is logged with the time of each phase."
+        1_000.0, within=(0, DAY_MS), help="A pass of the loop that takes longer is logged, phase by phase."
     )
     engine_failures_max: int = option(
         5, within=(0, 1000), help="Failed steps in the window before the process ends."
@@ -136,7 +135,7 @@ class WorkerConfig(EngineOptions):
     log_level: LogLevel = option("info", help="How much to log.")
     log_format: LogFormat = option("text", help="How to log.")
     log_prompts: bool = option(
-        False, help="Log some words of a long prompt where it goes on differently from one that was kept."
+        False, help="Log a few words of a long prompt where it diverges from a cached one."
     )
 
     supervise: bool = option(
@@ -183,7 +182,7 @@ class WorkerConfig(EngineOptions):
 
     @property
     def shares(self) -> ClientRules:
-        """Each front-end's weight in the order of service."""
+        """Weights of front-ends in fair scheduling."""
         return ClientRules.parse(self.share, "--share", low=0.01, high=100, default=1)
 
     @property
@@ -203,7 +202,7 @@ class WorkerConfig(EngineOptions):
         return self.server_key is not None
 
     def pinned(self, real: Endpoints) -> WorkerConfig:
-        """The same options bound to the addresses that an earlier life of this worker got."""
+        """A copy bound to the addresses that this worker had before a restart."""
         return dataclasses.replace(self, bind=real.ctl, bind_cmd=real.cmd, bind_out=real.out)
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""An option as data: it stands once, in a dataclass, with its type, default, bounds and help.
+"""Options as data: each is declared once, in a dataclass, with its type, default, bounds and help.
 
     rows_max: int = option(32, within=(1, 4096), help="Requests in the batch at once.")
 
@@ -30,10 +30,10 @@ _KEY = "option"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What neither name nor type say of an option. `within` is the lowest and the highest that a number may be.
+    """Metadata of an option beyond its name and type. `within` is the range of a number.
 
-    `flag` and `unit` are for names that do not tell them, `metavar` is what stands for the value in a help text, and
-    `otherwise` what holds without the option where its default does not say it.
+    `flag` and `unit` override what follows from the name; `metavar` is the placeholder in help texts; `otherwise`
+    describes the behaviour without the option where the default value does not.
     """
 
     help: str
@@ -46,7 +46,7 @@ class About:
 
 
 def option(default: T, **about: Any) -> T:
-    """A field that is an option, by the fields of `About`. A field without it is for programs only."""
+    """A dataclass field that is an option; `about` are fields of `About`. Other fields are for programs only."""
     metadata = {_KEY: About(**about)}
     if isinstance(default, dict):
         return cast(T, dataclasses.field(default_factory=lambda: dict(default), metadata=metadata))
@@ -55,7 +55,7 @@ def option(default: T, **about: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a dataclass. `kinds` are the types that a value may have, None apart; or it is one of `words`."""
+    """An option of a dataclass. Its value is of one of the types `kinds`, one of `words`, or None."""
 
     name: str
     kinds: tuple[Any, ...]
@@ -65,17 +65,17 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """What it is called on the command line. Times without a unit there are seconds."""
+        """The flag on the command line. The suffix `_s` of seconds is left out."""
         return self.about.flag or "--" + self.name.removesuffix("_s").replace("_", "-")
 
     @property
     def unit(self) -> Unit:
-        """What a number of it counts, as far as that has a name."""
+        """The unit of a number, if it has one."""
         parts = self.name.split("_") if {int, float} & {*self.kinds} else []
         return self.about.unit or next((unit for unit in _UNITS if unit in parts), "")
 
     def check(self, value: Any) -> None:
-        """Raise `ConfigError` with what it may be."""
+        """Raise `ConfigError` with the allowed values."""
         if value is None or (isinstance(value, str) and value in self.words):
             return
         if self.words and not (self.kinds and isinstance(value, self.kinds)):
@@ -94,7 +94,7 @@ class Option:
 
 
 def check(config: object) -> None:
-    """Raise `ConfigError` for the first option out of its bounds; for `__post_init__`."""
+    """Raise `ConfigError` for the first option out of bounds. For `__post_init__`."""
     kind: Any = type(config)
     for each in options_of(kind):
         each.check(getattr(config, each.name))
@@ -102,7 +102,7 @@ def check(config: object) -> None:
 
 @functools.cache
 def options_of(config: type) -> tuple[Option, ...]:
-    """The options of a dataclass: its own first, then those of the class it builds on."""
+    """The options of a dataclass: its own first, then those of its base class."""
     kinds = typing.get_type_hints(config)
     fields = {field.name: field for field in dataclasses.fields(config)}
     return tuple(

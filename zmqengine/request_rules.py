@@ -1,5 +1,5 @@
-"""What a request must keep to beyond the types of its fields. Client, worker and engine ask here; the HTTP front-end
-puts the same rules into OpenAI's words.
+"""Limits of a request beyond the types of its fields, checked by client, worker and engine. The HTTP front-end
+reports the same errors in OpenAI's terms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NO_CONSTRAINT = "this worker does not support constraints"
 
 
 def outside_vocabulary(ids: Collection[int], vocab_size: int) -> str | None:
-    """What is wrong with token ids of which one is not the model's, or None. Such an id in MLX is an unchecked read."""
+    """The error text for a token id outside the vocabulary, or None. Such an id in MLX is an unchecked read."""
     if not ids or (max(ids) < vocab_size and min(ids) >= 0):
         return None
     odd = max(ids) if max(ids) >= vocab_size else min(ids)
@@ -21,7 +21,7 @@ def outside_vocabulary(ids: Collection[int], vocab_size: int) -> str | None:
 
 
 def check_token_ids(vocab_size: int, sampling: Sampling, **ids: Collection[int]) -> None:
-    """Raise `BadRequest`, naming the field, for a token id that is not the model's."""
+    """Raise `BadRequest`, naming the field, for a token id outside the vocabulary."""
     for name, values in (*ids.items(), ("logit_bias", sampling.logit_bias)):
         fault = outside_vocabulary(values, vocab_size)
         if fault is not None:
@@ -29,7 +29,7 @@ def check_token_ids(vocab_size: int, sampling: Sampling, **ids: Collection[int])
 
 
 def check_context(prompt: Sequence[int], max_tokens: int | None, context_tokens: int) -> None:
-    """Raise `ContextExceeded` for what does not fit. An output without `max_tokens` wants one token."""
+    """Raise `ContextExceeded` if prompt and output exceed the context. Without `max_tokens` the output is one token."""
     if len(prompt) + (max_tokens or 1) > context_tokens:
         raise ContextExceeded(
             f"{length_of(prompt, max_tokens)} is over the context of {context_tokens} tokens"
@@ -37,12 +37,12 @@ def check_context(prompt: Sequence[int], max_tokens: int | None, context_tokens:
 
 
 def check_prediction(prediction: Sequence[int], tokens_max: int) -> None:
-    """Raise `BadRequest` for one that is longer than the worker takes."""
+    """Raise `BadRequest` for a prediction over the worker's limit."""
     if len(prediction) > tokens_max:
         raise BadRequest(f"prediction: {len(prediction)} tokens, the worker takes {tokens_max}")
 
 
 def length_of(prompt: Sequence[int], max_tokens: int | None) -> str:
-    """How long a request is, in words."""
+    """The length of a request, in words."""
     asked = "" if max_tokens is None else f" + max_tokens {max_tokens}"
     return f"prompt of {len(prompt)} tokens{asked}"

@@ -1,7 +1,7 @@
-"""How the next token is chosen: the one record of it, from a client's options to the engine.
+"""Sampling parameters: one record, from a client's options to the engine.
 
-A parameter stands here with its type, bounds, default and help. The wire, the client library, the HTTP front-end and
-the command line derive theirs from it; what the engine does with it, and SPEC.md, are all that is left to write.
+A parameter is declared here with its type, bounds, default and help. The wire, the client library, the HTTP front-end
+and the command line are derived from it; only the engine's sampling and SPEC.md are written separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The order is: logit_bias, penalties, temperature, top_k, top_p, min_p. The default of each turns it off."""
+    """Sampling parameters, applied in this order: logit_bias, penalties, temperature, top_k, top_p, min_p.
+
+    The default of each turns it off.
+    """
 
     temperature: Annotated[
         float,
@@ -51,7 +54,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The same as keyword options."""
+    """Sampling parameters as keyword options."""
 
     temperature: float
     top_p: float
@@ -64,7 +67,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise `BadRequest`, naming the field, for a type or a range that the record does not have."""
+    """Raise `BadRequest`, naming the field, for a value of the wrong type or out of range."""
     try:
         msgspec.convert(msgspec.structs.asdict(sampling), Sampling)
     except msgspec.ValidationError as error:

@@ -1,9 +1,9 @@
-"""For authors of front-ends: a real worker without a model, to test against.
+"""A worker without a model, for tests of front-ends.
 
     with FakeWorker() as worker, Client(worker.address) as client:
         assert client.generate_tokens([1, 2], max_tokens=3).read().tokens == worker.expected_tokens([1, 2], 3)
 
-Everything but the model is the real thing: the actor, the protocol, the sockets. Needs no MLX.
+Everything but the model is real: the actor, the protocol, the sockets. It needs no MLX.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ STOP_S = 15.0
 
 
 class FakeWorker:
-    """A worker on the fake engine at an address of its own, for as long as the `with` block lasts.
+    """A worker on the fake engine, at an address of its own, for the duration of the `with` block.
 
-    It runs in a thread of this process, or with `process=True` in a child process: that one can be killed and started
-    again. `engine` shapes the engine and asks it for faults; `options` are further fields of `WorkerConfig`. A tcp
-    `bind` may have port 0 in a child process; `keys` are for the client that waits until the worker is ready.
+    It runs in a thread of this process, or with `process=True` in a child process, which can be killed and restarted.
+    `engine` configures the engine and its faults; `options` are further fields of `WorkerConfig`. A tcp `bind` may have
+    port 0 in a child process; `keys` are for the client that waits until the worker is ready.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FakeWorker:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def start(self) -> None:
-        """Start it, at the same address as before. Returns when it takes requests."""
+        """Start the worker, at the same address as before. Returns when it takes requests."""
         self.config = self._runner.start(self.config)
         self._address = self.config.endpoints.ctl
         try:
@@ -93,11 +93,11 @@ class FakeWorker:
             raise
 
     def kill(self) -> None:
-        """End it as a crash does, without a word to anybody. Only with `process=True`."""
+        """Kill the worker, like a crash. Only with `process=True`."""
         self._runner.kill()
 
     def restart(self, engine: FakeEngineConfig | None = None) -> None:
-        """Kill it and start the next one, on another engine if one is given."""
+        """Kill the worker and start the next one, with another engine if one is given."""
         self.kill()
         if engine is not None:
             self.engine = engine
@@ -105,11 +105,11 @@ class FakeWorker:
         self.start()
 
     def freeze(self) -> None:
-        """Stop it where it is, connections open, until `thaw`. Only with `process=True`."""
+        """Suspend the worker, connections open, until `thaw`. Only with `process=True`."""
         os.kill(self._own_pid(), signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on after `freeze`."""
+        """Continue after `freeze`."""
         os.kill(self._own_pid(), signal.SIGCONT)
 
     def expected_tokens(
@@ -160,7 +160,7 @@ class _Thread:
     def stop(self) -> None:
         if self._thread is None or self._board is None:
             return
-        # The second wish is to end at once, whatever still runs.
+        # A second stop ends at once, whatever still runs.
         self._board.ask_to_drain()
         self._board.ask_to_drain()
         self._thread.join(STOP_S)
@@ -187,7 +187,7 @@ class _Process:
     def start(self, config: WorkerConfig) -> WorkerConfig:
         from zmqengine.worker.process.parent import SUPERVISOR_FD, WORKER_CONFIG, Report
 
-        # The worker drains when the other end of this is closed, in whatever way we go.
+        # The worker drains when the other end is closed, however this process ends.
         self._link, theirs = socket.socketpair()
         with theirs:
             environment = {
@@ -201,7 +201,7 @@ class _Process:
             )
         self._link.settimeout(START_S)
         with self._link.makefile("rb") as lines:
-            # An empty line: the worker ended before it was up, and has said why.
+            # An empty line: the worker ended during its start, and has said why.
             first = lines.readline() or b"{}"
         endpoints = msgspec.json.decode(first, type=Report).endpoints
         if endpoints is None:

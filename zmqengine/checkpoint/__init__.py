@@ -1,1 +1,1 @@
-"""What can be told of a model on disk before it is loaded: its weights, its caches, whether it fits. No MLX."""
+"""Facts of a model on disk before it is loaded: weights, KV caches, whether it fits in memory. No MLX."""

@@ -1,4 +1,4 @@
-"""How many bytes of cache a token takes, from a model's config.json."""
+"""KV cache bytes per token and the context length, from a model's config.json."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 
 @dataclass(frozen=True, slots=True)
 class ConfigShape:
-    """Layers by what they keep, and the numbers that one token takes in one of them.
+    """Layers by kind of cache, and the numbers that one token takes in one layer.
 
-    `sliding_tokens` is the most that a sliding layer keeps; `fixed_layers` keep a state that does not grow.
+    `sliding_tokens` is the window of sliding layers; `fixed_layers` hold a recurrent state that does not grow.
     """
 
     full_layers: int
@@ -40,20 +40,20 @@ class ConfigShape:
 
     @property
     def kind(self) -> str:
-        """The kinds of cache, for people."""
+        """The kinds of cache, such as `full+sliding`."""
         full = "latent" if self.latent else "full"
         parts = [(self.full_layers, full), (self.sliding_layers, "sliding"), (self.fixed_layers, "state")]
         return "+".join(name for layers, name in parts if layers) or "none"
 
     def bytes_for(self, tokens: int, float_bytes: int) -> int:
-        """Of caches that hold this many tokens of one chat, growth included."""
+        """Bytes of the KV caches of one chat of this many tokens, growth included."""
         grown = tokens + GROWTH_TOKENS
         held = self.full_layers * grown + self.sliding_layers * min(grown, self.sliding_tokens)
         return held * self.numbers_per_token * float_bytes
 
 
 def shape_of(config: Mapping[str, Any]) -> ConfigShape:
-    """The shape that a config.json describes. What it does not say is taken as the plainest: full attention."""
+    """The shape that a config.json describes; full attention where it does not say."""
     text = _text_part(config)
     layers = _number(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
     kinds = _layer_kinds(text, layers)

@@ -1,4 +1,4 @@
-"""Whether a model fits in memory, and for how many chats of what length."""
+"""Estimates whether a model fits in memory, and with how many chats of a given length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
 from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
 
 ACTIVATION_SHARE = 0.1
-"""Of the memory limit, what a worker keeps free for the work of a step."""
+"""Share of the memory limit that a worker keeps free for activations."""
 CHAT_TOKENS = (2_048, 8_192, 32_768, 131_072)
 
 
@@ -28,16 +28,16 @@ class ModelCheckpoint:
     shape: ConfigShape
 
     def kv_budget(self, limit_bytes: int) -> int:
-        """What a limit leaves for caches; negative if not even the weights fit."""
+        """Bytes that a limit leaves for KV caches; negative if not even the weights fit."""
         return int(limit_bytes * (1 - ACTIVATION_SHARE)) - self.weights.total_bytes
 
     def chats(self, limit_bytes: int, tokens: int) -> int | None:
-        """How many chats of this length fit at once; None when caches do not grow, so that nothing bounds them."""
+        """The number of chats of this length that fit at once; None for caches that do not grow."""
         each = self.shape.bytes_for(tokens, self.weights.float_bytes)
         return max(0, self.kv_budget(limit_bytes)) // each if each else None
 
     def lengths(self) -> list[int]:
-        """Lengths of chat to tell of: usual ones within the context, and the context itself."""
+        """Chat lengths to report: usual ones within the context, and the context itself, in tokens."""
         context = self.shape.context_tokens
         return [*(tokens for tokens in CHAT_TOKENS if tokens < context), context]
 

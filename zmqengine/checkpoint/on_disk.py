@@ -1,4 +1,4 @@
-"""Which models this machine has: the bundled one, the hub's cache, and directories."""
+"""Models on this machine: the hub's cache, and directories."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Found(NamedTuple):
-    """A model and what to call it as `--model`."""
+    """A model's directory, and its name for `--model`."""
 
     name: str
     directory: Path
 
 
 def hub_cache() -> Path:
-    """Where `huggingface_hub` keeps what it has fetched: its variables, in its order."""
+    """The cache directory of `huggingface_hub`: its variables, in its order."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     home = os.environ.get("HF_HOME")
@@ -33,7 +33,7 @@ def hub_cache() -> Path:
 
 
 def find_models(directories: Iterable[Path] = ()) -> Iterator[Found]:
-    """Those in the hub's cache, by hub id, then those in the directories, one level deep."""
+    """Models in the hub's cache, by hub id, then models in the directories, one level deep."""
     for repository in sorted(hub_cache().glob("models--*--*")):
         snapshot = newest_snapshot(repository)
         if snapshot is not None and (snapshot / "config.json").is_file():
@@ -68,7 +68,7 @@ def find_model(model: str) -> Path | None:
 
 
 def local_directory(model: str) -> Path | None:
-    """The directory that `--model` names; None for a hub id. Raises `ModelLoadError` for what can be neither."""
+    """The directory that `--model` names; None for a hub id. Raises `ModelLoadError` for anything else."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

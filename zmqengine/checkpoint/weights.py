@@ -1,6 +1,6 @@
 """Sizes and types of a checkpoint's tensors, from the headers of its safetensors files.
 
-The format: 8 bytes, little-endian, that say how long the header is; the header in JSON, a map of tensor names to
+The format: the length of the header, 8 bytes little-endian; the header in JSON, a map of tensor names to
 `dtype`, `shape` and `data_offsets`; the data. https://huggingface.co/docs/safetensors
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 HEADER_BYTES_MAX = 100_000_000
-"""As the safetensors library has it."""
+"""The limit of the safetensors library."""
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class CheckpointError(Exception):
-    """A file that is not what its name says."""
+    """A missing, damaged or foreign file of a checkpoint."""
 
 
 class _Tensor(msgspec.Struct):
@@ -29,7 +29,7 @@ class _Tensor(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors of a checkpoint together. `float_bytes` is the size of one number that the model computes with."""
+    """Totals over the tensors of a checkpoint. `float_bytes` is the size of one activation."""
 
     total_bytes: int
     tensors: int
@@ -37,7 +37,7 @@ class Weights:
 
 
 def read_weights(directory: Path) -> Weights:
-    """Of every `model*.safetensors` in the directory. Reads headers only. Raises `CheckpointError`."""
+    """Totals over every `model*.safetensors` in the directory. Reads headers only. Raises `CheckpointError`."""
     files = sorted(directory.glob("model*.safetensors"))
     if not files:
         raise CheckpointError(f"{directory} has no model*.safetensors: it is not a model in mlx-lm's format")
@@ -46,7 +46,7 @@ def read_weights(directory: Path) -> Weights:
         for tensor in _read_header(file).values():
             total += tensor.data_offsets[1] - tensor.data_offsets[0]
             kinds[tensor.dtype] += 1
-    # Quantised weights are integers; what is computed with is the type of the scales and norms beside them.
+    # Quantised weights are integers; the compute type is that of the scales and norms beside them.
     floats = [(count, kind) for kind, count in kinds.items() if kind in FLOAT_BYTES]
     return Weights(total, kinds.total(), FLOAT_BYTES[max(floats)[1]] if floats else 2)
 

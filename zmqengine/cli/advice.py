@@ -1,4 +1,4 @@
-"""What a person reads when something fails: one line, with what to do next."""
+"""Error messages for users: one line, with advice on what to do next."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ADVICE: tuple[tuple[type[ZmqEngineError], str], ...] = (
 
 
 def one_line(error: ZmqEngineError) -> str:
-    """What happened and, unless the message says it, what to do."""
+    """The message of an error, with advice unless it already says what to do."""
     message = error.message.strip().rstrip(".")
     if "zmqengine " in message:
         return message

@@ -1,4 +1,4 @@
-"""Writes an answer as it comes."""
+"""Writes an answer to the terminal as it arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RATE_TOKENS_MIN = 8
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
-    """What was written, and how fast it came. `interrupted` means that Ctrl-C stopped it."""
+    """An answer that was written, and its timing. `interrupted` means that Ctrl-C stopped it."""
 
     text: str
     completion: Completion
@@ -33,7 +33,7 @@ class WrittenAnswer:
         """One line of figures."""
         tokens = len(self.completion.tokens)
         later_tokens, later_s = tokens - self.first_tokens, self.whole_s - self.first_s
-        # Of a handful that came together there is no rate to tell.
+        # A handful of tokens that arrived together have no rate.
         rate = f", {later_tokens / later_s:.0f} tokens/s" if later_tokens >= _RATE_TOKENS_MIN else ""
         cached = f" ({self.completion.cached_tokens} cached)" if self.completion.cached_tokens else ""
         times = self.completion.resumed
@@ -45,7 +45,7 @@ class WrittenAnswer:
 
 
 def write_answer(stream: TextStream) -> WrittenAnswer:
-    """Write the text to standard output, chunk by chunk. Ctrl-C aborts the request and keeps what is there.
+    """Write the text to standard output, chunk by chunk. Ctrl-C aborts the request and keeps the text so far.
 
     Raises the errors of the stream.
     """
@@ -79,21 +79,21 @@ def _prompt_progress(stream: TextStream) -> str | None:
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed."""
+    """A flag: whether Ctrl-C was pressed."""
 
     pressed = False
 
 
 @contextlib.contextmanager
 def ctrl_c_calls(action: Callable[[], object]) -> Iterator[Interrupt]:
-    """Inside, the first Ctrl-C calls `action`, the second raises KeyboardInterrupt."""
+    """In this context the first Ctrl-C calls `action`, the second raises KeyboardInterrupt."""
     interrupt = Interrupt()
 
     def pressed(number: int, frame: FrameType | None) -> None:
         if interrupt.pressed:
             raise KeyboardInterrupt
         interrupt.pressed = True
-        # On a thread of its own: the code that was interrupted may hold a lock that the action needs.
+        # On another thread: the interrupted code may hold a lock that the action needs.
         threading.Thread(target=action, daemon=True).start()
 
     earlier = signal.signal(signal.SIGINT, pressed)

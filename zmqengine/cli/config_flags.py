@@ -1,4 +1,4 @@
-"""A dataclass of options as flags: names, types, help and the defaults that are shown all come from `option`."""
+"""Flags of a dataclass of options: names, types, help and displayed defaults all come from `option`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METAVARS = {"bytes": "SIZE", "s": "SECONDS", "ms": "MILLISECONDS", "tokens": "T
 
 
 def flags_of(config: type) -> Callable[[click.Command], click.Command]:
-    """Give a command a flag for every option of `config`. What was not given arrives as None or empty."""
+    """Add a flag for every option of `config` to a command. Flags that are not given arrive as None or empty."""
 
     def with_flags(command: click.Command) -> click.Command:
         command.params[:0] = [_flag(option) for option in options_of(config)]
@@ -49,7 +49,7 @@ def _type(option: Option) -> Any:
 
 
 def _size_or_word(value: str) -> int | str:
-    # Which words there are, the configuration says.
+    # The configuration checks the word.
     return value if value.isalpha() else byte_size(value)
 
 

@@ -1,4 +1,4 @@
-"""A client for a command, with the worker's loading shown to whoever waits for it."""
+"""Clients for commands, with a progress line while the worker loads its model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, Curv
 
 
 def connect(target: WorkerTarget, *, name: str, **more: Any) -> Client:
-    """A client that is not connected yet: the first call waits for the worker."""
+    """A client that connects with its first call."""
     return Client(target.address, name=name, keys=keys_of(target), **more)
 
 
@@ -31,7 +31,7 @@ def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
 
 
 def keys_of(target: WorkerTarget) -> CurveKeys | None:
-    """The keys that the options name; None leaves it to the environment. Raises `ConfigError`."""
+    """The keys named by the options; None to take them from the environment. Raises `ConfigError`."""
     if target.client_key is None and target.server_key is None:
         return None
     client_key = target.client_key or os.environ.get(CLIENT_KEY_VARIABLE)
@@ -47,7 +47,7 @@ def _tell(event: ClientEvent) -> None:
 
 
 def loading(client: Client) -> str | None:
-    """How far the worker is on its way to ready; None once it is."""
+    """The worker's progress in loading, as text; None once it is ready."""
     try:
         description = client.describe()
     except ZmqEngineError:

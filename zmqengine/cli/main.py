@@ -1,4 +1,4 @@
-"""`zmqengine`: finds the command, and turns every failure into one line."""
+"""`zmqengine`: dispatches to the command, and reports every failure on one line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COMMANDS = {
     "worker": "Run a worker: load a model and share it.",
     "generate": "Continue a text.",
     "chat": "Talk with the model.",
-    "status": "Show what a worker is doing.",
+    "status": "Show state and load of a worker.",
     "top": "Watch workers: requests, rates, memory.",
     "metrics": "Serve the metrics of workers to Prometheus.",
-    "doctor": "Find out what is wrong here, and what to do.",
+    "doctor": "Diagnose this machine, a model and a worker.",
     "models": "List the models of this machine.",
     "pull": "Fetch a model from the hub.",
-    "warm": "Read a prompt before anybody asks, and keep it.",
-    "drain": "Let a worker finish what runs, then end it.",
+    "warm": "Prefill a prompt and keep it in the prefix cache.",
+    "drain": "Let a worker finish its requests, then end it.",
     "demo": "See two programs share one worker.",
     "http": "Serve the OpenAI API in front of workers.",
     "smg": "Be an engine of the SMG gateway.",
@@ -38,10 +38,10 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Commands by name. A module is imported when its command is called, not before."""
+    """Commands by name, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Those that are installed, the common ones first."""
+        """Names of installed commands, the common ones first."""
         return [name for name in COMMANDS if importlib.util.find_spec(f"zmqengine.cli.commands.{name}")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -54,7 +54,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of `--help`, made without importing any of them."""
+        """The list of `--help`, without importing any command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # Whoever read our output has enough. What is still buffered has nowhere to go.
+        # The reader of our output has closed its end: drop what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (KeyboardInterrupt, click.Abort):

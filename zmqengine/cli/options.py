@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def _sampling() -> Iterator[tuple[str, type, str]]:
-    """The parameters that are one number."""
+    """Sampling parameters that are a single number: name, type, help."""
     for field in msgspec.structs.fields(Sampling):
         kind, meta = get_args(field.type)
         if kind in (int, float):
@@ -34,7 +34,7 @@ _GENERATION: tuple[tuple[str, type, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerTarget:
-    """Which worker a command talks to, and the key files to do it with; None is for the environment to say."""
+    """The worker a command talks to, and its key files; None to take them from the environment."""
 
     address: str | None = None
     client_key: str | None = None
@@ -42,12 +42,12 @@ class WorkerTarget:
 
 
 def worker_options(command: Callable[..., Result]) -> Callable[..., Result]:
-    """`--worker` and the keys for it, passed on as one `target`."""
+    """Add `--worker` and its key options, passed as one `target`."""
     return worker_options_or()(command)
 
 
 def worker_options_or(*aliases: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """The same, with other names for `--worker`."""
+    """As `worker_options`, with aliases of `--worker`."""
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         @click.option(
@@ -71,7 +71,7 @@ def worker_options_or(*aliases: str) -> Callable[[Callable[..., Result]], Callab
 
 
 def several_workers_options(command: Command) -> Command:
-    """`--worker`, repeatable, and the keys for all of them: `addresses`, `client_key`, `server_key`."""
+    """Add a repeatable `--worker` and the keys for all workers: `addresses`, `client_key`, `server_key`."""
     return click.option(
         "-w",
         "--worker",
@@ -83,7 +83,7 @@ def several_workers_options(command: Command) -> Command:
 
 
 def _key_options(command: Command) -> Command:
-    """The key files that a worker over tcp wants: `client_key`, `server_key`."""
+    """Add the key files for workers over tcp: `client_key`, `server_key`."""
     for option in (
         click.option(
             "--server-key", metavar="FILE", help="The worker's public key.  [default: $ZMQENGINE_SERVER_KEY]"
@@ -97,7 +97,7 @@ def _key_options(command: Command) -> Command:
 
 
 def generation_options(command: Command) -> Command:
-    """The options of one generation, passed on as keywords; None for what was not given."""
+    """Add the options of one generation, passed as keywords; None for options not given."""
     command = click.option("--stop", multiple=True, help="End before this text; may be repeated.")(command)
     for name, kind, text in reversed(_GENERATION):
         command = click.option(f"--{name}", type=kind, help=text)(command)
@@ -105,5 +105,5 @@ def generation_options(command: Command) -> Command:
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Without those that were not given: their default is the client library's."""
+    """The options that were given: the others have the client library's defaults."""
     return {name: value for name, value in options.items() if value not in (None, ())}

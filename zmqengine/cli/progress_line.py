@@ -1,4 +1,4 @@
-"""One line on the terminal that says how far something is, and disappears."""
+"""A progress line on the terminal, erased at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ERASE = "\r\x1b[2K"
 
 
 class ProgressLine:
-    """While entered, shows what `say` returns on standard error, if that is a terminal and there is time to read it.
+    """While entered, shows the text that `say` returns on standard error, if that is a terminal and time permits.
 
     `say` runs on another thread and returns None for nothing to show. `stop()` erases the line.
     """
@@ -56,7 +56,7 @@ class ProgressLine:
 
 
 def bar(fraction: float, width: int = 24) -> str:
-    """`[######      ]  25 %`; a fraction outside 0 to 1 counts as the nearer end."""
+    """`[######      ]  25 %`; a fraction outside 0 to 1 is clamped."""
     fraction = max(0.0, min(1.0, fraction))
     full = round(fraction * width)
     return f"[{'#' * full}{' ' * (width - full)}] {fraction * 100:3.0f} %"

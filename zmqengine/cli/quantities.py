@@ -19,7 +19,7 @@ def byte_size(value: str | int) -> int:
 
 
 def shown(size: int) -> str:
-    """The shortest way to write it that `byte_size` reads back, at most 1/20 off."""
+    """A short form such as `1.5G` that `byte_size` reads back, at most 1/20 off."""
     for unit in "TGMK":
         factor = _FACTORS[unit.lower()]
         if size >= factor:
@@ -28,7 +28,7 @@ def shown(size: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`2 d 3 h`: the two largest units that count."""
+    """`2 d 3 h`: the two largest units that are not zero."""
     minutes, rest_s = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -42,7 +42,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def memory_line(parts: dict[str, int]) -> str:
-    """`1.2G of 8G (15%): weights 1G, kv 200M`, from a status' parts; the largest first."""
+    """`1.2G of 8G (15%): weights 1G, kv 200M`, from the memory parts of a status; the largest first."""
     limit = parts.get("limit", 0)
     held = sorted(((size, part) for part, size in parts.items() if part != "limit" and size), reverse=True)
     total = sum(size for size, _ in held)

@@ -1,7 +1,7 @@
-"""Does a worker keep the protocol? Every rule of SPEC.md that can be seen from outside, tried on a running worker.
+"""Conformance of a worker to the protocol: every rule of SPEC.md visible from outside, tried on a running worker.
 
-`zmqengine conformance --address ADDRESS` prints one line for each rule. It speaks with sockets and maps alone and
-shares no code with the worker or the client library, so that it judges a worker in any language by the page.
+`zmqengine conformance --address ADDRESS` prints one line for each rule. It uses sockets and maps alone and shares no
+code with the worker or the client library, so that it judges a worker in any language by SPEC.md.
 """
 
 from __future__ import annotations

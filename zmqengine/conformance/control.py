@@ -1,4 +1,4 @@
-"""Rules of ctl, and of messages that are no messages."""
+"""Rules of ctl, and of malformed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front-end made of three sockets and a map or two, as an author in another language would write it from SPEC.md."""
+"""A minimal front-end on three sockets, as an author in another language would write it from SPEC.md."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FRAME_REST_MS = 300
 
 
 class NotConforming(Exception):
-    """The worker did what SPEC.md does not say, or did not do what it says; the message tells which."""
+    """A deviation of the worker from SPEC.md, described in the message."""
 
 
 def expect(holds: object, otherwise: str) -> None:
-    """Raise NotConforming unless it holds."""
+    """Raise NotConforming unless `holds`."""
     if not holds:
         raise NotConforming(otherwise)
 
@@ -31,7 +31,7 @@ def expect(holds: object, otherwise: str) -> None:
 class FrontEnd:
     """One front-end of one worker; `close()` at the end.
 
-    `answer_s` is how long an answer may take. `prepare` is given every socket before it connects, for keys.
+    `answer_s` is the time-out of a reply. `prepare` is called with every socket before it connects, to set keys.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class FrontEnd:
         self.topics: set[bytes] = set()
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the sockets without bye."""
         self._context.destroy(linger=0)
 
     # --- asking ---
 
     def ask(self, kind: str, _socket: Any = None, /, **body: Any) -> Reply:
-        """Send a message and return its answer, on ctl unless another socket is given."""
+        """Send a message and return its reply, on ctl unless another socket is given."""
         return self.ask_raw(_socket or self.ctl, kind, {"call": next(self._calls), **body})
 
     def command(self, kind: str, **body: Any) -> Reply:
-        """The same on cmd."""
+        """Send a command on cmd and return its reply."""
         return self.ask(kind, self.cmd, **body)
 
     def ask_raw(self, socket: Any, kind: str, body: Body | bytes) -> Reply:
-        """Send this body under this type, and return the answer."""
+        """Send this body under this type, and return the reply."""
         self.send(socket, kind, body)
         if not socket.poll(int(self._answer_s * 1000)):
             raise NotConforming(f"no answer to {kind!r} within {self._answer_s:g} s")
         reply, answer = _open(socket.recv_multipart())
         call = body.get("call") if isinstance(body, dict) else None
-        # What cannot be read is refused without its call.
+        # A rejection of an unreadable message has no call id.
         calls = (call, 0) if reply == "e" else (call,)
         expect(call is None or answer.get("call", 0) in calls, f"the answer to {kind!r} has another call")
         return reply, answer
@@ -84,7 +84,7 @@ class FrontEnd:
         )
 
     def refused(self, reply: Reply, code: str) -> Body:
-        """The body of an answer that has to be a refusal with this code."""
+        """The body of a reply, which must be a rejection with this code."""
         kind, body = reply
         told = f"{kind!r} {body.get('code', '')}".strip()
         expect(kind == "e" and body.get("code") == code, f"expected 'e' {code}, got {told}")
@@ -92,7 +92,7 @@ class FrontEnd:
         return body
 
     def done(self, reply: Reply, kind: str = "o") -> Body:
-        """The body of an answer that has to be of this type."""
+        """The body of a reply, which must be of this type."""
         told = f"{reply[0]!r} {reply[1].get('code', '')} {reply[1].get('message', '')}".strip()
         expect(reply[0] == kind, f"expected {kind!r}, got {told}")
         return reply[1]
@@ -191,7 +191,7 @@ class FrontEnd:
         return self.read(request, start=len(fields.get("emitted", ())))
 
     def is_quiet(self) -> bool:
-        """Whether nothing comes on out for a moment, token frames of requests that have ended included."""
+        """Whether nothing arrives on out for a moment, token frames of ended requests included."""
         return not self.out.poll(FRAME_REST_MS)
 
     # --- parts ---
@@ -205,7 +205,7 @@ class FrontEnd:
         return socket
 
     def _seen(self, described: str) -> str:
-        """An address from describe, as this front-end has to write it: `*` is the host that it reached ctl at."""
+        """An address from describe for this front-end: `*` is the host of its ctl address."""
         if not described.startswith("tcp://"):
             return described
         host, _, port = described.removeprefix("tcp://").rpartition(":")

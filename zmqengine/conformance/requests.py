@@ -1,4 +1,4 @@
-"""Rules of insert and of what comes of it."""
+"""Rules of insert and of its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ them have waited for this process to read them."""
 
 
 def _room(front_end: FrontEnd) -> int:
-    """The longest output there can be for the usual prompt."""
+    """The longest possible output for the usual prompt."""
     return int(front_end.welcome["limits"]["context_tokens_max"]) - 4
 
 
@@ -197,7 +197,7 @@ def _abort(make: Make) -> None:
         expect(len(finishes) == 1, f"it has {len(finishes)} ends")
         if finishes == ["abort"]:
             return
-        # A quick worker may be through before the abort arrives.
+        # A fast worker may finish before the abort arrives.
         expect(finishes[0] in ("stop", "length"), f"it ended with {finishes[0]!r} instead of 'abort'")
     expect(False, f"of {ABORTS_MAX} requests each ended by itself before its abort arrived")
 

@@ -1,4 +1,4 @@
-"""What a rule is, and the list that the files beside this one add theirs to."""
+"""Rules of the protocol, registered by the modules beside this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Make = Callable[[], FrontEnd]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: the chapter of SPEC.md it is from, what it says, and how it is tried."""
+    """One rule: its chapter of SPEC.md, its text, and the function that tries it."""
 
     chapter: str
     says: str
@@ -24,7 +24,7 @@ RULES: list[Rule] = []
 
 
 def rule(chapter: str, says: str) -> Callable[[Callable[[Make], None]], Callable[[Make], None]]:
-    """Add a function to the list."""
+    """Register a function as the trial of a rule."""
 
     def add(attempt: Callable[[Make], None]) -> Callable[[Make], None]:
         RULES.append(Rule(chapter, says, attempt))

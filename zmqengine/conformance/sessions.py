@@ -1,4 +1,4 @@
-"""Rules of hello, subscribing, taking over and leaving."""
+"""Rules of hello, subscription, takeover and bye."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries the rules on a running worker, each with a front-end of its own."""
+"""Trials of the rules on a running worker, each with its own front-end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import zmq
 
-# Imported for the rules that they add to the list.
+# Imported to register their rules.
 import zmqengine.conformance.control
 import zmqengine.conformance.requests
 import zmqengine.conformance.sessions  # noqa: F401
@@ -17,7 +17,7 @@ from zmqengine.conformance.rules import RULES, Rule
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of trying a rule. `problem` is empty if the worker keeps it."""
+    """The outcome of a rule's trial. `problem` is empty if the worker conforms."""
 
     rule: Rule
     problem: str = ""
@@ -30,9 +30,9 @@ def check(
     prepare: Callable[[zmq.Socket[bytes]], None] | None = None,
     only: str = "",
 ) -> Iterator[Outcome]:
-    """Try the rules on the worker whose ctl is at `address`, one after the other: all, or those with `only` in them.
+    """Try the rules on the worker whose ctl is at `address`, one after the other: all, or those that contain `only`.
 
-    `answer_s` is how long an answer may take; `prepare` is given every socket before it connects, for keys.
+    `answer_s` is the time-out of a reply; `prepare` is called with every socket before it connects, to set keys.
     """
     for tried in RULES:
         if only.lower() not in f"{tried.chapter} {tried.says}".lower():

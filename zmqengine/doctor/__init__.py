@@ -1,1 +1,1 @@
-"""What is wrong with this machine, a model or a worker, one line a finding, before somebody has to ask."""
+"""Diagnosis of this machine, a model and a worker, one line for each finding."""

@@ -1,4 +1,4 @@
-"""One line of a report."""
+"""Findings: the lines of the diagnosis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(NamedTuple):
-    """What was found and, unless all is well, what to do about it."""
+    """A fact and, unless it is ok, advice."""
 
     level: Level
     subject: str
@@ -17,5 +17,5 @@ class Finding(NamedTuple):
 
     @property
     def line(self) -> str:
-        """For people."""
+        """Text and advice on one line."""
         return f"{self.text}: {self.advice}" if self.advice else self.text

@@ -22,14 +22,14 @@ _SMALL_LIMIT_BYTES = 2 << 30
 
 
 class Machine(NamedTuple):
-    """What the machine's findings are, and what MLX may hold here: 0 if that is not known."""
+    """Findings of the machine, and MLX's memory limit in bytes; 0 if that is not known."""
 
     findings: list[Finding]
     limit_bytes: int
 
 
 def look_at_machine() -> Machine:
-    """Everything but sockets, models and workers. Imports MLX in a process of its own."""
+    """Look at Python, MLX, the BLAS, memory and the clock. MLX is imported in a child process."""
     findings = [_python(), *_clock()]
     if importlib.util.find_spec("mlx") is None:
         install = "pip install 'zmqengine[worker]' if a worker is to run here"
@@ -57,7 +57,7 @@ def _python() -> Finding:
 
 
 def _clock() -> Iterator[Finding]:
-    """A clock that is behind makes every certificate of the hub invalid."""
+    """The clock: one that is behind makes the hub's certificates invalid."""
     installed_s = os.stat(zmqengine.__file__).st_mtime
     behind_s = installed_s - time.time()
     if behind_s > 86_400:
@@ -123,7 +123,7 @@ def _release(version: str) -> list[int]:
 
 
 def _environment(report: dict[str, object]) -> Iterator[Finding]:
-    """Variables of MLX that a worker sets before it starts, and those that were set for it."""
+    """Environment variables of MLX, set by the worker at its start or by the user."""
     for standing in cast("list[dict[str, str]]", report.get("environment", [])):
         by = "set by the worker" if standing["by"] == "here" else "set by you"
         yield Finding("ok", "environment", f"{standing['name']}={standing['value']}, {by}: {standing['why']}")

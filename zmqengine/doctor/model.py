@@ -1,4 +1,4 @@
-"""Whether a model can be loaded and fits, before anybody waits for it."""
+"""Findings of a model: whether it can be loaded and fits in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqengine.pico import BUNDLED, model_path
 
 
 def look_at_model(model: str, limit_bytes: int) -> Iterator[Finding]:
-    """The model that `--model` names, against what MLX may hold; 0 leaves that part out."""
+    """Look at the model that `--model` names. A memory limit of 0 leaves out whether it fits."""
     directory = model_path(model) if model in BUNDLED else find_model(model)
     if directory is None:
         if model.count("/") != 1 or model.startswith((".", "~", "/")):
@@ -71,7 +71,7 @@ def _fits(checkpoint: ModelCheckpoint, limit_bytes: int) -> Finding:
 
 
 def _disk(directory: Path) -> Iterator[Finding]:
-    """Room for what is fetched; of a directory that is not there yet, that of the nearest one above."""
+    """Free space for a download: that of the nearest existing directory."""
     while not directory.exists():
         directory = directory.parent
     free = shutil.disk_usage(directory).free

@@ -1,4 +1,4 @@
-"""Where named workers meet their front-ends on this machine: paths, permissions, and what dead workers left."""
+"""Findings of the directory of named workers: paths, permissions, stale sockets of dead workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqengine.protocol.addresses import DEFAULT_NAME, base_directory, resolve
 
 
 def look_at_sockets() -> Iterator[Finding]:
-    """The directory of named workers, and each of them."""
+    """Look at the directory of named workers, and at each worker in it."""
     base = base_directory()
     try:
         resolve(DEFAULT_NAME)
@@ -64,7 +64,7 @@ def _worker(directory: Path) -> Iterator[Finding]:
 
 
 def _is_served(path: Path) -> bool:
-    """Whether somebody listens. Nothing is said, so nobody is disturbed."""
+    """Whether a process listens on the socket. Nothing is sent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -1,4 +1,4 @@
-"""Whether a worker can be reached, with which keys, and what it says of itself."""
+"""Findings of a worker: whether it can be reached, with which keys, and its description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FULL = 0.97
 
 
 def look_at_worker(address: str | None, keys: CurveKeys | None, *, required: bool) -> Iterator[Finding]:
-    """One worker. If it is not `required`, one that does not run is no fault."""
+    """Look at one worker. If it is not `required`, a worker that does not run is no failure."""
     try:
         resolved = resolve(address)
         keys = keys or keys_from_environment()

@@ -1,4 +1,4 @@
-"""Where a worker listens. One public address, that of ctl; the other two follow from it.
+"""Addresses of a worker: one public address, that of ctl, from which the other two follow.
 
 A bare name stands for an ipc path under the user's own directory: `default` is
 `ipc:///tmp/zmqengine-<uid>/default/ctl`.
@@ -37,7 +37,7 @@ class Endpoints:
 
 
 def base_directory() -> Path:
-    """Where named workers live: `$ZMQENGINE_DIR`, or `/tmp/zmqengine-<uid>`."""
+    """The directory of named workers: `$ZMQENGINE_DIR`, or `/tmp/zmqengine-<uid>`."""
     configured = os.environ.get("ZMQENGINE_DIR")
     return Path(configured) if configured else Path(f"/tmp/zmqengine-{os.getuid()}")
 

@@ -36,7 +36,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Addressee(NamedTuple):
-    """What can still be read of a refused message, so that the refusal reaches the call it answers."""
+    """The readable part of a rejected message, so that the rejection names its call."""
 
     call: int = 0
     request: str | None = None

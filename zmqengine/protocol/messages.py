@@ -54,7 +54,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
 
 
 class Constraint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the output must be: `text` is a JSON schema, a regular expression or a Lark grammar, by `kind`.
+    """A constraint on the output: `text` is a JSON schema, a regular expression or a Lark grammar, by `kind`.
 
     It holds from the first token on, or after the output has had the tokens of `after` in a row.
     """
@@ -66,7 +66,7 @@ class Constraint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 
 
 class Limits(Struct, frozen=True):
-    """What the worker accepts. Both sides check."""
+    """Limits of the worker, checked on both sides."""
 
     frame_bytes_max: int
     prompt_tokens_max: int
@@ -90,7 +90,7 @@ class Limits(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """What a front-end may want to know of the model."""
+    """Facts of the model for front-ends."""
 
     name: str
     vocab_size: int
@@ -344,7 +344,7 @@ class Granted(Message, frozen=True):
 
 
 class TokenFrame(Message, frozen=True):
-    """What one pass made for one session. `n` counts the session's frames from 0, to make a loss visible."""
+    """New tokens of one session from one pass. `n` counts the session's frames from 0, to make a loss visible."""
 
     KIND = b"t"
     epoch: Epoch
@@ -424,7 +424,7 @@ class Status(Message, frozen=True):
 
 
 class GetTokenizer(Message, frozen=True):
-    """What a front-end needs to turn text into ids and back."""
+    """Request for the tokenizer: a front-end turns text into ids and back with it."""
 
     KIND = b"Z"
     call: CallId

@@ -31,12 +31,12 @@ NEEDED = ("numpy", "httptools", "psutil", "rich", "matplotlib")
 FILE_WIDTH = 160
 REPORT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 OUT_FILE = click.Path(path_type=Path, dir_okay=False)
-# Options that most measurements take.
+# Options of most measurements.
 seed_option = click.option(
     "--seed",
     type=int,
     callback=lambda context, option, value: int(time.time()) if value is None else value,
-    help="Makes the prompts. [default: the time]",
+    help="Seed of the prompts. [default: the time]",
 )
 out_option = click.option("--out", type=OUT_FILE, help="Write the report here, as JSON.")
 plot_option = click.option("--plot", "picture", type=OUT_FILE, help="Write a plot here, .png or .svg.")
@@ -69,7 +69,7 @@ def bench() -> None:
     "--start",
     multiple=True,
     type=click.Choice(["worker", "http", "mlx-lm", "smg"]),
-    help="Start this for the run.",
+    help="Start this server for the run.",
 )
 @click.option("--model", default="pico", show_default=True, help="For --start: pico or a directory.")
 @click.option("--second", is_flag=True, help="Start everything twice, for two-models.")
@@ -77,15 +77,13 @@ def bench() -> None:
 @click.option(
     "--scenario", "scenarios", multiple=True, type=click.Choice([*SCENARIO_NAMES, "all"]), default=["users"]
 )
-@click.option(
-    "--rounds", default=3, show_default=True, help="How often each case is run against each target."
-)
+@click.option("--rounds", default=3, show_default=True, help="Runs of each case against each target.")
 @click.option("--size", type=click.Choice(["small", "normal"]), default="normal", show_default=True)
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=JSON", help="A size of a scenario: users=[1,8]."
 )
 @seed_option
-@click.option("--base", default="", help="The label that ratios are to. [default: the first target]")
+@click.option("--base", default="", help="The label that ratios refer to. [default: the first target]")
 @click.option("--tokenizer", default="", help="tokenizer.json, where no worker can provide it.")
 @out_option
 @plot_option
@@ -103,7 +101,7 @@ def serve(
     ranges: bool,
     **others: Any,
 ) -> None:
-    """Several targets, interleaved round by round."""
+    """Measure several servers, interleaved round by round."""
     from zmqengine.bench import stoppable
     from zmqengine.bench.arguments import server_target, with_settings, worker_target
     from zmqengine.bench.serve import ServePlan
@@ -216,11 +214,11 @@ def constrained(
 @click.argument("first", type=REPORT_FILE)
 @click.argument("second", type=REPORT_FILE)
 @click.option(
-    "--same", multiple=True, metavar="LABEL=LABEL", help="A target that has another name in the second."
+    "--same", multiple=True, metavar="LABEL=LABEL", help="A target with another name in the second report."
 )
-@click.option("--all", "everything", is_flag=True, help="Every measure, not only the important ones.")
+@click.option("--all", "everything", is_flag=True, help="Every measure, not only the main ones.")
 def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) -> None:
-    """Ratios of two reports; what is within noise is marked."""
+    """Compare two reports: ratios, with differences within noise marked."""
     from zmqengine.bench.arguments import name_and_value
     from zmqengine.bench.reports.compare import compare as pairs
     from zmqengine.bench.reports.compare import comparison_table
@@ -237,7 +235,7 @@ def compare(first: Path, second: Path, same: tuple[str, ...], everything: bool) 
 @plot_option
 @ranges_option
 def show(report: Path, picture: Path | None, ranges: bool) -> None:
-    """Print a report that was kept, or draw it."""
+    """Print or plot a saved report."""
     from zmqengine.bench.reports.report import load
 
     finish(load(report), None, picture, ranges)
@@ -311,14 +309,14 @@ def finish(report: BenchReport, out: Path | None, picture: Path | None, ranges: 
 
 
 def _console() -> Console:
-    """As wide as the terminal; a file has no width."""
+    """A console as wide as the terminal; of a fixed width for a file."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def show_progress(text: str) -> None:
-    """One line that the next one replaces; on a pipe, lines."""
+    """Show a progress line that replaces the last one; on a pipe, print lines."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K{text}")
     else:

@@ -31,11 +31,11 @@ _HISTORY_LINES = 1000
     "-n", "--max-tokens", type=int, help="Stop an answer after this many tokens.  [default: as many as fit]"
 )
 @generation_options
-@click.option("--stats", is_flag=True, help="Print figures after each answer, on standard error.")
+@click.option("--stats", is_flag=True, help="Print statistics after each answer, on standard error.")
 def chat(
     target: WorkerTarget, system: str | None, stats: bool, max_tokens: int | None, **options: Any
 ) -> None:
-    """Talk with the model. /help inside shows what else there is."""
+    """Talk with the model. /help inside lists further commands."""
     with ready_client(target, name="chat") as client, _history():
         conversation = ChatHistory(client, system, given(options) | {"max_tokens": max_tokens})
         if sys.stdin.isatty():
@@ -45,7 +45,7 @@ def chat(
 
 
 class ChatHistory:
-    """The messages so far, and how to get the next one."""
+    """The messages of a conversation, and the request for the next one."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
         self._client = client
@@ -55,13 +55,13 @@ class ChatHistory:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything but the instructions."""
+        """Drop all messages but the instructions."""
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def say(self, text: str) -> str:
-        """Write the model's answer to `text`; returns its figures. An answer that was stopped counts as given.
+        """Write the model's answer to `text`; returns its timing. An interrupted answer is kept.
 
-        If there is no answer the conversation is as before.
+        If the request fails the conversation is unchanged.
         """
         question = {"role": "user", "content": text}
         answer = write_answer(self._client.chat([*self.messages, question], **self._options))
@@ -98,7 +98,7 @@ def _answer(conversation: ChatHistory, line: str, stats: bool) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """What the person types, until the end of input."""
+    """Lines of input, until its end."""
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:
@@ -113,7 +113,7 @@ def _lines() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _history() -> Iterator[None]:
-    """Line editing and a history that outlives the program, where the system has them."""
+    """Line editing and a history across sessions, where readline is available."""
     if not sys.stdin.isatty():
         yield
         return
@@ -131,6 +131,6 @@ def _history() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # What people tell a model is nobody else's.
+            # Conversations are private.
             path.touch(mode=0o600)
             readline.write_history_file(path)

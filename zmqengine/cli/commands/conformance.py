@@ -1,4 +1,4 @@
-"""`zmqengine conformance`: does a worker, ours or another one, keep the protocol?"""
+"""`zmqengine conformance`: conformance of a worker to the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zmqengine_client.keys import keys_from_environment
 @click.option("-k", "--only", default="", metavar="TEXT", help="Try only the rules that contain this text.")
 @click.option(
     "--answer-timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, metavar="SECONDS",
-    help="How long the worker may take for an answer.",
+    help="Time-out of the worker's replies.",
 )  # fmt: skip
 @click.pass_context
 def conformance(context: click.Context, *, target: WorkerTarget, only: str, answer_timeout: float) -> None:

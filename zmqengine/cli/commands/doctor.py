@@ -1,4 +1,4 @@
-"""`zmqengine doctor`: what is wrong here, and what to do."""
+"""`zmqengine doctor`: diagnosis of this machine, a model and a worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
 def doctor(target: WorkerTarget, model: str, memory_limit: int | None, as_json: bool, strict: bool) -> int:
-    """Look at this machine, a model and a worker; each finding is a line with what to do about it.
+    """Check this machine, a model and a worker; each finding is one line with advice.
 
     Exit code 0 if nothing failed, 1 if something did.
     """

@@ -1,4 +1,4 @@
-"""`zmqengine drain`: a worker's orderly end."""
+"""`zmqengine drain`: the graceful shutdown of a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqengine.cli.options import WorkerTarget, worker_options
 @click.command()
 @worker_options
 def drain(target: WorkerTarget) -> None:
-    """Let a worker finish what runs, take nothing new, and exit with 0."""
+    """Let a worker finish its running requests, reject new ones, and exit with 0."""
     with connect(target, name="drain") as client:
         client.drain()
     click.echo("draining: the worker exits once its requests have finished", err=True)

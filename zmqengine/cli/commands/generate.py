@@ -27,7 +27,9 @@ from zmqengine.cli.options import WorkerTarget, generation_options, given, worke
 @click.option("--choice", multiple=True, metavar="TEXT", help="The text is one of these; repeatable.")
 @click.option("--any-json", is_flag=True, help="The text is a JSON object.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
-@click.option("--stats/--no-stats", default=None, help="Figures on standard error.  [default: on a terminal]")
+@click.option(
+    "--stats/--no-stats", default=None, help="Statistics on standard error.  [default: on a terminal]"
+)
 def generate(
     prompt: str | None,
     target: WorkerTarget,
@@ -37,7 +39,7 @@ def generate(
     any_json: bool,
     **options: Any,
 ) -> int:
-    """Continue PROMPT; without one, or with -, what comes on standard input."""
+    """Continue PROMPT; without one, or with -, the text on standard input."""
     if sum(map(bool, (schema, options["regex"], options["choice"], any_json))) > 1:
         raise click.UsageError("give one of --schema, --regex, --choice and --any-json")
     if schema or any_json:

@@ -23,7 +23,7 @@ except ImportError as error:
     type=click.Path(path_type=Path),
     help="A TOML file of these options. [env: ZMQENGINE_HTTP_CONFIG]",
 )
-@click.option("--print-config", is_flag=True, help="Print the options in force, as such a file, and exit.")
+@click.option("--print-config", is_flag=True, help="Print the effective options, as such a file, and exit.")
 def http(path: Path | None, print_config: bool, aliases: tuple[str, ...], **options: object) -> int:
     """Serve the OpenAI and Anthropic APIs in front of workers, which may start later.
 

@@ -46,7 +46,7 @@ def launch(
 ) -> int:
     """Print the environment and settings that point PROGRAM at a front-end, or start it with them (--run).
 
-    First a request of the kind that the program makes checks that the front-end answers. ARGUMENTS go to the program.
+    A request like the program's own first checks that the front-end answers. ARGUMENTS go to the program.
     """
     entry = PROGRAMS[program]
     http = _Http(url.rstrip("/"), api_key)
@@ -68,16 +68,16 @@ def launch(
 
 
 class _Http:
-    """A front-end, asked over HTTP. Every failure is one line that says what to do."""
+    """An HTTP client of a front-end. Every failure is one line with advice."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url
         self._key = key
-        # A proxy from the environment has no part in what runs here.
+        # A local front-end is not reached through a proxy from the environment.
         self._opener = build_opener(ProxyHandler({}))
 
     def choose_model(self, name: str | None) -> tuple[str, int]:
-        """The model of that name, or the first that is no alias, and its context."""
+        """The model of this name, or the first that is not an alias, and its context in tokens."""
         cards = json.loads(self.get_text(f"{self.url}/v1/models"))["data"]
         by_name = {card["id"]: int(card["max_model_len"]) for card in cards}
         if not by_name:
@@ -92,7 +92,7 @@ class _Http:
         return chosen, by_name[chosen]
 
     def complaints(self, program: Program, model: str) -> list[str]:
-        """What a request like the program's own is answered with, if that is not an answer."""
+        """Complaints of the front-end about a request like the program's own; empty if it answers."""
         path, fields = _CHECKS[program.api]
         said = "input" if program.api == "responses" else "messages"
         body = {"model": model, said: [{"role": "user", "content": "Hello"}], **fields}
@@ -106,7 +106,7 @@ class _Http:
         return []
 
     def get_text(self, url: str) -> str:
-        """What a GET gives."""
+        """The body of a GET."""
         try:
             return self._ask(url, None)
         except HTTPError as error:
@@ -151,7 +151,7 @@ def _write(path: Path, content: str) -> None:
 
 
 def _show(program: Program, front_end: LaunchTarget, setup: Setup, command: list[str]) -> None:
-    """As lines for a shell: comments, exports, and the command as the last comment."""
+    """Print shell lines: comments, exports, and the command as the last comment."""
     click.echo(
         f"# {program.title} with {front_end.model} ({front_end.context_tokens} tokens) at {front_end.url}"
     )

@@ -1,4 +1,4 @@
-"""Programs that can be pointed at a front-end: a table with one entry for each, and how each wants to be told."""
+"""Programs that can be pointed at a front-end: one entry for each, with its variables and settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """Where the front-end is, and the model to use. `folder` may hold files for programs that read their settings."""
+    """A front-end and the model to use. `folder` is for settings files of programs that read them."""
 
     url: str
     model: str
@@ -24,7 +24,7 @@ class LaunchTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a program needs: variables, `arguments` after its name, and `files` by path."""
+    """Settings of a program: environment variables, `arguments`, and contents of `files` by path."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -35,8 +35,8 @@ class Setup:
 class Program:
     """One program: its `command`, how to `install` it, the API it speaks, and its setup.
 
-    `context_tokens_min` is what its own prompt needs, with room to work. `advice` says what helps the prompt
-    cache.
+    `context_tokens_min` is the context its own prompt needs, with room to work. `advice` improves the use of the
+    prefix cache.
     """
 
     title: str

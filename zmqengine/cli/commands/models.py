@@ -1,4 +1,4 @@
-"""`zmqengine models`: what there is to load."""
+"""`zmqengine models`: a list of local models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = ("model", "type", "size", "quantised", "context", "cache", "chats")
 def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: bool) -> None:
     """List the models of this machine: the bundled ones, the hub's cache, and those in DIRECTORIES.
 
-    The last column is how many chats of 8,192 tokens, or of the whole context if that is shorter, fit at once.
+    The last column is the number of chats of 8,192 tokens, or of the context if that is shorter, that fit at once.
     """
     limit = memory_limit or look_at_machine().limit_bytes
     found = [*(Found(name, model_path(name)) for name in BUNDLED), *find_models(directories)]

@@ -22,7 +22,7 @@ FILES = (
     "*.txt",
     "*.jinja",
 )
-"""What a model in mlx-lm's format consists of; other formats of the same weights stay where they are."""
+"""Files of a model in mlx-lm's format; other formats of the same weights are not fetched."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`zmqengine status`: what a worker is doing."""
+"""`zmqengine status`: state and load of a worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WAITS = {
     "progress_s",
     type=click.FloatRange(min=PROGRESS_MIN_S),
     metavar="SECONDS",
-    help="Exit code 1 if the worker's loop has not turned for this long; at least 15.",
+    help="Exit code 1 if the worker's loop has made no pass for this long; at least 15.",
 )
 @click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, metavar="SECONDS")
 def status(
@@ -64,9 +64,9 @@ def status(
 
 
 def is_stuck(now: Status, progress_s: float) -> bool:
-    """Whether a worker that has its model has not turned its loop for so long.
+    """Whether the loop of a worker with a loaded model has made no pass for this long.
 
-    What it last told of its requests does not count: a step that hangs may be the first of its batch.
+    Its reported requests do not count: the hanging step may be the first of its batch.
     """
     return now.state in ("ready", "draining") and now.pass_age_ms > progress_s * 1000
 

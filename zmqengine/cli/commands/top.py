@@ -17,7 +17,7 @@ from zmqengine.cli.options import WorkerTarget, several_workers_options
     "--every", "every_s", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, metavar="SECONDS"
 )
 def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | None, every_s: float) -> None:
-    """Watch workers: what runs and waits, how fast, and what holds the memory.
+    """Watch workers: running and waiting requests, rates, memory.
 
     s sorts, f shows front-ends, a ends the chosen request, d drains the chosen worker, q quits. Ending and draining
     need an operator's key where the worker has keys.

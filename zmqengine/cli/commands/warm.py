@@ -1,4 +1,4 @@
-"""`zmqengine warm`: a prompt is read before anybody asks, and stays."""
+"""`zmqengine warm`: prefill of a prompt that then stays in the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqengine.cli.options import WorkerTarget, worker_options
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
-    """The head of a conversation, as front-ends send it."""
+    """The start of a conversation, as front-ends send it."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -22,10 +22,10 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @worker_options
 def warm(file: TextIO, target: WorkerTarget) -> int:
-    """Read the prompt in FILE and keep it, however many others come and go.
+    """Prefill the prompt in FILE and pin it in the prefix cache.
 
     FILE is JSON, {"messages": [...], "tools": [...]} as a front-end sends them, or else plain text. Later
-    prompts need not read what they share with it. At most half of the memory for prompts can be held this way.
+    prompts reuse the prefix they share with it. At most half of the prefix cache can be pinned.
     """
     text = file.read()
     with ready_client(target, name="warm") as client:
@@ -49,7 +49,7 @@ def warm(file: TextIO, target: WorkerTarget) -> int:
 
 
 def _conversation(text: str) -> _Conversation | None:
-    """What JSON says; None for plain text."""
+    """The conversation in a JSON text; None for plain text."""
     if not text.lstrip().startswith("{"):
         return None
     try:

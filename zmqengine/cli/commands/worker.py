@@ -32,5 +32,5 @@ def worker(**options: Any) -> int:
     from zmqengine.worker.process.supervisor import supervise
 
     code = supervise(config)
-    # The code is for service managers, which run without a supervisor of ours.
+    # The code is for service managers, which run the worker without our supervisor.
     return 1 if code == EXIT_HOPELESS else code

@@ -1,7 +1,7 @@
-"""One of the two front-ends of `zmqengine demo`: a process of its own that knows nothing but the client library.
+"""A front-end process of `zmqengine demo`, on the client library alone.
 
-It prints a JSON object a line: `{"ready": true}`, then, once it has read a line, `{"text": ...}` for each
-chunk and at the end the figures.
+It prints one JSON object per line: `{"ready": true}`; after a line on its input, `{"text": ...}` for each chunk, and
+figures at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`zmqengine demo --tools`: a program whose functions the model may call, and is told the results of."""
+"""`zmqengine demo --tools`: a tool loop, in which the model calls functions of this program."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from zmqengine.cli.options import WorkerTarget
 from zmqengine_client import Client, TextStream
 
 CALLS_MAX = 3
-"""Calls for one ask, then it is given up."""
+"""The most rounds of calls for one question."""
 ASKS = ("What is 417 + 2385?", "Read the file notes.txt.", "How many letters are in river?", "Thank you!")
-"""Each is a conversation of its own: the bundled model is small, and other tools called before confuse it."""
+"""Questions, each a conversation of its own: earlier tool calls confuse the small bundled model."""
 _START, _END = "<tool_call>", "</tool_call>"
 _NOTE = "the blue boat"
 
 
 class DemoFunction(NamedTuple):
-    """A function as the model is told of it, and what it does."""
+    """A function: its definition for the model, and its implementation."""
 
     definition: dict[str, Any]
     run: Callable[..., object]
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The name in the definition."""
         return str(self.definition["function"]["name"])
 
 
 class FunctionCall(NamedTuple):
-    """What the model wants called."""
+    """A call that the model asked for."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class Figures(NamedTuple):
-    """What the loop took."""
+    """Totals of the loop."""
 
     calls: int
     tokens: int
@@ -50,7 +50,7 @@ class Figures(NamedTuple):
 
 
 def run_tools(name: str, max_tokens: int) -> Figures:
-    """Ask a few things of the worker of that name, some of which need a function; shows all that is said."""
+    """Ask the worker of this name a few questions, some of which need a function; prints the conversation."""
     with (
         tempfile.TemporaryDirectory() as directory,
         Client(WorkerTarget(name).address, name="demo --tools") as client,
@@ -71,7 +71,7 @@ def run_tools(name: str, max_tokens: int) -> Figures:
 
 
 class _Loop:
-    """Conversations, in the shape that OpenAI's API gives them."""
+    """Conversations, as messages of OpenAI's API."""
 
     def __init__(self, client: Client, functions: dict[str, DemoFunction], max_tokens: int) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class _Loop:
         self.tokens = 0
 
     def ask(self, text: str) -> None:
-        """Say this, and go on until the model answers without a call."""
+        """Ask, and run the calls of the model until it answers without one."""
         self._messages = [{"role": "user", "content": text}]
         for _ in range(CALLS_MAX):
             said = self._answer()
@@ -113,7 +113,7 @@ class _Loop:
 
 
 def read_calls(text: str) -> Iterator[FunctionCall]:
-    """The calls in what a model said, as Qwen, Hermes and pico write them; what is no call is passed over."""
+    """The tool calls in a model's text, in the format of Qwen, Hermes and pico; malformed ones are skipped."""
     for part in text.split(_START)[1:]:
         try:
             call = json.loads(part.partition(_END)[0])
@@ -130,7 +130,7 @@ def _functions(directory: Path) -> list[DemoFunction]:
         ),
         DemoFunction(
             _definition("read_file", "Read a file.", {"path": "string"}),
-            # No more of the path than its name: the model is to see this directory alone.
+            # Only the name of the path: the model may see this directory alone.
             lambda path: (directory / Path(path).name).read_text(encoding="utf-8").strip(),
         ),
         DemoFunction(

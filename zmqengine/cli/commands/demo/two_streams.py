@@ -1,4 +1,4 @@
-"""`zmqengine demo`: one worker, two programs, at the same time; or a program whose functions the model calls."""
+"""`zmqengine demo`: two front-ends that stream from one worker at the same time."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ class _FrontEnd:
         return f"front-end, process {self.process.pid}\n\n{self.prompt}{self.text}"
 
     def start(self) -> None:
-        """Let it begin."""
+        """Tell the process to begin."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
 
     def read(self) -> bool:
-        """Take what it has said, waiting for the first of it; False at its end."""
+        """Read from the process, blocking until there is something; False at its end."""
         assert self.process.stdout is not None
-        # Not readline: what it would keep in its buffer, the selector does not see.
+        # Not readline: the selector does not see data in its buffer.
         received = os.read(self.process.stdout.fileno(), 65_536)
         *lines, self.unread = (self.unread + received).split(b"\n")
         for line in lines:
@@ -103,7 +103,7 @@ class _FrontEnd:
 
 @contextlib.contextmanager
 def _worker(name: str, model: str) -> Iterator[int]:
-    """A worker of that name while the block runs; the process id of its engine."""
+    """A worker of this name for the duration of the block; yields the process id of its engine."""
     command = [sys.executable, "-m", "zmqengine.cli.main", "worker", "--name", name, "--model", model]
     command += ["--die-with-parent", "--log-level", "error"]
     with tempfile.TemporaryFile("w+") as log:
@@ -117,7 +117,7 @@ def _worker(name: str, model: str) -> Iterator[int]:
 
 
 def _wait_ready(client: Client, process: subprocess.Popen[bytes], log: IO[str]) -> int:
-    """Wait as long as there is a worker to wait for; the process id of its engine."""
+    """Wait until the worker is ready or its process has ended; returns the process id of its engine."""
     while True:
         try:
             return client.wait_ready(timeout_s=_LOOK_EVERY_S).pid
@@ -128,7 +128,7 @@ def _wait_ready(client: Client, process: subprocess.Popen[bytes], log: IO[str]) 
 
 @contextlib.contextmanager
 def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEnd]]:
-    """Two processes that are connected and wait for the word."""
+    """Two front-end processes that are connected and wait to be started."""
     front_ends: list[_FrontEnd] = []
     try:
         for prompt in PROMPTS:
@@ -150,7 +150,7 @@ def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEn
 
 
 def _stream(front_ends: list[_FrontEnd], crash_pid: int | None) -> None:
-    """Read both until both have ended, drawing what they say if there is a terminal."""
+    """Read both until both have ended, drawing their texts on a terminal."""
     columns = Columns() if sys.stdout.isatty() else None
     drawn_s = 0.0
     with selectors.DefaultSelector() as selector:
@@ -208,7 +208,7 @@ _BETWEEN = " | "
 
 
 def side_by_side(texts: Sequence[str], width: int) -> list[str]:
-    """The texts wrapped in columns of equal width, as lines of at most `width` characters."""
+    """Texts wrapped in columns of equal width, as lines of at most `width` characters."""
     column = (width - len(_BETWEEN) * (len(texts) - 1)) // len(texts)
     wrapped = [
         [line for paragraph in text.split("\n") for line in textwrap.wrap(paragraph, column) or [""]]
@@ -220,13 +220,13 @@ def side_by_side(texts: Sequence[str], width: int) -> list[str]:
 
 
 class Columns:
-    """Draws over what it drew before."""
+    """A drawing on the terminal that replaces the previous one."""
 
     def __init__(self) -> None:
         self._drawn = 0
 
     def draw(self, texts: Sequence[str]) -> None:
-        """Show the texts, or their ends if the terminal is not high enough."""
+        """Draw the texts, or their ends if the terminal is not high enough."""
         size = shutil.get_terminal_size()
         lines = side_by_side(texts, size.columns - 1)[-(size.lines - 2) :]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
