@@ -15,7 +15,6 @@ from tools import module_graph
 VAGUE = re.compile(r"(What|Who|Whoever|Where|Of|Those|The same|So many|So much)\b")
 # First lines of the kind that are still there, by package. It only falls.
 VAGUE_LEFT = {
-    "zmqengine.bench": 30,
     "zmqengine.engine": 50,
     "zmqengine.worker": 1,
 }

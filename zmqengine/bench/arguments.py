@@ -1,4 +1,4 @@
-"""What is typed after an option of `zmqengine bench`, as targets and sizes."""
+"""Parsers for option values of `zmqengine bench`: targets and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def worker_target(text: str) -> TargetSpec:
-    """A worker of ours from `[LABEL=]ADDRESS`."""
+    """A zmqengine worker from `[LABEL=]ADDRESS`."""
     label, separator, address = text.rpartition("=")
     full = resolve(address)
     return TargetSpec(label=label if separator else address, kind="worker", address=full, worker=full)
@@ -39,7 +39,7 @@ def server_target(text: str, api: str) -> TargetSpec:
 
 
 def with_settings(options: Options, settings: tuple[str, ...]) -> Options:
-    """`options` with what `NAME=JSON` says. Raises ConfigError, naming what is wrong."""
+    """A copy of `options` with the `NAME=JSON` settings. Raises ConfigError, naming the wrong setting."""
     values: dict[str, Any] = msgspec.to_builtins(options)
     for text in settings:
         name, value = name_and_value(text, "--set")
@@ -56,7 +56,7 @@ def with_settings(options: Options, settings: tuple[str, ...]) -> Options:
 
 
 def name_and_value(text: str, option: str) -> tuple[str, str]:
-    """Both halves of `NAME=VALUE`, which `option` was given."""
+    """Name and value of `NAME=VALUE`, a value of `option`."""
     name, separator, value = text.partition("=")
     if not separator:
         raise ConfigError(f"{option} {text}: give NAME=VALUE")

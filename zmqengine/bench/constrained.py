@@ -1,8 +1,8 @@
-"""`bench constrained`: what it costs to hold outputs to a schema.
+"""`bench constrained`: the cost of output constraints.
 
-Free and constrained requests in turn, on one worker, with the same prompts and lengths. The schema is that of a
-tool that agents use for their plans; under it a model of random weights never comes to an end, so every answer has
-exactly as many tokens as it was asked for.
+Unconstrained and constrained requests alternate on one worker, with the same prompts and lengths. The schema is that
+of a planning tool of agents; under it a model of random weights never ends, so every answer has exactly the requested
+number of tokens.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ HOSTILE: dict[str, Constraint] = {
 
 
 class ConstrainedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: a worker of each of the shapes in turn. `peers` serve the first over HTTP, as `http` of ours does."""
+    """One run: a worker for each shape in turn. `peers`, and with `http` our front-end, serve the first over HTTP."""
 
     shapes: tuple[str, ...]
     models: str = ""
@@ -82,7 +82,7 @@ class ConstrainedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> BenchReport:
-    """Make the models, measure one after the other, end everything. Raises TargetError."""
+    """Make the models, measure one after the other, end all servers. Raises TargetError."""
     setting = machine.setting()
     cells: list[Cell] = []
     servers: list[TargetFacts] = []
@@ -129,7 +129,7 @@ def _model(shape: str, directory: Path, on_progress: Progress) -> Path:
 
 
 class ConstrainedRunner:
-    """Measures one worker; `model` names its cases, and `targets` are HTTP servers of the same model."""
+    """Measurements on one worker; `model` names its cases."""
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class ConstrainedRunner:
         self._new = 0
 
     async def run(self, rounds: int) -> list[Cell]:
-        """Everything, round by round."""
+        """Run all work, round by round."""
         session = await open_session(self._worker, timeout_s=self._options.timeout_s)
         try:
-            # The table of the vocabulary is made beside the load of the model.
+            # The vocabulary's trie is built in the background after the model has loaded.
             await self._together(session, [self._request(SEEN), self._request(FREE)] * 4, 4)
             cells: list[Cell] = []
             for number in range(rounds):
@@ -191,7 +191,7 @@ class ConstrainedRunner:
         return await self._together(session, requests, options.rows)
 
     async def _half(self, session: TargetSession, kind: str) -> Measures:
-        """The free half of the rows, beside others of this kind that never run out."""
+        """Figures of unconstrained requests on half of the rows, with requests of this kind on the others."""
         options = self._options
         half = options.rows // 2
         ended = asyncio.Event()
@@ -209,14 +209,14 @@ class ConstrainedRunner:
             await asyncio.gather(*others)
 
     async def _firsts(self, session: TargetSession, kind: str) -> Measures:
-        """One after another, on a worker that has nothing else to do."""
+        """Times to the first token of requests in sequence, on an otherwise idle worker."""
         requests = [self._request(kind, tokens=2) for _ in range(self._options.firsts)]
         records = [outcome.record(None) for outcome in await closed_loop(session, requests, 1)]
         _must_be_whole([record.error for record in records])
         return spread("ttft", [ttft_ms(record) for record in records])
 
     async def _beside(self, session: TargetSession, constraint: Constraint) -> Measures:
-        """The longest silence of a free stream while others come with this constraint, one after another."""
+        """The longest gap of an unconstrained stream while requests with this constraint arrive in sequence."""
         options = self._options
         honest = self._request(FREE, tokens=options.honest_tokens)
         async with streams_in_flight(session, [honest]) as (stream,):
@@ -227,7 +227,7 @@ class ConstrainedRunner:
                     attack = msgspec.structs.replace(self._request(FREE, tokens=32), constraint=constraint)
                     await session.send(attack).outcome()
             ended_s = time.perf_counter()
-            # The silence in which the last one ended lasts until the next token.
+            # The gap in which the last one ended lasts until the next token.
             await stream.wait_chunks(stream.chunks + 1)
             stream.cancel()
             record = (await stream.outcome()).record(None)
@@ -263,7 +263,7 @@ class ConstrainedRunner:
 async def json_mode(
     target: TargetSpec, prompts: Prompts, options: ConstrainedOptions, number: int
 ) -> list[Cell]:
-    """The same work over HTTP, free and in the JSON mode of a server."""
+    """Cells of the same work over HTTP, unconstrained and in a server's JSON mode."""
     session = await open_session(target, timeout_s=options.timeout_s)
     cells = []
     try:

@@ -1,8 +1,8 @@
-"""`zmqengine bench gpu`: what a GPU is asked for, model by model, each with one command's worth of servers.
+"""`zmqengine bench gpu`: throughput and latency on a GPU, one model after the other.
 
-For each model: the worker, an HTTP front-end and `mlx_lm.server` beside mlx-lm's own generator on the same work; the
-first requests after the start; a long prompt beside streams. Models have random weights of the usual shapes. Each
-leaves `gpu-MODEL.json`.
+For each model: the worker, an HTTP front-end and `mlx_lm.server` against mlx-lm's own generator on the same work; the
+first requests after the start; a long prompt beside streams. Models have random weights of common shapes. Each run
+writes `gpu-MODEL.json`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Progress = Callable[[str], None]
 
 FIRST_REQUESTS = 10
 RESTS_S = (1.0,) * 5 + (6.0,) * 2
-"""The longer ones are long enough for a worker to give back what it keeps for speed alone."""
+"""Idle times before later requests. In the longer ones a worker releases its spare buffers."""
 
 
 class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run on one model: a directory. `slots` rows at a time for every server and for the generator."""
+    """One run on the model in a directory. Every server and the generator have `slots` rows."""
 
     model: str
     mlx_lm: bool = True
@@ -51,7 +51,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_directory_of(name: str, models: Path) -> Path:
-    """The model of this name, a shape with `-4bit` or `-8bit` behind it or not, made if it is not there yet."""
+    """The directory of the model `SHAPE`, `SHAPE-4bit` or `SHAPE-8bit`, made if it does not exist."""
     path = models / name
     shape, _, bits = name.partition("-")
     if shape not in SHAPES or bits not in ("", "4bit", "8bit"):
@@ -64,9 +64,9 @@ def model_directory_of(name: str, models: Path) -> Path:
 async def measure_on_gpu(
     plan: GpuPlan, on_progress: Progress, keep: Callable[[BenchReport], None]
 ) -> BenchReport:
-    """Start everything, measure, end everything. Raises TargetError.
+    """Start all servers, measure, end them. Raises TargetError.
 
-    `keep` is given the report as far as it has come, after each part: a machine may be lent for a while only.
+    `keep` is called with the report so far after each part, so that an interrupted run leaves one.
     """
     setting, model = machine.setting(), model_facts(plan.model)
     directory = Path(plan.model)
@@ -109,7 +109,7 @@ async def _describe(targets: list[TargetSpec], bare: BareProcess) -> list[Target
 async def _beside(
     plan: GpuPlan, targets: list[TargetSpec], bare: BareProcess, on_progress: Progress
 ) -> AsyncIterator[list[Cell]]:
-    """The cells of one part after the other."""
+    """Cells of one part after the other."""
     name = Path(plan.model).name
 
     def tell(text: str) -> None:
@@ -135,7 +135,7 @@ async def _beside(
         seed=plan.seed,
         on_progress=tell,
     )
-    # Twice: the second one finds what the first one left, as later long prompts do.
+    # Twice: the second round finds warm caches, as later long prompts do.
     yield await long.run(scenario_named("interference"), 2)
 
 
@@ -148,11 +148,10 @@ async def _end(waiting: asyncio.Task[BareProcess]) -> None:
 
 
 async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
-    """The first requests that a worker gets, one after the other, each of another length; then some after a rest.
+    """Times to the first token of a worker's first requests, in sequence, and of later ones after idle times.
 
-    Before its first one a worker has had nothing to do, and a machine that rests takes longer over anything: what the
-    first one takes more than a later one after a rest is what was done for the first time. A GPU lowers its clock when
-    it has nothing to do, which is told as well.
+    An idle machine is slower at first, so a cold start costs the difference between the first request and a later one
+    after an idle time. The clock of the GPU, which falls when it is idle, is reported too.
     """
     cell = Cell(scenario="first", case=f"{FIRST_REQUESTS} requests in turn", target=worker.label, round=0)
     session = await open_session(worker, timeout_s=180.0)

@@ -1,4 +1,4 @@
-"""Sizes of the work of each benchmark: what `--set NAME=JSON` changes."""
+"""Sizes of each benchmark's work, which `--set NAME=JSON` changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
 
 
 class ScenarioOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the work. The defaults suit a model of a few million parameters and more; `SMALL` is a smoke test."""
+    """Sizes of scenarios. The defaults suit models of a few million parameters and more; `SMALL` is a smoke test."""
 
     users: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prompt_tokens: int = 64
@@ -93,7 +93,7 @@ SMALL = ScenarioOptions(
 
 
 class Case(NamedTuple):
-    """So many `requests` in a closed loop of `streams`, which `processes` clients share."""
+    """A closed loop of `streams` over `requests`, shared by `processes` clients."""
 
     name: str
     streams: int
@@ -103,9 +103,9 @@ class Case(NamedTuple):
 
 
 class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the work; `processes` is how many clients share the largest number of streams, unless it is 1.
+    """Sizes of `bench overhead`. `processes` clients share the largest number of streams, unless it is 1.
 
-    `burst` requests come at once, in a case of their own; 0 leaves it out.
+    `burst` requests are sent at once, in a case of their own; 0 leaves it out.
     """
 
     streams: tuple[int, ...] = (1, 8, 32)
@@ -122,7 +122,7 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cases(self) -> list[Case]:
-        """By number of streams; the largest again, shared by several clients; the burst."""
+        """Cases by number of streams; the largest again, shared by several clients; the burst."""
         cases = [self.case(streams, 1) for streams in self.streams]
         if self.processes > 1:
             cases.append(self.case(max(self.streams), self.processes))
@@ -131,7 +131,7 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return cases
 
     def case(self, streams: int, processes: int) -> Case:
-        """The case of so many streams."""
+        """The case of this number of streams."""
         name = f"{streams} stream{'s' if streams > 1 else ''}"
         if processes > 1:
             name += f", {processes} clients"
@@ -140,9 +140,9 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ConstrainedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is measured, and sizes of it.
+    """Work and sizes of `bench constrained`.
 
-    `firsts` are timed of each kind; each hostile constraint comes `hostiles` times.
+    `firsts` requests of each kind are timed; each hostile constraint is sent `hostiles` times.
     """
 
     work: tuple[str, ...] = CONSTRAINED_WORK

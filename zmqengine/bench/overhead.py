@@ -1,8 +1,7 @@
-"""`bench overhead`: what the worker, the wire and the client add to mlx-lm's generator.
+"""`bench overhead`: the cost that worker, wire and client add to mlx-lm's generator.
 
 Interleaved in one run: the bare generator in a process of its own, our worker read by one client process and by
-several, and if asked for our HTTP front-ends and `mlx_lm.server`. Same prompts and lengths, the same BLAS on one
-thread.
+several, optionally our HTTP front-ends and `mlx_lm.server`. Same prompts and lengths, the same BLAS on one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Progress = Callable[[str], None]
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: our worker on `model`, `http` front-ends of ours and `mlx_lm.server` if they are asked for."""
+    """One run: our worker on `model`, `http` of our front-ends, and optionally `mlx_lm.server`."""
 
     model: str
     http: int = 0
@@ -47,7 +46,7 @@ class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def overhead(plan: OverheadPlan, on_progress: Progress) -> BenchReport:
-    """Start everything, measure round by round, end everything. Raises TargetError."""
+    """Start all servers, measure round by round, end them. Raises TargetError."""
     setting = machine.setting()
     directory = model_directory(plan.model)
     model = str(directory)
@@ -80,7 +79,7 @@ async def overhead(plan: OverheadPlan, on_progress: Progress) -> BenchReport:
 
 
 def group(targets: Sequence[TargetSpec]) -> dict[str, Sequence[TargetSpec]]:
-    """The worker first; then one HTTP front-end, and all of them together; then the others."""
+    """Groups of targets: the worker; one HTTP front-end, and all of them together; then the others."""
     ours = [target for target in targets if target.kind == "http" and target.worker]
     groups: dict[str, Sequence[TargetSpec]] = {t.label: [t] for t in targets if t.kind == "worker"}
     groups |= {target.label: [target] for target in ours[:1]}
@@ -90,7 +89,7 @@ def group(targets: Sequence[TargetSpec]) -> dict[str, Sequence[TargetSpec]]:
 
 
 class OverheadRunner:
-    """`groups` are what is measured beside the bare generator: by name, the targets that share the streams."""
+    """Runs cases on the bare generator and on `groups`: by name, targets that share the streams."""
 
     def __init__(
         self,
@@ -112,11 +111,11 @@ class OverheadRunner:
         self._worker_pids = {pid for worker in workers for pid in worker.pids}
 
     async def run(self, rounds: int) -> list[Cell]:
-        """Admission first, while the worker's maxima are young; every case round by round; then idleness."""
+        """All cells: admission, while the worker's maxima are fresh; each case round by round; the idle worker."""
         return [cell async for part in self.parts(rounds) for cell in part]
 
     async def parts(self, rounds: int) -> AsyncIterator[list[Cell]]:
-        """The same, as it comes."""
+        """The cells of `run`, part by part."""
         worker = next((t for targets in self._groups.values() for t in targets if t.kind == "worker"), None)
         if worker:
             yield [await self._admission(worker)]
@@ -140,7 +139,7 @@ class OverheadRunner:
             )
         ]
         for place, (label, targets) in enumerate(self._groups.items()):
-            # The bare generator has no cache: it and the first group can have the same prompts.
+            # The bare generator has no prefix cache: it and the first group can have the same prompts.
             own = requests if place == 0 else self._requests(f"{case.name} {number} {label}", case)
             cell = Cell(scenario="overhead", case=case.name, target=label, round=number)
             try:
@@ -176,7 +175,7 @@ class OverheadRunner:
     async def _group_run(
         self, targets: Sequence[TargetSpec], requests: Sequence[RequestSpec], case: Case
     ) -> Measures:
-        """Streams and requests dealt out over client processes, and those over the targets."""
+        """Measure streams and requests divided among client processes, and those among the targets."""
         count = max(min(case.processes, case.streams), min(len(targets), case.streams))
         jobs = [
             LoadJob(
@@ -211,7 +210,7 @@ class OverheadRunner:
                 await numbers.close()
 
     async def _admission(self, worker: TargetSpec) -> Cell:
-        """3 streams decode; others arrive one by one."""
+        """The admission of requests that arrive one by one while 3 streams decode."""
         self._on_progress("admission: 3 streams decode, others arrive")
         options = self._options
         prompts = self._prompts.reseeded(f"{self._seed} admission")
@@ -233,7 +232,7 @@ class OverheadRunner:
             await session.close()
 
     async def _idle(self, worker: TargetSpec) -> Cell:
-        """A session is open and nothing is asked."""
+        """CPU use of a worker with one idle session."""
         self._on_progress(f"idle for {self._options.idle_s:g} s")
         usage = ServerUsage(worker.pids)
         session = await open_session(worker, timeout_s=self._options.timeout_s)

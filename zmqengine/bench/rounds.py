@@ -1,4 +1,4 @@
-"""Several targets in turn, round by round, so that a machine whose speed drifts is fair to all of them."""
+"""Interleaved rounds over several targets, so that drifting machine speed affects all alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = " (second)"
 
 
 class Runner:
-    """Runs cases against targets, each measurement on a session of its own."""
+    """Runs cases against targets, each measurement on its own session."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Runner:
         self._on_progress = on_progress
 
     async def warm_up(self) -> None:
-        """A few requests to each target, one alone and some together, that nobody counts."""
+        """Send a few requests to each target, one alone and some together, that are not measured."""
         for target in self._targets:
             self._on_progress(f"warming up {target.label}")
             context = await self._context(target, "warm-up", 0)
@@ -57,7 +57,7 @@ class Runner:
                 await context.session.close()
 
     async def run(self, scenario: Scenario, rounds: int) -> list[Cell]:
-        """Every case: A B C, A B C, ... A target that fails a case is noted and the others go on."""
+        """Cells of every case, targets interleaved: A B C, A B C, ... A failing target is noted; the others go on."""
         cells = []
         for case in scenario.cases(self._options):
             for number in range(rounds):
@@ -115,7 +115,7 @@ class Runner:
 
 
 async def measure(context: Context, scenario: Scenario, case: str) -> Measures:
-    """The scenario's own figures; processor time and memory of the server; processor time of the load."""
+    """Figures of one case on one target, with CPU time and memory of the server and CPU time of the load."""
     numbers = WorkerNumbers(context.target.worker) if context.target.worker else None
     try:
         passes_before = await numbers.read() if numbers else {}

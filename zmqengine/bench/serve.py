@@ -1,4 +1,4 @@
-"""`bench serve` from targets and scenarios to a report."""
+"""`bench serve`: scenarios against several targets, and their report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 
 class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Targets that are started come after those given; `base` is a label, the first target if empty."""
+    """One run. Started targets come after given ones; `base` is a label, the first target if empty."""
 
     scenarios: tuple[str, ...]
     targets: tuple[TargetSpec, ...] = ()
@@ -37,7 +37,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve(plan: ServePlan, on_progress: Progress) -> BenchReport:
-    """Start what is to be started, measure, and end it again. Raises TargetError."""
+    """Start servers, measure, end the servers. Raises TargetError."""
     setting = machine.setting()
     async with AsyncExitStack() as stack:
         targets = [await with_worker_pid(target) for target in plan.targets]

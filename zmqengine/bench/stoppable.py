@@ -1,4 +1,4 @@
-"""A run that can be told to stop."""
+"""Runs that end cleanly on SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Result = TypeVar("Result")
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """As `asyncio.run`; on SIGTERM, too, the work is cancelled, cleans up, and KeyboardInterrupt is raised.
+    """As `asyncio.run`, but SIGTERM also cancels the work, waits for its cleanup, and raises KeyboardInterrupt.
 
-    Without it the servers that a run has started would outlive it.
+    Otherwise started servers would outlive the run.
     """
     try:
         return asyncio.run(_watched(work))

@@ -1,7 +1,7 @@
-"""A front-end of its own: `python -m zmqengine.bench.load.load_process RESULT`, driven over its standard streams.
+"""A load process: `python -m zmqengine.bench.load.load_process RESULT`, driven over its standard streams.
 
 In: a line with a LoadJob, later any line to start. Out: a line once the session is open, and one when the file RESULT
-has a LoadResult. So that the processes of one measurement start together, whatever their start-up took.
+has a LoadResult. So the processes of one measurement start together, however long their start-up takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetOutcome, TargetSpec
 
 try:
-    # Reading a stream over HTTP takes a third less with it, which is then not taken for the server's.
+    # Reads HTTP streams in a third less time, which would otherwise count as the server's.
     from uvloop import run
 except ImportError:
     from asyncio import run  # type: ignore[assignment]
@@ -29,7 +29,7 @@ DONE = b"done\n"
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process saw, and the processor time it took while the work ran."""
+    """Records of the process, and its CPU time during the work."""
 
     records: list[RequestRecord]
     cpu_s: float
@@ -45,7 +45,7 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_job(job: LoadJob) -> tuple[list[TargetOutcome], float]:
-    """Open a session, say so, wait for the word, and run. Also the processor time of the run."""
+    """Open a session, report it, wait for the start line, and run. Returns outcomes and CPU time."""
     session = await open_session(job.target, timeout_s=job.timeout_s, streams=job.users)
     try:
         _say(READY)
@@ -62,7 +62,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.readline(), type=LoadJob)
     outcomes, cpu_s = run(run_job(job))
     result = LoadResult(records=[outcome.record() for outcome in outcomes], cpu_s=cpu_s)
-    # Not through the pipe: asyncio was seen to lose the end of long lines when the process is gone (Python 3.11.7).
+    # Not through the pipe: asyncio lost the end of long lines after the process had exited (Python 3.11.7).
     Path(sys.argv[1]).write_bytes(msgspec.json.encode(result))
     _say(DONE)
 

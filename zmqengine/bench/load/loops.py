@@ -1,4 +1,4 @@
-"""Ways to put load on a session: users who wait for their answer, requests that arrive on time, all at once."""
+"""Load on a session: closed loop, closed loop with think times, open loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zmqengine.bench.targets.target import TargetOutcome, TargetSession, TargetS
 async def closed_loop(
     session: TargetSession, requests: Sequence[RequestSpec], users: int
 ) -> list[TargetOutcome]:
-    """Each of `users` sends the next request as soon as its last one has been answered."""
+    """Each of `users` sends its next request as soon as the last one has ended."""
     waiting = iter(requests)
     outcomes: list[TargetOutcome] = []
 
@@ -31,7 +31,7 @@ async def closed_loop(
 async def thinking_users(
     session: TargetSession, requests: Sequence[Sequence[RequestSpec]], think_s: Sequence[Sequence[float]]
 ) -> list[TargetOutcome]:
-    """As `closed_loop`, with each user's own requests and the time it thinks before each of them."""
+    """As `closed_loop`, with own requests for each user and a think time before each of them."""
     outcomes: list[TargetOutcome] = []
 
     async def one_user(own: Sequence[RequestSpec], pauses_s: Sequence[float]) -> None:
@@ -47,7 +47,7 @@ async def thinking_users(
 async def open_loop(
     session: TargetSession, requests: Sequence[RequestSpec], arrival_s: Sequence[float]
 ) -> list[TargetOutcome]:
-    """Each request is sent at its time, whatever became of those before. Outcomes in the order of requests."""
+    """Send each request at its arrival time, independent of earlier ones. Outcomes in the order of requests."""
     loop = asyncio.get_running_loop()
     start_s = loop.time()
     streams: list[TargetStream] = []
@@ -64,7 +64,7 @@ async def outcomes_of(streams: Sequence[TargetStream]) -> list[TargetOutcome]:
 
 
 def records_of(outcomes: Sequence[TargetOutcome], count_tokens: CountTokens | None) -> list[RequestRecord]:
-    """What was seen, read apart now that the clock has stopped."""
+    """Records of outcomes, parsed after the measurement."""
     return [outcome.record(count_tokens) for outcome in outcomes]
 
 
@@ -72,7 +72,7 @@ def records_of(outcomes: Sequence[TargetOutcome], count_tokens: CountTokens | No
 async def streams_in_flight(
     session: TargetSession, requests: Sequence[RequestSpec]
 ) -> AsyncIterator[list[TargetStream]]:
-    """Streams that are left, if they still run, at the end of the block."""
+    """Streams that are cancelled, if they still run, at the end of the block."""
     streams = [session.send(request) for request in requests]
     try:
         yield streams
@@ -84,7 +84,7 @@ async def streams_in_flight(
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """No garbage collection of ours in the middle of somebody's inter-token latency."""
+    """Disable garbage collection, whose pauses would count as inter-token latency."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

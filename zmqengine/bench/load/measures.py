@@ -1,4 +1,4 @@
-"""The arithmetic: from arrivals of tokens to figures.
+"""Figures computed from arrivals of tokens.
 
 Definitions. *TTFT*: from just before the request is sent to the arrival of its first token. *ITL*, inter-token
 latency: the time between the arrivals of neighbouring tokens of one stream; tokens that were read together
@@ -25,9 +25,9 @@ PERCENTILES = (50, 90, 99)
 
 
 class MeasureKind(msgspec.Struct, frozen=True):
-    """How a figure is read: its heading, which direction is good ("" for neither), and whether ratios tell anything.
+    """Presentation of a measure: its heading, the better direction ("" for neither), and whether ratios make sense.
 
-    They do for rates, times and sizes; a count is compared by looking at it.
+    They do for rates, times and sizes, not for counts.
     """
 
     heading: str
@@ -36,7 +36,7 @@ class MeasureKind(msgspec.Struct, frozen=True):
 
 
 def summarise(records: Sequence[RequestRecord]) -> Measures:
-    """The figures of requests that ran together. TTFT and latencies also count what was cut short."""
+    """Figures of requests that ran together. TTFT and latencies include requests that were cut short."""
     if not records:
         return {}
     wall_s = max(record.ended_s for record in records) - min(record.started_s for record in records)
@@ -65,7 +65,7 @@ def summarise(records: Sequence[RequestRecord]) -> Measures:
 
 
 def spread(name: str, values_ms: Sequence[float | None]) -> Measures:
-    """`name_p50_ms` and so on, with least and greatest; nothing if there are no values."""
+    """Percentiles, minimum and maximum, as `name_p50_ms` and so on; empty without values."""
     known = [value for value in values_ms if value is not None]
     if not known:
         return {}
@@ -103,12 +103,12 @@ def tpot_ms(record: RequestRecord) -> float | None:
 
 
 def end_to_end_ms(record: RequestRecord) -> float:
-    """From sending to the end of the answer."""
+    """The time from sending to the end of the answer."""
     return (record.ended_s - record.started_s) * 1000
 
 
 def longest_silence_ms(record: RequestRecord, from_s: float, to_s: float) -> float | None:
-    """The longest gap between arrivals of a stream that overlaps the window, None if it saw less than two."""
+    """The longest gap between arrivals that overlaps the window; None for fewer than two arrivals."""
     times = [arrival.at_s for arrival in record.arrivals if arrival.tokens]
     gaps = [
         (later - earlier) * 1000 for earlier, later in pairwise(times) if later > from_s and earlier < to_s
@@ -154,7 +154,7 @@ _UNITS = ("ms", "us", "s", "bytes", "cores", "percent")
 
 
 def kind_of(name: str) -> MeasureKind:
-    """How the figure of this name is read. What is not listed is a time, a size or a count of mishaps."""
+    """The presentation of the measure of this name. Names not listed are times, sizes or counts of failures."""
     if name in _KINDS:
         return _KINDS[name]
     *words, last = name.split("_")

@@ -1,4 +1,4 @@
-"""Load from several processes at once, some of which the system may stop for a while."""
+"""Load from several processes at once, some of which may be suspended for a while."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoadProcess:
         self._result = Path(self._directory.name) / "result.json"
 
     async def start(self) -> None:
-        """Start the child and wait until it has its session. Raises TargetError if it does not get one."""
+        """Start the child and wait until its session is open. Raises TargetError if that fails."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -42,22 +42,22 @@ class LoadProcess:
             raise TargetError(f"{self._job.target.label}: a load process could not start")
 
     async def run(self) -> LoadResult:
-        """Let it go and wait for what it saw."""
+        """Start the work and wait for its result."""
         self._tell(b"go\n")
         if await self._line() != DONE:
             raise TargetError(f"{self._job.target.label}: a load process died")
         return msgspec.json.decode(self._result.read_bytes(), type=LoadResult)
 
     def pause(self) -> None:
-        """Stop the process in its tracks, as a debugger or a full laptop lid does."""
+        """Suspend the process, as a debugger or a closed laptop lid does."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self._signal(signal.SIGCONT)
 
     async def end(self) -> None:
-        """End the child, whatever it does."""
+        """Kill the child."""
         if self._process is not None:
             if self._process.returncode is None:
                 self.resume()
@@ -83,9 +83,9 @@ class LoadProcess:
 async def run_together(
     jobs: Sequence[LoadJob], *, slow: Sequence[int] = (), stalled: Sequence[int] = (), stall_s: float = 0.0
 ) -> list[LoadResult]:
-    """The result of each job, one process a job, started together.
+    """The result of each job. Each runs in its own process, and all start together.
 
-    Processes numbered in `slow` run one fifth of the time; those in `stalled` are stopped once, for `stall_s`,
+    Processes numbered in `slow` run one fifth of the time; those in `stalled` are suspended once, for `stall_s`,
     soon after the start.
     """
     processes = [LoadProcess(job) for job in jobs]

@@ -13,7 +13,7 @@ from zmqengine.bench.targets.records import RequestSpec
 
 Encode = Callable[[str], list[int]]
 
-# For servers whose tokenizer is not known: words that are one token in most vocabularies.
+# For servers with an unknown tokenizer: words that are one token in most vocabularies.
 _COMMON = """
 time year people way day man thing woman life child world school state family student group country problem hand
 part place case week company system program question work government number night point home water room mother
@@ -28,8 +28,8 @@ WORDS_MAX = 2000
 class Prompts:
     """Random prompts; the same seed makes the same prompts.
 
-    Without `encode` a word counts as a token, which is near enough for servers of unknown tokenizers: the
-    prompt tokens in a report are always those the server counted.
+    Without `encode` a word counts as a token, which is close enough for unknown tokenizers: the prompt tokens in a
+    report are always those counted by the server.
     """
 
     def __init__(self, words: Sequence[str], encode: Encode | None, seed: str) -> None:
@@ -38,20 +38,20 @@ class Prompts:
         self._random = random.Random(seed)
 
     def reseeded(self, seed: str) -> Prompts:
-        """The same words in another order."""
+        """Prompts of the same words from another seed."""
         return Prompts(self._words, self._encode, seed)
 
     @property
     def encode(self) -> Encode | None:
-        """Text to token ids, special tokens added as the tokenizer has it."""
+        """Text to token ids, with the tokenizer's special tokens."""
         return self._encode
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a piece of output is."""
+        """The number of tokens in a piece of output."""
         return len(self._encode(text)) if self._encode else len(text.split())
 
     def text(self, tokens: int) -> str:
-        """Random words that are `tokens` tokens together, special tokens included."""
+        """Random words of `tokens` tokens in total, special tokens included."""
         words = [self._random.choice(self._words) for _ in range(tokens)]
         if self._encode is None:
             return " ".join(words)
@@ -74,7 +74,7 @@ class Prompts:
 
 
 class Vocabulary(NamedTuple):
-    """What prompts need of a tokenizer: text to ids with special tokens added, ids to text, how many ids."""
+    """A tokenizer for prompts: text to ids with special tokens, ids to text, and the number of ids."""
 
     encode: Encode
     decode: Callable[[list[int]], str]
@@ -97,14 +97,14 @@ def vocabulary_of_file(tokenizer_json: Path) -> Vocabulary:
 
 
 def prompts_for(vocabulary: Vocabulary | None, seed: str) -> Prompts:
-    """Prompts for servers of this vocabulary, or of an unknown one."""
+    """Prompts for servers with this vocabulary; None if it is unknown."""
     if vocabulary is None:
         return Prompts(COMMON_WORDS, None, seed)
     return Prompts(words_of_one_token(vocabulary), vocabulary.encode, seed)
 
 
 def words_of_one_token(vocabulary: Vocabulary) -> list[str]:
-    """Plain lower-case words that are one token when a space stands before them."""
+    """Lower-case ASCII words that are one token after a space."""
     words = []
     special = len(vocabulary.encode(""))
     for id_ in range(vocabulary.size):

@@ -1,4 +1,4 @@
-"""What our worker tells of its passes, where one of ours is behind a target."""
+"""Numbers of a worker's passes, for targets with a zmqengine worker behind them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from zmqengine.bench.load.measures import Measures
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client import AsyncClient
 
-# Distributions of the times of its last thousand passes, and a maximum since it started.
+# Distributions over the last thousand passes, and a maximum since the start.
 DISTRIBUTIONS = "pass_"
 MAXIMA = ("admission_wait_passes_max",)
 COUNTERS = ("passes", "slow_passes", "resumes")
@@ -21,7 +21,7 @@ class WorkerNumbers:
         self._client = AsyncClient(address, name="zmqengine bench status")
 
     async def read(self) -> Numbers:
-        """Its numbers now; nothing if it does not answer."""
+        """The worker's numbers now; empty if it does not answer."""
         try:
             return dict((await self._client.status()).numbers)
         except ZmqEngineError:
@@ -33,7 +33,7 @@ class WorkerNumbers:
 
 
 def figures(before: Numbers, after: Numbers) -> Measures:
-    """The standing figures after the work, and what the counters have counted during it."""
+    """Distributions and maxima after the work, and the increments of counters during it."""
     measures = {
         name: float(value)
         for name, value in after.items()

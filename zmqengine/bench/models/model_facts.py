@@ -1,4 +1,4 @@
-"""What a report says of the model, from its directory."""
+"""Facts of the model for a report, from its directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PICO = "pico"
 
 
 def model_directory(model: str) -> Path:
-    """The directory of a bundled model or of a path. Raises TargetError if there is none."""
+    """The directory of a bundled model or path. Raises TargetError if it is not a model."""
     if model in BUNDLED:
         return model_path(model)
     if not (Path(model) / "config.json").is_file():

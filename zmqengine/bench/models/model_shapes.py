@@ -1,4 +1,4 @@
-"""Shapes of llama-like models, from one that costs nothing to one of the size people run."""
+"""Shapes of Llama-like models, from a trivial one to 8B parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Widths and depths; `dtype` is that of the weights on disk. So many `words` of the vocabulary have a text."""
+    """Widths and depths. `dtype` is that of the weights on disk; `words` of the vocabulary have a text."""
 
     hidden: int
     layers: int
@@ -20,7 +20,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        """How many weights, embedding and head included; they are not tied."""
+        """The number of weights, embedding and head included, which are not tied."""
         head = self.hidden // self.heads
         attention = self.hidden * head * (2 * self.heads + 2 * self.kv_heads)
         layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
@@ -30,12 +30,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 # 0.2m measures the host alone. 0.5b and 8b have the layers of Qwen2.5-0.5B and Llama-3.1-8B.
 SHAPES: dict[str, ModelShape] = {
     "0.2m": ModelShape(hidden=64, layers=2, heads=4, kv_heads=2, intermediate=128, vocabulary=1024),
-    # As many layers as large models have and next to nothing in them: what the host does for a step.
+    # The depth of large models with trivial layers: measures the host's work for a step.
     "deep": ModelShape(hidden=64, layers=36, heads=4, kv_heads=2, intermediate=128, vocabulary=1024),
     "1m": ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=256, vocabulary=2048),
     "25m": ModelShape(hidden=512, layers=5, heads=8, kv_heads=4, intermediate=1408, vocabulary=8192),
     "150m": ModelShape(hidden=1024, layers=11, heads=16, kv_heads=8, intermediate=2816, vocabulary=8192),
-    # As many tokens as large models have, to measure what is done for each of them.
+    # The vocabulary of large models, to measure work for each token of it.
     "128k": ModelShape(
         hidden=256,
         layers=4,

@@ -1,10 +1,10 @@
 """A model of random weights in mlx-lm's own directory format, for machines that cannot download one.
 
-It costs what a trained model of its shape costs and writes nonsense. Two things are not left to chance. It
-never ends an answer by itself, so every server makes exactly as many tokens as it was asked for; and it only
-picks tokens that are whole ASCII text, so that no server's detokeniser holds text back. Both by one channel of
-the hidden state that is constant and positive: embeddings set it, no layer writes to it, and the head weighs
-it with a large negative number for every token that must not come.
+It costs the same as a trained model of its shape and writes nonsense. Two things are fixed. It never ends an answer,
+so that every server makes exactly the requested number of tokens; and it only picks tokens of complete ASCII text, so
+that no server's detokenizer holds text back. Both are done by one channel of the hidden state that is constant and
+positive: embeddings set it, no layer writes to it, and the head weighs it with a large negative number for every
+forbidden token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmqengine.bench.models.model_shapes import ModelShape
 from zmqengine.bench.models.random_tokenizer import CHAT_TEMPLATE, END, train_tokenizer, widened
 
 TRAINED_MAX = 8192
-"""Tokens that are learnt; a wider vocabulary is made up from them, which takes no time."""
+"""Tokens that are trained; a larger vocabulary is composed of them, which takes no time."""
 SHARD_BYTES_MAX = 2 * 10**9
 CONSTANT_CHANNEL = 0
 
@@ -32,7 +32,7 @@ Weights = Iterator[tuple[str, mx.array]]
 def make_model(
     shape_name: str, shape: ModelShape, out: Path, *, bits: int | None = None, seed: int = 0
 ) -> None:
-    """Write a model of this shape into `out`, quantised to `bits` if that is given. The same seed, the same model."""
+    """Write a model of this shape into `out`, quantised to `bits` if given. The same seed gives the same model."""
     out.mkdir(parents=True, exist_ok=True)
     words = min(shape.vocabulary, shape.words)
     tokenizer = train_tokenizer(min(words, TRAINED_MAX), seed)
@@ -70,14 +70,14 @@ def make_model(
 
 
 def silent_ids(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
-    """Ids the model must never pick: special tokens, ids without a token, and all that is not whole ASCII text."""
+    """Forbidden ids: special tokens, ids without a token, and tokens that are not complete ASCII text."""
     texts = [tokenizer.decode([id_], skip_special_tokens=True) for id_ in range(tokenizer.get_vocab_size())]
     speaking = {id_ for id_, text in enumerate(texts) if text.isascii() and text.strip().isalpha()}
     return [id_ for id_ in range(vocabulary) if id_ not in speaking]
 
 
 def _weights(shape: ModelShape, silent: list[int]) -> Weights:
-    """Every tensor of mlx-lm's llama, one at a time, so that an 8B model needs little memory to make."""
+    """Tensors of mlx-lm's Llama, one at a time, so that an 8B model takes little memory to make."""
     dtype, hidden, head = getattr(mx, shape.dtype), shape.hidden, shape.hidden // shape.heads
 
     def linear(rows: int, columns: int) -> mx.array:

@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(vocabulary: int, seed: int) -> Tokenizer:
-    """A byte-level BPE tokenizer that knows some invented words as one token each."""
+    """A byte-level BPE tokenizer in which many invented words are one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,7 +35,7 @@ def train_tokenizer(vocabulary: int, seed: int) -> Tokenizer:
 
 
 def widened(tokenizer: Tokenizer, vocabulary: int) -> Tokenizer:
-    """The same with further tokens, each of them two of its own that follow one another."""
+    """A copy with further tokens, each the concatenation of two existing ones."""
     described = json.loads(tokenizer.to_str())
     model = described["model"]
     known: dict[str, int] = model["vocab"]
@@ -52,7 +52,7 @@ def widened(tokenizer: Tokenizer, vocabulary: int) -> Tokenizer:
 
 
 def _invented_text(vocabulary: int, seed: int) -> Iterator[str]:
-    """Lines of words made of syllables, the more frequent ones more often: enough for every merge to be learnt."""
+    """Lines of words made of syllables, with a skewed distribution: enough to train every merge."""
     choose = random.Random(seed)
     syllables = [a + b for a in "bcdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er")]
     words = sorted({"".join(choose.choices(syllables, k=choose.randint(1, 4))) for _ in range(vocabulary)})

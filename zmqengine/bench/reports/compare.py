@@ -1,4 +1,4 @@
-"""Two reports, ratio by ratio, with what is within noise marked so."""
+"""Comparison of two reports by ratios, with differences within noise marked."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Comparison(NamedTuple):
 def compare(
     first: BenchReport, second: BenchReport, renamed: Mapping[str, str] | None = None
 ) -> Iterator[Comparison]:
-    """What both reports have, in the order of the first. `renamed` says which target of the second stands for
-    one of the first that has another name."""
+    """Measures in both reports, in the first one's order. `renamed` maps its targets to those of the second."""
     names = dict(renamed or {})
     before, after = Rounds(first), Rounds(second)
     for scenario, case, target, measure in before:
@@ -42,7 +41,7 @@ def compare(
 
 
 def verdict(measure: str, first: Figure, second: Figure) -> Verdict:
-    """Within noise if the ranges over rounds touch; with less than two rounds nobody can tell."""
+    """Within noise if the ranges over rounds overlap; "only once" for fewer than two rounds."""
     if min(first.rounds, second.rounds) < 2:
         return "only once"
     if first.least <= second.greatest and second.least <= first.greatest:
@@ -54,7 +53,7 @@ def verdict(measure: str, first: Figure, second: Figure) -> Verdict:
 
 
 def comparison_table(comparisons: Iterator[Comparison], *, everything: bool = False) -> Table:
-    """The shown measures of each scenario, or with `everything` all of them."""
+    """A table of the shown measures of each scenario, or of all with `everything`."""
     rows = [
         [
             f"{c.scenario}, {c.case}, {c.target}",

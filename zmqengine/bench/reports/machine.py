@@ -1,4 +1,4 @@
-"""What a report says of where it was made."""
+"""Facts of the machine and of the run for a report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("zmqengine", "mlx", "mlx-lm", "pyzmq", "msgspec", "numpy", "httptool
 
 
 class RunSetting(TypedDict):
-    """When, where and by what command a run began: what every report says of that."""
+    """Time, machine, versions and command of a run: fields of every report."""
 
     started_at: str
     command: list[str]
@@ -31,7 +31,7 @@ class RunSetting(TypedDict):
 
 
 def setting() -> RunSetting:
-    """The setting of a run that begins now. What is started before makes the machine look busy."""
+    """The setting of a run that begins now. Call it before starting servers, which make the machine look busy."""
     return RunSetting(
         started_at=now(),
         command=command_line(),
@@ -53,7 +53,7 @@ def machine_facts() -> dict[str, str]:
 
 
 async def gpu_clock_mhz() -> float | None:
-    """At which clock an NVIDIA GPU computes now; None where that cannot be asked."""
+    """The current SM clock of an NVIDIA GPU; None without nvidia-smi."""
     query = ("--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "--id=0")
     try:
         process = await asyncio.create_subprocess_exec(
@@ -66,7 +66,7 @@ async def gpu_clock_mhz() -> float | None:
 
 
 def busy_notes() -> list[str]:
-    """A warning for the reader if something else was running; call it before anything is started."""
+    """A warning if other work was running; call it before starting servers."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load < BUSY_SHARE * cores:
         return []
@@ -74,7 +74,7 @@ def busy_notes() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Python, the packages that matter, and the commit of this checkout, if it is one."""
+    """Versions of Python and of the main packages, and the commit of a checkout."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -86,7 +86,7 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    """The command, as one could type it again."""
+    """The command line of this run, quoted."""
     program = (
         "zmqengine" if Path(sys.argv[0]).name in ("zmqengine", "main.py", "__main__.py") else sys.argv[0]
     )

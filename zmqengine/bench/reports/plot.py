@@ -1,4 +1,4 @@
-"""A report as a picture, PNG or SVG by the name of the file."""
+"""Plots of a report, as PNG or SVG by the file name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Text as text and no random names, so that an SVG is small and the same report makes the same file.
+# Text as text and fixed ids, so that an SVG is small and reproducible.
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "zmqengine", "font.size": 9}
 
 LINES = (
@@ -53,7 +53,7 @@ PANELS_PER_ROW = 3
 
 
 def plot(report: BenchReport, path: Path) -> None:
-    """Draw what the report has of the usual panels: lines over users, bars for the rest, whiskers for ranges."""
+    """Plot the panels that the report has data for: lines over users, bars otherwise, whiskers for ranges."""
     rounds = Rounds(report)
     measured = {(scenario, measure) for scenario, _, _, measure in rounds}
     panels = [panel for panel in (*LINES, *BARS) if panel in measured]
@@ -105,7 +105,7 @@ def _draw_lines(axes: Axes, report: BenchReport, rounds: Rounds, scenario: str, 
 
 
 def _draw_bars(axes: Axes, report: BenchReport, rounds: Rounds, scenario: str, measure: str) -> None:
-    """Cases side by side, and in each the targets."""
+    """Bars of targets, grouped by case."""
     found: dict[tuple[str, str], Figure] = {
         (case, label): figure
         for case in report.cases(scenario)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON file that says what was measured, on what, and how to do it again."""
+"""Reports of runs: one JSON file with figures, machine, versions and command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, in words."""
+    """Facts of one target."""
 
     label: str
     kind: str

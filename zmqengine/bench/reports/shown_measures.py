@@ -1,4 +1,4 @@
-"""Measures that a short table shows of each scenario, the most telling first."""
+"""Measures in the short table of each scenario, the most important first."""
 
 from __future__ import annotations
 

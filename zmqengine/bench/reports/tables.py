@@ -107,7 +107,7 @@ def number_text(value: float) -> str:
 
 
 def preface(report: BenchReport) -> list[str]:
-    """What a reader must know before the figures: the machine, the versions, the model, the base of ratios."""
+    """Lines above the tables: machine and versions, model, base of ratios, notes."""
     return [machine_line(report), model_line(report), ratio_line(report), *report.notes]
 
 
@@ -123,7 +123,7 @@ def machine_line(report: BenchReport) -> str:
 
 
 def model_line(report: BenchReport) -> str:
-    """The model, and plainly so if its weights are random."""
+    """The model, and whether its weights are random."""
     model = report.model
     size = f", {model.parameters:,} parameters" if model.parameters else ""
     kind = (
@@ -135,7 +135,7 @@ def model_line(report: BenchReport) -> str:
 
 
 def ratio_line(report: BenchReport) -> str:
-    """How the figures were taken."""
+    """Medians and the base of ratios."""
     return f"medians over rounds; ratios are to {report.base}, round by round"
 
 

@@ -1,4 +1,4 @@
-"""What a report says of each target: who serves, which version, which BLAS."""
+"""Facts of targets for a report: server, version, BLAS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqengine_client import AsyncClient
 
 
 async def target_facts(spec: TargetSpec) -> TargetFacts:
-    """Facts for the report. A server that is not ours tells us nothing but its URL."""
+    """Facts of a target. Of foreign servers only the URL is known."""
     if not spec.worker:
         server = spec.address
         if spec.label.startswith("mlx_lm.server"):
@@ -31,7 +31,7 @@ async def target_facts(spec: TargetSpec) -> TargetFacts:
 
 
 async def with_worker_pid(spec: TargetSpec) -> TargetSpec:
-    """A worker target with the process it says it is, where that is on this machine."""
+    """A worker target with its process id, if it runs on this machine."""
     if spec.kind != "worker" or spec.pids or "tcp://" in spec.address:
         return spec
     client = AsyncClient(spec.address, name="zmqengine bench")
@@ -44,7 +44,7 @@ async def with_worker_pid(spec: TargetSpec) -> TargetSpec:
 
 
 async def vocabulary_of_worker(address: str) -> Vocabulary:
-    """The tokenizer of a worker, as prompts need it. Raises TargetError if it does not answer."""
+    """The vocabulary of a worker. Raises TargetError if it does not answer."""
     client = AsyncClient(address, name="zmqengine bench")
     try:
         tokenizer = await client.tokenizer()

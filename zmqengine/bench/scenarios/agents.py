@@ -1,4 +1,4 @@
-"""`agents`: many turns, where each prompt is the whole conversation so far and some more."""
+"""`agents`: conversations of many turns, each prompt extending the previous one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cases(options: ScenarioOptions) -> list[str]:
 
 
 async def run(context: Context, case: str) -> Measures:
-    """Agents side by side; the first turns of all are told apart from the later ones, which a cache can help."""
+    """Run agents side by side; first turns are reported apart from later ones, which can hit the prefix cache."""
     options = context.options
 
     async def one_agent(number: int) -> list[RequestRecord]:

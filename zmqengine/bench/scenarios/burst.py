@@ -1,4 +1,4 @@
-"""`burst`: users who drift out of phase, so that requests arrive while others are at every stage."""
+"""`burst`: users with think times, so that requests arrive while others are in every phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cases(options: ScenarioOptions) -> list[str]:
 
 
 async def run(context: Context, case: str) -> Measures:
-    """Each user thinks for a random time, the same for every target, before each request."""
+    """Run users with random think times, the same for every target."""
     options = context.options
     requests = [
         [

@@ -1,7 +1,7 @@
-"""`cancel`: half of the streams of a full server are left, and readers who did not stream leave. Who notices?
+"""`cancel`: half of the streams of a full server are cancelled; then clients of non-streamed answers disconnect.
 
-The server must take `slots` requests at a time and no more, or there is no slot to wait for: then only the
-second half is measured.
+The server must run exactly `slots` requests at a time, or there is no slot to wait for: then only the second half
+is measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SETTLE_S = 0.3
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """Streams that are left; readers of whole answers that leave."""
+    """Two cases: streams cancelled; non-streamed requests disconnected."""
     return [f"half of {options.slots} streams", f"{options.slots} not streaming"]
 
 
 async def run(context: Context, case: str) -> Measures:
-    """Either half."""
+    """Run one of the two cases."""
     return await (_leave_half(context) if case.startswith("half") else _leave_unstreamed(context))
 
 
@@ -79,7 +79,7 @@ async def _leave_unstreamed(context: Context) -> Measures:
 
 SCENARIO = Scenario(
     name="cancel",
-    summary="half of 8 streams are left while others queue; then 8 readers of whole answers leave",
+    summary="half of 8 streams are cancelled while others queue; then 8 non-streaming clients disconnect",
     cases=cases,
     run=run,
     shown=(

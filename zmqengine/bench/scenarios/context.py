@@ -1,4 +1,4 @@
-"""What a scenario is given, and what a scenario is."""
+"""Scenarios, and the context in which they run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zmqengine.bench.targets.target import TargetOutcome, TargetSession, TargetS
 class Context:
     """One target and the work of one round. `partner` is the second of two targets that run together.
 
-    `seed` differs from target to target, or a server behind two of them would find its prompts in its cache;
-    `shared_seed` is for what must be the same for all targets of a round, such as times.
+    `seed` differs between targets, or a server behind two of them would find their prompts in its prefix cache;
+    `shared_seed` is for values that all targets of a round share, such as arrival times.
     """
 
     target: TargetSpec
@@ -35,11 +35,11 @@ class Context:
     """Why requests failed, and how many of them."""
 
     def records(self, outcomes: Sequence[TargetOutcome]) -> list[RequestRecord]:
-        """Read outcomes apart, and note why some failed."""
+        """Records of outcomes, with failures noted."""
         return self.noted(records_of(outcomes, self.prompts.count_tokens))
 
     def noted(self, records: list[RequestRecord]) -> list[RequestRecord]:
-        """The same records, their failures noted."""
+        """Note the failures in records, and return them."""
         self.failures.update(record.error for record in records if record.error)
         return records
 
@@ -49,9 +49,9 @@ Run = Callable[[Context, str], Awaitable[Measures]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A named piece of work: its cases, and how one of them is run against one target.
+    """A named workload: its cases, and the function that runs one case against one target.
 
-    `shown` are the measures of a short table, the most telling first. `pairs` is whether it needs two targets.
+    `shown` are the measures of a short table, the most important first. `pairs`: it needs two targets.
     """
 
     name: str

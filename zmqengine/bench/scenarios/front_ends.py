@@ -1,4 +1,4 @@
-"""`front-ends`: 1 to 64 client processes, among them some that are slow and some that are stopped for a while."""
+"""`front-ends`: 1 to 64 client processes, some of them slow or suspended for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HINDERED = " hindered"
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """So many processes; and the most that are at least 4, with slow and stopped ones beside them."""
+    """Cases by number of processes; the largest of at least 4 again, with slow and suspended ones beside them."""
     beside = min((n for n in options.front_ends if n >= 4), default=max(options.front_ends))
     hindered = options.front_ends_slow + options.front_ends_stalled
     plain = [str(number) for number in options.front_ends]
@@ -20,7 +20,7 @@ def cases(options: ScenarioOptions) -> list[str]:
 
 
 async def run(context: Context, case: str) -> Measures:
-    """One user a process. What is reported is what the healthy ones saw; of the others, whether they got all."""
+    """Run one user per process. Figures are of healthy processes; of the others, whether their answers are complete."""
     options = context.options
     healthy = int(case.split()[0])
     slow = options.front_ends_slow if case.endswith(HINDERED) else 0

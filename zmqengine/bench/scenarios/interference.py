@@ -1,4 +1,4 @@
-"""`interference`: a long prompt arrives while other streams decode. How long do they fall silent?"""
+"""`interference`: gaps in decoding streams while a long prompt is prefilled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cases(options: ScenarioOptions) -> list[str]:
 
 
 async def run(context: Context, case: str) -> Measures:
-    """Streams decode; the long request comes; when it has ended the streams are left."""
+    """Start decoding streams, run the long request, then cancel the streams."""
     options, session, prompts = context.options, context.session, context.prompts
     short = [
         prompts.request(options.prompt_tokens, options.interference_stream_tokens)
@@ -40,7 +40,7 @@ async def run(context: Context, case: str) -> Measures:
 
 
 def figures(streams: list[RequestRecord], long: RequestRecord) -> Measures:
-    """Gaps of the decoding streams before the long request, and while it waited for its first token."""
+    """Gaps of the decoding streams before the long request, and during its prefill."""
     before = [gap for record in streams for gap in token_gaps_ms(_until(record, long.started_s))]
     first_s = long.first_token_s
     silences = [

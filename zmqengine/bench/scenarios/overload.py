@@ -1,4 +1,4 @@
-"""`overload`: far more requests at once than the server can run. Does each get its answer?"""
+"""`overload`: far more requests at once than the server can run, each of which should be answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def cases(options: ScenarioOptions) -> list[str]:
 
 
 async def run(context: Context, case: str) -> Measures:
-    """All requests in the same instant, each on a connection of its own."""
+    """Send all requests at once, each on its own connection."""
     options = context.options
     requests = [
         context.prompts.request(options.prompt_tokens, options.overload_max_tokens)

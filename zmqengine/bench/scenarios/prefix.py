@@ -1,4 +1,4 @@
-"""`prefix`: one long prompt again and again, and requests that share a long beginning, in turn and all together."""
+"""`prefix`: one long prompt repeated, and requests with a long shared prefix, in sequence and concurrently."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SUFFIX_TOKENS = 16
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """The same prompt in turn, and new tails in turn and together."""
+    """Cases: one prompt in sequence; new suffixes in sequence and concurrently."""
     return [SAME, IN_TURN, TOGETHER]
 
 
 async def run(context: Context, case: str) -> Measures:
-    """A prefix nobody has sent before; each request adds some tokens, its own or those of all."""
+    """Use a new prefix; each request adds some tokens, its own or common ones."""
     options, prompts = context.options, context.prompts
     prefix = prompts.text(options.prefix_tokens)
     requests = [

@@ -1,4 +1,4 @@
-"""`trace`: requests that arrive when a file says, whatever has become of those before."""
+"""`trace`: an open loop of requests with arrival times and lengths from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLE = Path(__file__).parent / "sample_trace.jsonl"
 
 
 class TraceLine(NamedTuple):
-    """One request: seconds from the start, and lengths."""
+    """One request: its arrival in seconds from the start, and lengths in tokens."""
 
     arrival_s: float
     prompt_tokens: int
@@ -27,7 +27,7 @@ class TraceLine(NamedTuple):
 def read_trace(path: Path) -> list[TraceLine]:
     """The requests of a file, by time: JSON lines or CSV, with fields arrival_s, prompt_tokens, output_tokens.
 
-    Raises TargetError, naming the line, if one is not so.
+    Raises TargetError, naming the line, for a malformed one.
     """
     text = path.read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines()) if path.suffix == ".csv" else map(json.loads, text.splitlines())
@@ -43,12 +43,12 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """The name of the file and how fast it is played."""
+    """One case: the file name and the speed of the replay."""
     return [f"{Path(options.trace or SAMPLE).name} x{options.trace_speed:g}"]
 
 
 async def run(context: Context, case: str) -> Measures:
-    """Play the file."""
+    """Replay the file."""
     options = context.options
     lines = read_trace(Path(options.trace or SAMPLE))
     requests = [context.prompts.request(line.prompt_tokens, line.output_tokens) for line in lines]
@@ -58,7 +58,7 @@ async def run(context: Context, case: str) -> Measures:
 
 SCENARIO = Scenario(
     name="trace",
-    summary="requests arrive when a file says, of the lengths it says",
+    summary="requests with arrival times and lengths from a file",
     cases=cases,
     run=run,
     shown=("ttft_p50_ms", "ttft_p99_ms", "itl_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "completed"),

@@ -1,4 +1,4 @@
-"""`two-models`: two servers at once against one after the other. Above 1, sharing the machine pays."""
+"""`two-models`: two servers concurrently against one after the other. Above 1, sharing the machine pays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cases(options: ScenarioOptions) -> list[str]:
 
 
 async def run(context: Context, case: str) -> Measures:
-    """First one, then the other, then both; the same amount of work each time."""
+    """Run one, then the other, then both, with the same amount of work each time."""
     if context.partner is None:
         raise TargetError("two-models needs two targets")
     pair = (context, context.partner)

@@ -1,4 +1,4 @@
-"""`users`: closed loop, so many users at a time who each wait for their answer."""
+"""`users`: a closed loop of concurrent users, each waiting for its answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zmqengine.bench.targets.records import RequestSpec
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """One case a number of users."""
+    """One case for each number of users."""
     return [str(users) for users in options.users]
 
 
 async def run(context: Context, case: str) -> Measures:
-    """All requests through, `users` at a time."""
+    """Run all requests, `users` at a time."""
     options, users = context.options, int(case)
     count = max(options.requests_min, users * options.requests_per_user)
     requests = [context.prompts.request(options.prompt_tokens, options.max_tokens) for _ in range(count)]
@@ -32,7 +32,7 @@ async def run(context: Context, case: str) -> Measures:
 
 
 def split(context: Context, requests: Sequence[RequestSpec], users: int, processes: int) -> list[LoadJob]:
-    """The same work for several load processes, evenly."""
+    """The work divided evenly among load processes."""
     return [
         LoadJob(
             target=context.target,

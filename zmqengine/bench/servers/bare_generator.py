@@ -1,4 +1,4 @@
-"""mlx-lm's `BatchGenerator` in a process of its own, with nobody listening: what the engine alone can do.
+"""mlx-lm's `BatchGenerator` in a process of its own, without a server: the upper bound of throughput.
 
 `python -m zmqengine.bench.servers.bare_generator MODEL_DIRECTORY [ROWS]`. In: lines with a BareJob. Out: a line once
 the model is loaded, then a line with a BareResult for each job.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 ROWS = 32
-"""What the generator takes at a time if it is not told."""
+"""Rows of the generator by default."""
 
 
 class BareJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class BareJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BareResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens made, the time from the first insert to the last token, and steps of the generator."""
+    """Tokens generated, the time from the first insert to the last token, and steps of the generator."""
 
     tokens: int
     wall_s: float

@@ -17,7 +17,7 @@ from zmqengine.bench.targets.target import TargetError
 
 
 class BareProcess:
-    """mlx-lm's generator, loaded and waiting for jobs."""
+    """A child with mlx-lm's generator, loaded and waiting for jobs."""
 
     def __init__(self, process: asyncio.subprocess.Process, blas: str, errors: IO[bytes]) -> None:
         self.pid = process.pid
@@ -27,7 +27,7 @@ class BareProcess:
 
     @classmethod
     async def start(cls, model: Path, rows: int = 0) -> BareProcess:
-        """Load the model in a child, for so many rows at a time; 0 is the generator's own default.
+        """Load the model in a child, for `rows` at a time; 0 is the generator's default.
 
         Raises TargetError if that fails.
         """
@@ -38,7 +38,7 @@ class BareProcess:
             "zmqengine.bench.servers.bare_generator",
             str(model),
             str(rows),
-            # MLX for CUDA ends a process whose graphs were new often, which says nothing about its speed.
+            # MLX for CUDA ends a process after many graph cache misses, whatever its speed.
             env={"MLX_ENABLE_CACHE_THRASHING_CHECK": "0", **os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The commands of a gateway over one of its wires: the adapter in front of a worker, and the gateway itself."""
+"""Commands of the SMG gateway over one of its wires: the adapter of a worker, and the gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIRES: tuple[Wire, ...] = ("grpc", "zmq")
 
 
 class SmgCommands(NamedTuple):
-    """Arguments of Python for the two processes, and the directory that the adapter writes before a gateway starts."""
+    """Python arguments of the two processes, and the directory that the adapter writes before the gateway starts."""
 
     adapter: list[str]
     gateway: list[str]
@@ -18,7 +18,7 @@ class SmgCommands(NamedTuple):
 
 
 def smg_commands(wire: Wire, worker: str, directory: Path, ports: tuple[int, int, int]) -> SmgCommands:
-    """For the worker at this address; `ports` are the gateway's, that of its metrics, and the adapter's."""
+    """Commands for the worker at this address; `ports` of the gateway, its metrics, and the adapter."""
     port, metrics_port, adapter_port = ports
     tokenizer = directory / f"smg-{wire}"
     adapter = ["-m", "zmqengine.cli.main", "smg", "--worker", worker, "--tokenizer-dir", str(tokenizer)]

@@ -1,6 +1,6 @@
-"""`mlx_lm.server` with the BLAS our worker uses: `python -m zmqengine.bench.servers.mlx_lm_server` and its own options.
+"""`mlx_lm.server` with our worker's BLAS: `python -m zmqengine.bench.servers.mlx_lm_server` and its own options.
 
-MLX takes the BLAS that is loaded when it is imported, so ours has to come first. On macOS this changes nothing.
+MLX binds to the BLAS that is loaded when it is imported, so ours must be loaded first. No effect on macOS.
 """
 
 from zmqengine.engine.host.blas import load_tuned_blas

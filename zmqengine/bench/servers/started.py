@@ -1,6 +1,6 @@
-"""Servers that a run starts for itself: ours, `mlx_lm.server`, the SMG gateway. Each ends with the run.
+"""Servers started by a run: ours, `mlx_lm.server`, the SMG gateway. They end with it.
 
-All get the same tuned BLAS on one thread, and a port that was free a moment ago.
+All get the same tuned BLAS on one thread, and a free port.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ONE_THREAD = dict.fromkeys(
 
 
 class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which servers a run starts. `model` is what our worker takes: `pico`, a directory or a hub id.
+    """Servers to start. `model` is `pico`, a directory or a hub id.
 
-    `http` of our front-ends share the worker, and with `smg` a gateway over each of its two wires does. `mlx_lm` needs
-    a directory or a hub id. With `second`, each kind is
-    started twice, for `two-models`. `slots` is how many requests each server takes at a time; 0 leaves its own.
+    `http` of our front-ends share the worker; with `smg`, so does a gateway over each of its two wires. `mlx_lm` needs
+    a directory or a hub id. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
+    requests each server runs at a time; 0 leaves its default.
     """
 
     model: str
@@ -57,7 +57,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def started(plan: StartPlan) -> AsyncIterator[list[TargetSpec]]:
-    """The targets of the servers in `plan`, all of them ready; they are ended by process id on the way out."""
+    """Targets of the servers in `plan`, all ready; the servers are ended on exit."""
     with tempfile.TemporaryDirectory(prefix="zmqengine-bench-", dir="/tmp") as directory:
         servers = _Servers(Path(directory))
         try:
@@ -96,7 +96,8 @@ class _Servers:
             die_with_parent=True,
             log_level="warning",
             rows_max=plan.slots or WorkerConfig().rows_max,
-            # Others make each token by itself, and random weights soon repeat themselves: `bench speculation` is apart.
+            # The others do not speculate, and random weights repeat themselves, which flatters drafts:
+            # `python -m benchmarks.speculation` measures them.
             speculate="off",
         )
         process = self._spawn(
@@ -134,7 +135,7 @@ class _Servers:
         gateway = self._spawn(label, commands.gateway)
         url = f"http://127.0.0.1:{port}"
         models = msgspec.json.decode(await self._until_answers(label, gateway, f"{url}/v1/models"))
-        # It lists a model before it has loaded the tokenizer.
+        # The gateway lists a model before it has loaded the tokenizer.
         first = msgspec.json.encode({"model": models["data"][0]["id"], "prompt": "Hello", "max_tokens": 1})
         await self._until(label, gateway, lambda: _get(f"{url}/v1/completions", first))
         return TargetSpec(
@@ -188,7 +189,7 @@ class _Servers:
     async def _until(
         self, label: str, process: subprocess.Popen[bytes], probe: Callable[[], Awaitable[bytes]]
     ) -> bytes:
-        """What `probe` returns once it raises OSError no more."""
+        """The result of `probe`, repeated until it raises no OSError."""
         deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline_s:
             if process.poll() is not None:
@@ -201,7 +202,7 @@ class _Servers:
         raise TargetError(f"{label} did not start: {' | '.join(lines) or 'no answer'}")
 
     def end(self) -> None:
-        """Ask each to end, then insist. The log of one that failed stays on the terminal."""
+        """Terminate each server, and kill those that do not end in time."""
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:

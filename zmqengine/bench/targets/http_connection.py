@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection that costs little beside what it measures.
+"""An HTTP/1.1 connection with little overhead of its own.
 
-While a stream runs it only stamps the time on the bytes as they come, and the C parser of httptools finds the end of
-the message; events and JSON are read after the clock has stopped.
+While a stream runs, received bytes are only timestamped, and httptools' C parser finds the end of the message; events
+and JSON are parsed after the measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 
 class HttpOutcome:
-    """A response as it was read: status, and pieces of body with their times."""
+    """A response as received: status, and pieces of the body with their times."""
 
     def __init__(self, started_s: float, *, stream: bool) -> None:
         self.started_s = started_s
@@ -31,7 +31,7 @@ class HttpOutcome:
         self._stream = stream
 
     def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
-        """What the events in the body add up to."""
+        """The record of the events in the body."""
         error = self.error
         if self.status not in (0, 200):
             text = b"".join(data for _, data in self.body)[:200].decode(errors="replace")
@@ -45,7 +45,7 @@ class HttpOutcome:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection: at most one request at a time."""
+    """One connection, for one request at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class HttpConnection(asyncio.Protocol):
     def exchange(
         self, outcome: HttpOutcome, request: bytes, on_chunk: Callable[[int], None]
     ) -> asyncio.Future[None]:
-        """Send the bytes of a request; the future is done when its answer has ended, well or badly."""
+        """Send the bytes of a request; the future is done when its response has ended or failed."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self._outcome, self._on_chunk = outcome, on_chunk
@@ -71,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
         return self._ended
 
     def close(self) -> None:
-        """Close at once, and forget what runs."""
+        """Close at once, and drop a running request."""
         self._outcome = None
         self.reusable = False
         if self._transport is not None:

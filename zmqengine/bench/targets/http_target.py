@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as a target. A connection is kept for the next request if the server allows it."""
+"""An OpenAI-compatible server as a target, with keep-alive connections if the server allows them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECT_TIMEOUT_S = 30.0
 
 
 class HttpStream:
-    """A request on a connection of its own."""
+    """A request on its own connection."""
 
     def __init__(self, session: HttpSession, request: RequestSpec) -> None:
         self._session = session
@@ -30,11 +30,11 @@ class HttpStream:
 
     @property
     def chunks(self) -> int:
-        """How many events of the stream have arrived."""
+        """The number of received events."""
         return self._chunks
 
     async def wait_chunks(self, chunks: int) -> bool:
-        """Wait for so many events of the stream."""
+        """Wait for this number of events."""
         if self._chunks < chunks and not self._task.done():
             self._wanted = chunks
             self._reached.clear()
@@ -42,7 +42,7 @@ class HttpStream:
         return self._chunks >= chunks
 
     def cancel(self) -> None:
-        """Close the connection under the request."""
+        """Close the connection of the request."""
         if not self._task.done():
             self._left.set()
 
@@ -82,7 +82,7 @@ class HttpStream:
 
 
 class HttpSession:
-    """Connections to one server, made as they are needed, or before with `connect`."""
+    """Connections to one server, made on demand, or in advance by `connect`."""
 
     def __init__(self, spec: TargetSpec, *, timeout_s: float, clock: Clock = time.perf_counter) -> None:
         url = urlsplit(spec.address)
@@ -103,7 +103,7 @@ class HttpSession:
         return HttpStream(self, request)
 
     async def connect(self, connections: int) -> None:
-        """Have so many connections, as far as the server takes them: a request that finds none says why."""
+        """Open connections in advance. Failures are left to the requests that find none."""
         made = (asyncio.wait_for(self._connect(), CONNECT_TIMEOUT_S) for _ in range(connections))
         for connection in await asyncio.gather(*made, return_exceptions=True):
             if isinstance(connection, HttpConnection):
@@ -131,7 +131,7 @@ class HttpSession:
         return made
 
     def give_back(self, connection: HttpConnection) -> None:
-        """Keep it if its answer was read to the end and the server allows it; otherwise close it."""
+        """Keep a connection whose response was read to the end, if the server allows it; otherwise close it."""
         if connection.reusable:
             self._idle.append(connection)
         else:

@@ -1,4 +1,4 @@
-"""What is asked of a server, and what was seen of the answer."""
+"""Requests to a server, and records of its answers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from zmqengine.protocol.messages import Constraint
 
 
 class Arrival(NamedTuple):
-    """`tokens` tokens were read together, at `at_s` on the monotonic clock of this machine."""
+    """A number of tokens read together, at `at_s` on this machine's monotonic clock."""
 
     at_s: float
     tokens: int
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt and how long the answer is: greedy, and never ended by an end token where that can be asked.
+    """A prompt and the length of its answer: greedy, and with end tokens ignored where the server can.
 
-    `prompt_ids` is empty where no tokenizer is known; a worker needs it, an HTTP server gets the text. A `constraint`
-    is what the answer must be; over HTTP it is a schema.
+    `prompt_ids` is empty without a known tokenizer; a worker needs it, an HTTP server gets the text. A `constraint`
+    over HTTP is a schema.
     """
 
     text: str
@@ -31,9 +31,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The arrivals of one answer, and how it ended. `error` is empty unless it ended badly.
+    """Arrivals of one answer, and its end. `error` is empty unless it failed.
 
-    A request that its own reader left is `cancelled`, which is neither completed nor an error.
+    A request that its client cancelled is `cancelled`, which is neither completed nor an error.
     """
 
     started_s: float
@@ -49,15 +49,15 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def completed(self) -> bool:
-        """Whether the whole answer arrived."""
+        """Whether the answer is complete."""
         return not self.error and not self.cancelled
 
     @property
     def tokens(self) -> int:
-        """How many tokens arrived."""
+        """The number of tokens received."""
         return sum(arrival.tokens for arrival in self.arrivals)
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first token arrived."""
+        """The arrival time of the first token."""
         return next((arrival.at_s for arrival in self.arrivals if arrival.tokens), None)

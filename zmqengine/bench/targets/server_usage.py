@@ -1,4 +1,4 @@
-"""Processor time and memory of server processes, their children included."""
+"""CPU time and memory of server processes, children included."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import psutil
 
 
 class ServerUsage:
-    """The processes of one target. With no known process there is nothing to tell, and that is what it tells."""
+    """CPU time and memory of the processes of one target; None if no process is known."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = tuple(pids)
 
     def cpu_s(self) -> float | None:
-        """Processor time since the processes started, user and system."""
+        """CPU time since the processes started, user and system."""
         times = [_cpu_s(process) for process in self._processes()]
         return sum(times) if times else None
 
@@ -36,7 +36,7 @@ class ServerUsage:
 
 
 def listening_pid(url: str) -> int | None:
-    """The process of this machine that listens at the URL's port, if the system lets us see it."""
+    """The local process that listens on the URL's port, if the system shows it."""
     parts = urlsplit(url)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
         return None

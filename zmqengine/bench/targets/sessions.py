@@ -1,4 +1,4 @@
-"""A session with a target of either kind."""
+"""Sessions with targets of either kind."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from zmqengine.bench.targets.target import TargetSession, TargetSpec
 
 
 async def open_session(spec: TargetSpec, *, timeout_s: float, streams: int = 0) -> TargetSession:
-    """A session whose requests end, if nothing else ends them, after `timeout_s`. Raises TargetError.
+    """Open a session whose requests time out after `timeout_s`. Raises TargetError.
 
-    It is connected for so many streams at once: one to our worker always is, and the other's first requests would have
-    to wait for a connection.
+    `streams` HTTP connections are opened in advance, or the first requests would wait for theirs; a session with a
+    worker has one connection for all.
     """
     if spec.kind == "http":
         session = HttpSession(spec, timeout_s=timeout_s)
         await session.connect(streams)
         return session
-    # A server of somebody else's can be measured where only the HTTP half is installed.
+    # Foreign servers can be measured where the client's dependencies are missing.
     from zmqengine.bench.targets.worker_target import WorkerSession
 
     return await WorkerSession.open(spec, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""The events of an OpenAI-compatible stream: bytes with times in, arrivals and totals out. No I/O, no clock.
+"""Events of an OpenAI-compatible stream: bytes with times in, arrivals and totals out. No I/O, no clock.
 
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html and OpenAI's streaming objects.
 """
@@ -54,7 +54,7 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 
 class StreamedAnswer:
-    """What the events of one answer add up to."""
+    """One answer, accumulated from its events."""
 
     def __init__(self) -> None:
         self.chunks: list[tuple[float, str]] = []
@@ -64,7 +64,7 @@ class StreamedAnswer:
         self.done = False
 
     def add(self, at_s: float, data: bytes) -> None:
-        """One event, or one whole body that was not streamed."""
+        """Add one event, or the body of a non-streamed answer."""
         if data == b"[DONE]":
             self.done = True
             return
@@ -91,7 +91,7 @@ class StreamedAnswer:
         cancelled: bool,
         count_tokens: CountTokens | None,
     ) -> RequestRecord:
-        """The record of this answer; the usage the server reports says how many tokens its chunks hold."""
+        """The record of this answer; tokens of its chunks follow from the usage that the server reports."""
         texts = [text for _, text in self.chunks]
         total = self.usage.completion_tokens if self.usage else None
         counts = tokens_of_chunks(texts, total, count_tokens)
@@ -111,7 +111,7 @@ class StreamedAnswer:
 
 
 def answer_of_stream(body: Iterable[tuple[float, bytes]]) -> StreamedAnswer:
-    """The answer in a body of server-sent events that was read piece by piece. An event arrives with its end."""
+    """The answer in a body of server-sent events, read in pieces. An event arrives with its last byte."""
     answer = StreamedAnswer()
     rest = b""
     for at_s, data in body:
@@ -126,7 +126,7 @@ def answer_of_stream(body: Iterable[tuple[float, bytes]]) -> StreamedAnswer:
 
 
 def answer_of_body(body: Sequence[tuple[float, bytes]]) -> StreamedAnswer:
-    """The answer in a body that was not streamed: all its tokens arrive with its last byte."""
+    """The answer in a non-streamed body: all tokens arrive with its last byte."""
     answer = StreamedAnswer()
     if body:
         answer.add(body[-1][0], b"".join(data for _, data in body))
@@ -134,10 +134,10 @@ def answer_of_body(body: Sequence[tuple[float, bytes]]) -> StreamedAnswer:
 
 
 def tokens_of_chunks(texts: Sequence[str], total: int | None, count_tokens: CountTokens | None) -> list[int]:
-    """How many tokens each chunk of text holds; with `total`, they add up to it.
+    """The number of tokens in each chunk of text; their sum is `total` if that is known.
 
-    One a chunk if that is what the total says, or if there is no total. Otherwise each text is counted, with
-    `count_tokens` or else by its length, and the error of counting pieces is spread by the same weights.
+    One per chunk if that matches the total or there is no total. Otherwise each text is counted, by `count_tokens` or
+    by its length, and the error of counting pieces is spread by the same weights.
     """
     if total is None:
         return [1] * len(texts)
@@ -150,7 +150,7 @@ def tokens_of_chunks(texts: Sequence[str], total: int | None, count_tokens: Coun
 
 
 def _apportion(weights: Sequence[int], total: int) -> list[int]:
-    """Whole numbers in proportion to the weights that add up to the total, by rounding the running sum."""
+    """Integers in proportion to the weights with the sum `total`, by rounding the running sum."""
     whole = sum(weights)
     bounds, running = [0], 0
     for weight in weights:

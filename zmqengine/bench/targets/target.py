@@ -1,4 +1,4 @@
-"""The seam between scenarios and what they measure: a target, a session with it, a stream in flight."""
+"""Interface between scenarios and servers: a target, a session with it, a stream, its outcome."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TargetKind = Literal["worker", "http"]
 
 
 class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a target is and what to call it. `pids` are its server processes, where they are known.
+    """Address and label of a target. `pids` are its server processes, if known.
 
-    `worker` is the address of the worker behind it, if there is one of ours: its passes can be read.
+    `worker` is the address of the zmqengine worker behind it, if any, whose numbers can be read.
     """
 
     label: str
@@ -30,10 +30,10 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetOutcome(Protocol):
-    """An answer that has ended. Reading it apart is left for when nobody is being timed."""
+    """An answer that has ended, parsed only after the measurement."""
 
     def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
-        """What was seen of it."""
+        """The record of the answer."""
         ...
 
 
@@ -42,19 +42,19 @@ class TargetStream(Protocol):
 
     @property
     def chunks(self) -> int:
-        """How many chunks with tokens have arrived."""
+        """The number of received chunks with tokens."""
         ...
 
     async def wait_chunks(self, chunks: int) -> bool:
-        """Wait until so many chunks with tokens have arrived; False if it ended before."""
+        """Wait until this number of chunks with tokens has arrived; False if the stream ended before."""
         ...
 
     def cancel(self) -> None:
-        """Leave: close the connection, or abort. The outcome then says `cancelled`. Idempotent."""
+        """Close the connection, or abort. The outcome is then `cancelled`. Idempotent."""
         ...
 
     async def outcome(self) -> TargetOutcome:
-        """Wait for the end. Never raises for what the server did."""
+        """Wait for the end. Failures of the server are in the outcome, not raised."""
         ...
 
 
@@ -66,11 +66,11 @@ class TargetSession(Protocol):
         ...
 
     async def close(self) -> None:
-        """Leave whatever still runs and close. Idempotent."""
+        """Cancel running streams and close. Idempotent."""
         ...
 
 
 class TargetError(ZmqEngineError):
-    """A target that cannot be measured; the message is one line and says what to do."""
+    """A target that cannot be measured; the message is one line with advice."""
 
     code = "target"

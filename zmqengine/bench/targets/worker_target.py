@@ -1,4 +1,4 @@
-"""Our worker as a target, through the plain client library: what a front-end of one's own sees."""
+"""A zmqengine worker as a target, through the client library."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Clock = Callable[[], float]
 
 
 class WorkerOutcome:
-    """An answer of our worker: its record needs no more work."""
+    """An answer of a worker, whose record is already complete."""
 
     def __init__(self, record: RequestRecord) -> None:
         self._record = record
 
     def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
-        """What was seen of it."""
+        """The record of the answer."""
         return self._record
 
 
@@ -46,11 +46,11 @@ class WorkerStream:
 
     @property
     def chunks(self) -> int:
-        """How many chunks of tokens have arrived."""
+        """The number of received chunks of tokens."""
         return len(self._arrivals)
 
     async def wait_chunks(self, chunks: int) -> bool:
-        """Wait for so many chunks of tokens."""
+        """Wait for this number of chunks of tokens."""
         if self.chunks < chunks and not self._task.done():
             self._wanted = chunks
             self._reached.clear()
@@ -128,7 +128,7 @@ class WorkerSession:
 
     @classmethod
     async def open(cls, spec: TargetSpec, *, timeout_s: float) -> WorkerSession:
-        """A session with a worker that is ready. Raises TargetError if it cannot be reached."""
+        """Open a session with a ready worker. Raises TargetError if it cannot be reached."""
         client = AsyncClient(spec.address, name="zmqengine bench")
         try:
             await client.wait_ready()
@@ -144,5 +144,5 @@ class WorkerSession:
         return WorkerStream(self, request)
 
     async def close(self) -> None:
-        """Say bye; what runs is aborted."""
+        """Close the client, which aborts running requests."""
         await self.client.close()
