@@ -22,6 +22,13 @@ def test_a_trace_is_json_lines_or_csv(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "a.csv") == expected
 
 
+def test_a_trace_may_say_what_prompts_share(tmp_path: Path) -> None:
+    """Tokens at the beginning that are the same in all of them."""
+    path = tmp_path / "shared.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,shared_tokens\n0,10,4,6\n1,20,8,\n")
+    assert read_trace(path) == [TraceLine(0, 10, 4, 6), TraceLine(1, 20, 8, 0)]
+
+
 @pytest.mark.parametrize(
     "line", ["{}", "[1]", "nonsense", '{"arrival_s": "x", "prompt_tokens": 1, "output_tokens": 1}']
 )

@@ -52,6 +52,18 @@ class ScenarioOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     front_ends_stalled: int = 1
     stall_s: float = 3.0
 
+    chat_users: tuple[int, ...] = (8, 32)
+    chat_minutes: int = 2
+    chat_minute_s: float = 60.0
+    chat_shared_tokens: int = 300
+    chat_prompt_tokens_median: int = 400
+    chat_prompt_tokens_sigma: float = 0.9
+    chat_prompt_tokens_max: int = 3000
+    chat_answer_tokens: tuple[int, int] = (24, 320)
+    chat_think_s_max: float = 0.3
+    chat_temperatures: tuple[float, ...] = (0.0, 0.7)
+    chat_top_p: float = 0.95
+
     trace: str = ""
     trace_speed: float = 1.0
 
@@ -87,6 +99,14 @@ SMALL = ScenarioOptions(
     front_ends_slow=1,
     front_ends_stalled=1,
     stall_s=0.3,
+    chat_users=(3,),
+    chat_minutes=2,
+    chat_minute_s=1.0,
+    chat_shared_tokens=8,
+    chat_prompt_tokens_median=12,
+    chat_prompt_tokens_max=40,
+    chat_answer_tokens=(2, 8),
+    chat_think_s_max=0.05,
     trace_speed=20.0,
     timeout_s=60.0,
 )

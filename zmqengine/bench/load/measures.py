@@ -119,6 +119,7 @@ def longest_silence_ms(record: RequestRecord, from_s: float, to_s: float) -> flo
 _KINDS: dict[str, MeasureKind] = {
     "tokens_per_s": MeasureKind("tokens/s", "higher"),
     "prompt_tokens_per_s": MeasureKind("prompt tokens/s", "higher"),
+    "first_tokens_per_s": MeasureKind("tokens/s, first minute", "higher"),
     "speedup": MeasureKind("in turn / together", "higher"),
     "pass_outside_us_p50": MeasureKind("pass outside next(), p50 (us)", "lower"),
     "pass_outside_us_p99": MeasureKind("pass outside next(), p99 (us)", "lower"),

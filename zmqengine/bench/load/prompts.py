@@ -67,10 +67,25 @@ class Prompts:
         """A request with a prompt of `prompt_tokens` random tokens after `prefix`."""
         return self.request_of(prefix + self.text(prompt_tokens), max_tokens, stream=stream)
 
-    def request_of(self, text: str, max_tokens: int, *, stream: bool = True) -> RequestSpec:
+    def request_of(
+        self,
+        text: str,
+        max_tokens: int,
+        *,
+        stream: bool = True,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> RequestSpec:
         """A request with this text as its prompt."""
         ids = self._encode(text) if self._encode else []
-        return RequestSpec(text=text, prompt_ids=ids, max_tokens=max_tokens, stream=stream)
+        return RequestSpec(
+            text=text,
+            prompt_ids=ids,
+            max_tokens=max_tokens,
+            stream=stream,
+            temperature=temperature,
+            top_p=top_p,
+        )
 
 
 class Vocabulary(NamedTuple):

@@ -18,6 +18,7 @@ SCENARIO_NAMES = (
     "agents",
     "two-models",
     "front-ends",
+    "chat",
     "trace",
 )
 

@@ -17,17 +17,18 @@ SAMPLE = Path(__file__).parent / "sample_trace.jsonl"
 
 
 class TraceLine(NamedTuple):
-    """One request: its arrival in seconds from the start, and lengths in tokens."""
+    """One request: its arrival in seconds from the start, and lengths in tokens; `shared_tokens` begin all prompts."""
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    shared_tokens: int = 0
 
 
 def read_trace(path: Path) -> list[TraceLine]:
-    """The requests of a file, by time: JSON lines or CSV, with fields arrival_s, prompt_tokens, output_tokens.
+    """The requests of a file, by time: JSON lines or CSV with arrival_s, prompt_tokens, output_tokens, shared_tokens.
 
-    Raises TargetError, naming the line, for a malformed one.
+    `shared_tokens` may be left out. Raises TargetError, naming the line, for a malformed one.
     """
     text = path.read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines()) if path.suffix == ".csv" else map(json.loads, text.splitlines())
@@ -35,7 +36,12 @@ def read_trace(path: Path) -> list[TraceLine]:
     try:
         for row in rows:
             lines.append(
-                TraceLine(float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+                TraceLine(
+                    float(row["arrival_s"]),
+                    int(row["prompt_tokens"]),
+                    int(row["output_tokens"]),
+                    int(row.get("shared_tokens") or 0),
+                )
             )
     except (ValueError, KeyError, TypeError) as error:
         raise TargetError(f"{path}: request {len(lines) + 1}: {error!r}") from error
@@ -51,7 +57,15 @@ async def run(context: Context, case: str) -> Measures:
     """Replay the file."""
     options = context.options
     lines = read_trace(Path(options.trace or SAMPLE))
-    requests = [context.prompts.request(line.prompt_tokens, line.output_tokens) for line in lines]
+    shared = context.prompts.text(max(line.shared_tokens for line in lines)).split()
+    requests = [
+        context.prompts.request(
+            max(1, line.prompt_tokens - line.shared_tokens),
+            line.output_tokens,
+            prefix=" ".join(["", *shared[: line.shared_tokens]]),
+        )
+        for line in lines
+    ]
     arrivals_s = [line.arrival_s / options.trace_speed for line in lines]
     return summarise(context.records(await open_loop(context.session, requests, arrivals_s)))
 

@@ -143,12 +143,14 @@ class HttpSession:
         body: dict[str, object] = {
             "model": self._spec.model,
             "max_tokens": request.max_tokens,
-            "temperature": 0,
+            "temperature": request.temperature,
             "stream": request.stream,
             **self._spec.extra_body,
         }
         if request.stream:
             body["stream_options"] = {"include_usage": True}
+        if request.top_p < 1:
+            body["top_p"] = request.top_p
         if request.constraint is not None:
             schema = msgspec.json.decode(request.constraint.text)
             named = {"name": "answer", "strict": True, "schema": schema}

@@ -17,7 +17,7 @@ class Arrival(NamedTuple):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the length of its answer: greedy, and with end tokens ignored where the server can.
+    """A prompt, the length of its answer and its sampling; end tokens are ignored where the server can.
 
     `prompt_ids` is empty without a known tokenizer; a worker needs it, an HTTP server gets the text. A `constraint`
     over HTTP is a schema.
@@ -28,6 +28,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 64
     stream: bool = True
     constraint: Constraint | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):

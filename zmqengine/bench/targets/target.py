@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -59,7 +60,9 @@ class TargetStream(Protocol):
 
 
 class TargetSession(Protocol):
-    """One front-end's connection to a target, used from one event loop."""
+    """One front-end's connection to a target, used from one event loop. `clock` gives the times in its records."""
+
+    clock: Callable[[], float]
 
     def send(self, request: RequestSpec) -> TargetStream:
         """Start a request now."""

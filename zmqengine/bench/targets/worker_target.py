@@ -41,6 +41,8 @@ class WorkerStream:
             max_tokens=request.max_tokens,
             ignore_eos=True,
             constraint=request.constraint,
+            temperature=request.temperature,
+            top_p=request.top_p,
         )
         self._task = asyncio.ensure_future(self._run())
 
