@@ -216,9 +216,9 @@ class Timer:
         return statistics.median(self._seconds[-_STEPS:] or [0.0]) * 1000
 
 
-def width_costs(model: Any, result: StepsResult, rows_max: int) -> None:
+def width_costs(engine: Any, result: StepsResult, rows_max: int) -> None:
     """Calls of the model for rows of unlike lengths, by width."""
-    alone = []
+    alone, model = [], engine._model
     for extra in range(4):
         caches = kv.new_caches(model)
         mx.eval(kv.read_alone(model, caches, [1 + place % 100 for place in range(_PROMPT + extra)]))
@@ -227,7 +227,9 @@ def width_costs(model: Any, result: StepsResult, rows_max: int) -> None:
         if rows > rows_max:
             break
         batch = kv.KVBatch.merge(
-            [alone[place % 4] for place in range(rows)], [_PROMPT + place % 4 for place in range(rows)]
+            [alone[place % 4] for place in range(rows)],
+            [_PROMPT + place % 4 for place in range(rows)],
+            engine._kernels,
         )
         times = {width: _call_s(model, batch, width) for width in WIDTHS}
         result.width_one_ms[str(rows)] = times[1] * 1000
@@ -316,7 +318,7 @@ def measure(directory: str, on_progress: Callable[[str], None]) -> StepsResult:
     for rows in (8, COMPARED_ROWS):
         result.changes_ms[f"{rows} rows"] = steps.changes(rows)
         result.operations[f"{rows} rows"] = steps.operations(rows)
-    width_costs(opened.engine._model, result, max(ROWS))
+    width_costs(opened.engine, result, max(ROWS))
     return result
 
 

@@ -146,7 +146,7 @@ def test_every_folder_is_a_tower(package: str) -> None:
 # stand beside the rooms are named like rooms.
 ROOMS = {
     "zmqengine.engine": (
-        "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "models", "cuda", "kv",
+        "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "models", "kv", "cuda",
         "sampling", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
     ),
     "zmqengine.worker": (
@@ -180,7 +180,7 @@ def test_rooms_stand_in_the_stated_order(package: str) -> None:
     ("room", "others"),
     [
         ("zmqengine.engine.sampling", {"kv", "speculation", "step", "prefix_cache"}),
-        ("zmqengine.engine.kv", {"sampling", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.engine.kv", {"cuda", "host", "sampling", "speculation", "step", "prefix_cache"}),
         ("zmqengine.worker.scheduler", {"wire", "lifecycle", "batch", "intake"}),
     ],
 )

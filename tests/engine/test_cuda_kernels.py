@@ -16,11 +16,11 @@ from tests.support import plain_arithmetic
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.autotune import attention, plain, quantised
-from zmqengine.engine.cuda import between_products, drawing, moved_rows, plain_products
+from zmqengine.engine.cuda import between_products, drawing, kv_kernels, plain_products
 from zmqengine.engine.cuda.between_products import HeadNorms, Heads, Rotation
-from zmqengine.engine.cuda.moved_rows import Move
 from zmqengine.engine.host.backend import on_cuda, on_hopper
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import sampler as sampling
 from zmqengine.engine.seeds import seed_key, uniform
@@ -243,7 +243,7 @@ def test_rows_are_copied_into_others_and_nothing_else_changes(dim, dtype):
     ):
         wanted = [(keys + 0, values + 0) for keys, values in layers]
         mx.eval(layers, others, wanted)
-        mx.eval(moved_rows.move_rows(layers, sources, moves))
+        mx.eval(kv_kernels.move_rows(layers, sources, moves))
         for layer, other, source in zip(
             layers, wanted, wanted if sources is layers else sources, strict=True
         ):

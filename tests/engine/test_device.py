@@ -221,9 +221,9 @@ def test_only_a_model_that_attends_with_it_is_given_spans(monkeypatch):
     assert attention.install(usual)
     try:
         assert llama.create_attention_mask is attention.mask_or_spans  # type: ignore[attr-defined]
-        caches = two_rows(usual).caches
-        assert isinstance(attention.mask_or_spans(mx.zeros((2, 1, 4)), caches[0]), kv.Spans)
-        assert isinstance(attention.mask_or_spans(mx.zeros((2, 99, 4)), caches[0]), mx.array)
+        for width, kind in ((1, kv.Spans), (99, mx.array)):
+            caches = two_rows(usual).begin_step(mx.zeros((2, width)))
+            assert isinstance(attention.mask_or_spans(mx.zeros((2, width, 4)), caches[0]), kind)
         if not on_cuda():
             # Without the kernel spans become masks again.
             monkeypatch.setattr(attention, "_fits", lambda *_: False)

@@ -19,13 +19,14 @@ from tests.support import plain_arithmetic
 from tests.support.drafts import Erring, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.fused_models import FUSABLE, written_in_place
+from tests.support.kv_kernels import MemoryKernels, device_kernels
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.autotune import layers, projections, tuning
-from zmqengine.engine.cuda import between_products, moved_rows
+from zmqengine.engine.cuda import between_products
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.kv import in_place
+from zmqengine.engine.kv import batch as kv_batch
 from zmqengine.engine.row import Row
 
 LLAMA_3_ROPE = {
@@ -101,7 +102,7 @@ def test_a_layer_of_another_kind_is_not_fused():
 
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, moves, seed):
+def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, kernels, moves, seed):
     """Rows join, leave and go back, and are stepped by any width; only arrays that came out of a write are written to,
     and what was taken of them before stays as it was."""
     model, writes = model_in_place
@@ -117,7 +118,7 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
             for place, one in enumerate((model, wanted)):
                 alone = kv.new_caches(one)
                 kv.read_alone(one, alone, text)
-                batches[place].join(kv.KVBatch.merge([alone], [len(text)]))
+                batches[place].join(kv.KVBatch.merge([alone], [len(text)], kernels))
         elif kind < 0.3:
             places = sorted(draw.sample(range(count), draw.randrange(1, count + 1)))
             places = batches[0].keep_rows(places)
@@ -145,18 +146,26 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, mov
 
 
 @pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def kernels() -> Any:
+    """Those that move rows on this device, and note it."""
+    if not on_cuda():
+        return MemoryKernels()
+    found: Any = device_kernels()
+    own, found.moves = found.move_rows, []
+
+    def noted(layers: Any, sources: Any, moves: Any) -> None:
+        found.moves.append("within" if layers is sources else "into")
+        own(layers, sources, moves)
+
+    found.move_rows = noted
+    return found
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[str]:
     """Rows that took the place of others, or an empty one, each time; of few rows most may be empty."""
-    monkeypatch.setattr(in_place, "_EMPTY_ROWS_SHARE", 0.8)
-    own = moved_rows.move_rows
-    made: list[str] = []
-
-    def counted(layers: Any, sources: Any, moves: Any) -> Any:
-        made.append("within" if layers is sources else "into")
-        return own(layers, sources, moves)
-
-    monkeypatch.setattr(moved_rows, "move_rows", counted)
-    return made
+    monkeypatch.setattr(kv_batch, "_EMPTY_ROWS_SHARE", 0.8)
+    return kernels.moves
 
 
 @pytest.fixture
@@ -201,7 +210,7 @@ def test_a_model_that_says_something_else_is_not_fused(monkeypatch, activation, 
 
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("drafts", [None, "waiting"])
-def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
+def test_an_engine_makes_the_same_tokens(model_in_place, kernels, moves, drafts):
     """Prompts that begin alike come and go, are parked and taken back, with windows of every width beside."""
     model, writes = model_in_place
     # Of this one no greedy choice is so close that rounding could tip it.
@@ -224,7 +233,7 @@ def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
     finish(plain, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
     writes.clear()
-    engine = make_engine(model, speculator=speculator(Erring(known)) if drafts else None)
+    engine = make_engine(model, kernels=kernels, speculator=speculator(Erring(known)) if drafts else None)
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []
@@ -243,7 +252,7 @@ def test_an_engine_makes_the_same_tokens(model_in_place, moves, drafts):
 
 
 @pytest.mark.usefixtures("arithmetic")
-def test_one_that_came_last_takes_the_place_of_one_that_leaves_at_once(model_in_place, moves):
+def test_one_that_came_last_takes_the_place_of_one_that_leaves_at_once(model_in_place, kernels, moves):
     """Before it has made a token: it is in the middle of the batch then, and those around it are under way."""
     model, _ = model_in_place
     penalties = Sampling(presence_penalty=1.0, frequency_penalty=0.5, logit_bias={7: 3.0})
@@ -256,7 +265,7 @@ def test_one_that_came_last_takes_the_place_of_one_that_leaves_at_once(model_in_
         engine = make_engine(build_model(FUSABLE))
         engine.insert([row])
         finish(engine, alone)
-    engine, run = make_engine(model), Run()
+    engine, run = make_engine(model, kernels=kernels), Run()
     assert engine.insert(rows[:4]) == []
     for _ in range(6):
         step(engine, run)

@@ -13,8 +13,8 @@ from tests.support import plain_arithmetic
 from tests.support.drafts import Self, speculator
 from tests.support.engines import make_engine
 from tests.support.fused_models import written_in_place
+from tests.support.kv_kernels import MemoryKernels
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
-from zmqengine.engine import kv
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 
@@ -130,10 +130,15 @@ def test_what_the_longest_row_leaves_is_given_back(monkeypatch, longest):
     """Where rows stay in place, as on a GPU: the columns that only it had are closed when the caches are full, and rows
     that are empty are told, and are no more than an eighth."""
     plain_arithmetic.stand_in(monkeypatch)
-    monkeypatch.setattr(kv.RaggedKVCache, "step", 256)
     empty = set()
     with written_in_place() as model:
-        engine = make_engine(model, rows_max=8, prompt_cache_bytes=0, padding_bytes_max=1 << 23)
+        engine = make_engine(
+            model,
+            rows_max=8,
+            prompt_cache_bytes=0,
+            padding_bytes_max=1 << 23,
+            kernels=MemoryKernels(gpu=True),
+        )
         known = Known(engine)
         known.insert(RowRequest(0, prompt(longest, 0), 9))
         while not engine.stats().rows_decoding:

@@ -10,6 +10,7 @@ from benchmarks.steps import operations
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.layout import Layout
 from zmqengine.engine.kv.parts import parts_of
 
 LENGTHS = (30, 64, 17, 41, 64, 22, 50, 33)
@@ -34,7 +35,7 @@ def test_what_is_taken_of_rows_together_is_what_is_taken_of_each(model, places):
     layout = kv.BlockLayout(alone[0])
     sources = merged.leaving(places)
     assert list(sources) == places
-    assert all(source.part is not None for source in sources.values())
+    assert all(isinstance(source, kv.BatchRow) and source.part for source in sources.values())
     for place, source in sources.items():
         held = LENGTHS[place]
         for start in (0, 16):
@@ -49,19 +50,20 @@ def test_taking_rows_together_is_less_work(model):
     merged, alone = batch(model)
     layout, counts = kv.BlockLayout(alone[0]), []
     for sources in (map(merged.row, range(8)), merged.leaving(range(8)).values()):
-        taken = [layout.take(source, 0, [source.length])[0] for source in sources]
+        taken = [layout.take(source, 0, [length])[0] for source, length in zip(sources, LENGTHS, strict=True)]
         counts.append(operations(*[array for arrays in taken for array in arrays]))
     assert counts[1] * 2 <= counts[0]
 
 
 def test_long_rows_are_taken_alone_and_many_short_ones_in_parts():
     """What is copied is held twice for a moment, so it is not much at a time."""
-    assert parts_of([0, 1], [1500, 1500]) == {0: None, 1: None}
-    assert parts_of([3], [1, 1, 1, 1]) == {3: None}
-    assert parts_of([], [1, 1, 1, 1]) == {}
-    parts = parts_of(range(40), [100] * 40)
+    ones = Layout(kv.PLAIN, [1, 1, 1, 1])
+    assert parts_of([0, 1], Layout(kv.PLAIN, [1500, 1500])) == {0: None, 1: None}
+    assert parts_of([3], ones) == {3: None}
+    assert parts_of([], ones) == {}
+    parts = parts_of(range(40), Layout(kv.PLAIN, [100] * 40))
     assert [parts[place] is parts[0] for place in range(40)] == [True] * 20 + [False] * 20
-    mixed = parts_of([0, 1, 2, 3], [90, 1900, 80, 70])
+    mixed = parts_of([0, 1, 2, 3], Layout(kv.PLAIN, [90, 1900, 80, 70]))
     assert [place for place, part in mixed.items() if part is not None] == [2, 3]
 
 

@@ -118,7 +118,7 @@ def test_random_operations_agree_with_a_plain_replay(seed):
         else:
             width = draw.choice((1, 2, 5, 9))
             batch.read(width, [draw.randrange(width + 1) for _ in batch.rows])
-            gaps += batch.kv.caches[0].gaps is not None
+            gaps += batch.kv.layout.gaps is not None
         if batch.rows and draw.random() < 0.2:
             batch.check()
     assert gaps > OPERATIONS / 20
@@ -129,11 +129,11 @@ def test_going_back_copies_nothing():
     batch = Batch()
     batch.join([5, 9])
     batch.read(1, [1, 1])
-    before = [cache.keys for cache in batch.kv.caches], batch.kv.caches[0]._idx
+    before = [cache.keys for cache in batch.kv.caches], batch.kv.layout.columns
     batch.kv.roll_back([1, 1])
     assert all(cache.keys is keys for cache, keys in zip(batch.kv.caches, before[0], strict=True))
-    assert batch.kv.caches[0]._idx == before[1] - 1
-    assert batch.kv.caches[0].gaps is None
+    assert batch.kv.layout.columns == before[1] - 1
+    assert batch.kv.layout.gaps is None
 
 
 def test_gaps_are_closed_before_the_caches_grow():

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
+from tests.support.kv_kernels import device_kernels
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowRequest, RowToken
 from zmqengine.engine.load.probe import Abilities, probe
@@ -67,6 +68,7 @@ def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> Ml
 
 def _make_engine(model: Any, context_tokens: int, options: dict[str, Any]) -> MlxEngine:
     info = ModelInfo("test", VOCAB_SIZE, context_tokens, frozenset(), 0)
+    options.setdefault("kernels", device_kernels())
     return MlxEngine(model, info, engine_options(options), **options)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
+from tests.support.kv_kernels import memory
 from zmqengine.engine import kv
 from zmqengine.engine.autotune import attention
-from zmqengine.engine.cuda import between_products, moved_rows
+from zmqengine.engine.cuda import between_products
 from zmqengine.engine.cuda.between_products import Heads
-from zmqengine.engine.cuda.moved_rows import Move
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +20,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heads, "turned", turned)
     monkeypatch.setattr(Heads, "turned_into", turned_into)
     monkeypatch.setattr(attention, "ragged_attention", ragged_attention)
-    monkeypatch.setattr(moved_rows, "move_rows", move_rows)
 
 
 def add_and_norm(
@@ -59,7 +56,7 @@ def turned_into(
     queries, *fresh = turned(heads, product, offset, width)
     last: Any = stop.item()
     for array, columns in zip((keys, values), fresh, strict=True):
-        _memory(array)[..., last - width : last, :] = _memory(columns)
+        memory(array)[..., last - width : last, :] = memory(columns)
     return queries
 
 
@@ -70,28 +67,6 @@ def ragged_attention(
     seen: Any = (keys[..., : spans.columns, :], values[..., : spans.columns, :])
     result: mx.array = mx.fast.scaled_dot_product_attention(queries, *seen, scale=scale, mask=spans.as_mask())
     return result
-
-
-def move_rows(
-    layers: Sequence[tuple[mx.array, mx.array]],
-    sources: Sequence[tuple[mx.array, mx.array]],
-    moves: Sequence[Move],
-) -> list[mx.array]:
-    """As `moved_rows.move_rows`, which makes all moves at once."""
-    assert sources is not layers or not {move.row for move in moves} & {move.from_row for move in moves}
-    for whole, source in zip(layers, sources, strict=True):
-        for array, given in zip(map(_memory, whole), map(_memory, source), strict=True):
-            for move in moves:
-                columns = given[move.from_row, :, move.from_start : move.from_start + move.columns]
-                array[move.row, :, move.start : move.start + move.columns] = columns
-    return []
-
-
-def _memory(array: mx.array) -> np.ndarray:
-    """What `array` is in, for whoever changes it without MLX knowing: what is not computed yet reads it afterwards."""
-    mx.eval(array)
-    mx.synchronize()
-    return np.array(array, copy=False)
 
 
 def _rope(inputs: mx.array, offset: mx.array, heads: Heads) -> mx.array:

@@ -23,6 +23,7 @@ from zmqengine.engine.autotune.tuning import tune  # noqa: E402
 from zmqengine.engine.host.backend import on_cuda, on_gpu  # noqa: E402
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.host.memory import recommended_bytes  # noqa: E402
+from zmqengine.engine.kv import KVKernels, PlainKernels  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer  # noqa: E402
@@ -88,9 +89,12 @@ def open_mlx_engine(
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
-    draft_model = _open_draft_model(options.draft, loaded, report)
+    kernels = kv_kernels()
+    draft_model = _open_draft_model(options.draft, loaded, report, kernels)
     speculator = open_speculator(options.speculate, loaded.info.vocab_size, draft_model)
-    engine = MlxEngine(loaded.model, loaded.info, options, speculator=speculator, few_sizes=on_cuda())
+    engine = MlxEngine(
+        loaded.model, loaded.info, options, speculator=speculator, few_sizes=on_cuda(), kernels=kernels
+    )
     if options.warm_up_s and device.startswith("gpu"):
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:
@@ -113,11 +117,22 @@ def open_mlx_engine(
     return OpenedEngine(engine, loaded.tokenizer, limit, facts)
 
 
-def _open_draft_model(draft: str | None, target: LoadedModel, report: Report) -> DraftModel | None:
+def _open_draft_model(
+    draft: str | None, target: LoadedModel, report: Report, kernels: KVKernels
+) -> DraftModel | None:
     if draft is None:
         return None
     loaded = load(draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
-    return open_draft_model(loaded, target)
+    return open_draft_model(loaded, target, kernels)
+
+
+def kv_kernels() -> KVKernels:
+    """Operations on KV caches for the device that computes."""
+    if on_cuda():
+        from zmqengine.engine.cuda.kv_kernels import CudaKernels
+
+        return CudaKernels()
+    return PlainKernels(gpu=on_gpu())
 
 
 def device_name() -> str:

@@ -140,8 +140,7 @@ def attend_turned(
     if function is attend and isinstance(mask, kv.Spans) and cache.can_write_here(width, heads.dtype):
         offset = cache.offset
         queries = heads.turned_into(product, offset, width, cache.keys, cache.values, mask.stop)
-        cache.in_place = True
-        begins = cache.advance(width)
+        begins = cache.wrote_in_place()
         attended = ragged_attention(queries, cache.keys, cache.values, mask, scale)
         if begins:
             kv.start(attended)

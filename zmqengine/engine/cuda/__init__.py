@@ -2,6 +2,7 @@
 
 kernel_text.py           the source of a kernel, as short as it can be
 resident.py              small arrays that every kernel of a step reads, kept on the device
+kv_kernels.py            what KV caches need of the device: rows moved in place by move_rows.cu
 drawing.py, draw.cu      drawing tokens
 ragged_attention*.cu     attention of rows of unlike lengths; how it ends is in the .cuh
 window_attention.cu      the same for several tokens of a row, in half precision; its helper is in the .cuh

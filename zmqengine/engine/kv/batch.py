@@ -2,48 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.kv import in_place, plain, ragged, reading
+from zmqengine.engine.kv import rotating
+from zmqengine.engine.kv.kernels import PLAIN, KVKernels, Move, take_rows
+from zmqengine.engine.kv.layer import RaggedKVCache
+from zmqengine.engine.kv.layout import Layout
 from zmqengine.engine.kv.parts import Part, parts_of
-from zmqengine.engine.kv.ragged import RaggedKVCache, close_gaps, columns_of, make_room, standing
-from zmqengine.engine.kv.rows import arrays, as_batch, byte_count, start
-from zmqengine.engine.models.mlx_lm import BatchRotatingKVCache, KVCache
+from zmqengine.engine.kv.rows import arrays, byte_count, single_caches, start
+from zmqengine.engine.models.mlx_lm import CacheList, KVCache
 from zmqengine.engine.row import Caches
+
+# The share of allocated rows that may be empty.
+_EMPTY_ROWS_SHARE = 1 / 8
 
 
 class KVBatch:
     """The KV caches of a batch of rows: `caches`, one for each layer, to be given to the model.
 
-    `lengths`: cached tokens of each row, those of a verify block in flight included. A model whose rows cannot be
-    merged has batches of one row with that row's own caches.
+    A layer that keeps every token has a `RaggedKVCache`; layers of other kinds have mlx-lm's own caches of a batch. A
+    model whose rows cannot be merged has batches of one row, with that row's own caches.
     """
 
-    def __init__(self, caches: Caches | None = None, lengths: Sequence[int] = ()) -> None:
-        self.caches: Caches = caches or []
-        self.lengths = list(lengths)
+    def __init__(
+        self, caches: Caches | None = None, lengths: Sequence[int] = (), kernels: KVKernels = PLAIN
+    ) -> None:
+        self._take(caches or [], Layout(kernels, lengths), is_merged=False)
         # Counts changes of the rows: a `BatchRow` made before the last one is stale.
-        self._generation = 0
+        self.generation = 0
         self._changed = True
         # Copies for the prefix cache that have not been started.
         self._copies: list[mx.array] = []
 
     @classmethod
-    def merge(cls, rows: Sequence[Caches], lengths: Sequence[int]) -> KVBatch:
+    def merge(cls, rows: Sequence[Caches], lengths: Sequence[int], kernels: KVKernels = PLAIN) -> KVBatch:
         """Copy caches of single rows, which hold `lengths` tokens, into a batch; they stay as they are."""
-        return cls(_merge(rows), lengths)
+        layout = Layout(kernels, lengths)
+
+        def merged(layer: Sequence[Any], number: int) -> RaggedKVCache:
+            keys, values = (_merged(layer, name, layout) for name in ("keys", "values"))
+            return RaggedKVCache(layout, keys, values, number)
+
+        return cls._of(rows, layout, merged)
 
     @classmethod
-    def adopt(cls, caches: Caches, length: int) -> KVBatch:
+    def adopt(cls, caches: Caches, length: int, kernels: KVKernels = PLAIN) -> KVBatch:
         """Make a batch of one row out of its own caches, without a copy."""
-        return cls(as_batch(caches), [length])
+        layout = Layout(kernels, [length])
+        return cls._of(
+            [caches],
+            layout,
+            lambda layer, number: RaggedKVCache(layout, layer[0].keys, layer[0].values, number),
+        )
+
+    @classmethod
+    def _of(
+        cls, rows: Sequence[Caches], layout: Layout, merged: Callable[[Sequence[Any], int], RaggedKVCache]
+    ) -> KVBatch:
+        count = 0
+
+        def merge_layer(layer: Sequence[Any]) -> Any:
+            nonlocal count
+            if isinstance(layer[0], CacheList):
+                children = zip(*(cache.caches for cache in layer), strict=True)
+                return CacheList(*map(merge_layer, children))  # type: ignore[no-untyped-call]
+            if any(type(cache) is not KVCache for cache in layer):
+                return layer[0].merge(list(layer))
+            count += 1
+            return merged(layer, count - 1)
+
+        batch = cls()
+        batch._take([merge_layer(layer) for layer in zip(*rows, strict=True)], layout, is_merged=True)
+        return batch
+
+    def _take(self, caches: Caches, layout: Layout, *, is_merged: bool) -> None:
+        self.caches = caches
+        self._is_merged = is_merged
+        self._layout = layout
+        self._kernels = layout.kernels
+        singles = list(single_caches(caches))
+        self._ragged = [cache for cache in singles if type(cache) is RaggedKVCache]
+        self._others = [cache for cache in singles if type(cache) is not RaggedKVCache]
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Cached tokens of each row, those of a verify block in flight included."""
+        return self._layout.lengths
+
+    @property
+    def layout(self) -> Layout:
+        """Where the rows stand."""
+        return self._layout
 
     @property
     def byte_count(self) -> int:
@@ -53,23 +109,22 @@ class KVBatch:
     @property
     def empty_bytes(self) -> int:
         """Bytes of allocated rows that no request uses."""
-        return in_place.empty_bytes(self.caches)
+        return sum(layer.empty_bytes for layer in self._ragged)
 
     @property
     def can_roll_back(self) -> bool:
         """Whether `roll_back` works: every layer sees all tokens of a row, and keeps all of them."""
-        return ragged.can_go_back(self.caches)
+        return not self._others
 
     def join(self, other: KVBatch) -> None:
         """Add the rows of `other`, which must not be used any more, after those of this batch."""
         self.start_copies()
         other.start_copies()
-        if not self.caches:
-            self.caches = other.caches
-        elif not in_place.extend(self.caches, other.caches):
-            close_gaps(self.caches, self.lengths)
-            _extend(self.caches, other.caches)
-        self.lengths += other.lengths
+        if not self.lengths:
+            self._take(other.caches, other._layout, is_merged=other._is_merged)
+        elif not self._join_in_place(other):
+            self._close_gaps()
+            self._join_by_copy(other)
         self._rows_changed()
 
     def keep_rows(self, places: Sequence[int]) -> list[int]:
@@ -79,44 +134,55 @@ class KVBatch:
         """
         self.start_copies()
         order = list(places)
-        if in_place.moves_rows(self.caches):
-            order = in_place.arranged(order)
         if not order:
-            self.caches = []
-        elif not in_place.keep_rows(self.caches, order, self.lengths):
-            _keep_rows(self.caches, order, self.lengths)
-        self.lengths = [self.lengths[place] for place in order]
+            self._take([], Layout(self._kernels, []), is_merged=True)
+        else:
+            if self._moves_rows:
+                order = fewest_moves(order)
+            if not self._keep_in_place(order):
+                self._keep_by_copy(order)
         self._rows_changed()
         return order
 
     def begin_step(self, inputs: mx.array, *, idle: bool = False) -> Caches:
-        """Make room for a step that reads `inputs` [rows, columns], and return the caches for the model.
+        """Make room for a step that reads `inputs` [rows, width], and return the caches for the model.
 
-        While the device is `idle`, it starts on the first layers before the host has built the last ones. What rows
-        that came and went left to compute is started apart from the step, and so are the offsets of a step of several
-        columns: CUDA graphs are kept, and in one with the step each combination would be a new graph.
+        While the device is `idle`, it starts on the first layers before the host has built the last ones. Where graphs
+        are kept, what rows that came and went left to compute is started apart from the step, and so is the layout of
+        a step of several columns: in one graph with the step, each combination would be a new graph.
         """
-        columns = inputs.shape[1]
-        copied = make_room(self.caches, columns, self.lengths, idle=idle) or self._changed
+        width = inputs.shape[1]
+        changed = self._begin(width, idle=idle) or self._changed
         self._changed = False
-        if on_cuda() and (copied or columns > 1):
-            offsets = standing(self.caches, columns) if columns > 1 else []
-            start(inputs, offsets, arrays(self.caches) if copied else [])
-        self.lengths = [length + columns for length in self.lengths]
+        if self._kernels.keeps_graphs and (changed or width > 1):
+            layout = self._layout.read_by_step() if width > 1 else []
+            start(inputs, layout, arrays(self.caches) if changed else [])
         return self.caches
 
     def roll_back(self, counts: Sequence[int]) -> None:
         """Drop the last `counts[i]` tokens of row i. Nothing is copied."""
-        self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
-        ragged.go_back(self.caches, counts, self.lengths)
+        assert self.can_roll_back
+        self._layout.roll_back(counts)
 
     def prefill(self, model: Any, texts: Sequence[Sequence[int]], size: int = 0) -> mx.array:
         """Read a text for each row in one call of the model, shorter ones padded; returns the logits, not computed yet.
 
         With a larger `size` all texts are padded to it.
         """
-        logits = reading.read_together(model, self.caches, texts, size)
-        self.lengths = [length + len(text) for length, text in zip(self.lengths, texts, strict=True)]
+        lengths = [len(text) for text in texts]
+        padding = [max(size, *lengths) - length for length in lengths]
+        padded = [[*text, *[0] * extra] for text, extra in zip(texts, padding, strict=True)]
+        if any(padding):
+            for cache in self._others:
+                cache.prepare(lengths=lengths, right_padding=padding)
+        self._begin(len(padded[0]), idle=False)
+        logits: mx.array = model(mx.array(padded, dtype=mx.uint32), cache=self.caches)
+        if any(padding):
+            self._drop_right(padding)
+            for cache in self._others:
+                cache.finalize()
+        for cache in filter(rotating.is_sliding, self._others):
+            rotating.trim_to_window(cache)
         return logits
 
     def extract(self, place: int, length: int | None = None) -> Caches:
@@ -124,14 +190,23 @@ class KVBatch:
 
         Only its first `length` tokens where the batch can roll back, else all.
         """
-        held = self.lengths[place]
-        wanted = held if length is None else length
-        found = [
-            _extract_kv(cache, place, held, wanted)
-            if type(cache) is RaggedKVCache and cache.keys is not None
-            else cache.extract(place)
-            for cache in self.caches
-        ]
+        columns = self._layout.columns_of(place)[:length]
+        span = as_slice(columns)
+
+        def single(cache: Any) -> Any:
+            if isinstance(cache, CacheList):
+                return CacheList(*map(single, cache.caches))  # type: ignore[no-untyped-call]
+            if type(cache) is not RaggedKVCache:
+                return cache.extract(place)
+            alone = KVCache()  # type: ignore[no-untyped-call]
+            if cache.keys is not None:
+                alone.keys, alone.values = (
+                    mx.contiguous(array[place : place + 1, :, span]) for array in (cache.keys, cache.values)
+                )
+                alone.offset = len(columns)
+            return alone
+
+        found = [single(cache) for cache in self.caches]
         start(arrays(found))
         return found
 
@@ -139,12 +214,14 @@ class KVBatch:
         """The row at `place`, as a source for the prefix cache."""
         return BatchRow(self, place)
 
-    def leaving(self, places: Sequence[int]) -> dict[int, BatchRow]:
+    def leaving(self, places: Sequence[int]) -> dict[int, BatchRow | Caches]:
         """Rows at `places`, in ascending order, as sources for the prefix cache; short ones are copied together."""
-        parts = parts_of(places, self.lengths)
+        if not self._is_merged:
+            return dict.fromkeys(places, self.caches)
+        parts = parts_of(places, self._layout)
         return {place: BatchRow(self, place, parts[place]) for place in places}
 
-    def cut(self, copies: list[mx.array]) -> None:
+    def cut(self, copies: Sequence[mx.array]) -> None:
         """Note copies that are built and not started: they are started before a row leaves or another joins."""
         self._copies += copies
 
@@ -154,103 +231,241 @@ class KVBatch:
             start(self._copies)
             self._copies = []
 
+    @property
+    def _room(self) -> int:
+        """Columns that are allocated; 0 before the first write, or without a layer that keeps every token."""
+        return 0 if not self._ragged or self._ragged[0].keys is None else self._ragged[0].keys.shape[2]
+
+    @property
+    def _moves_rows(self) -> bool:
+        """Whether rows may be moved in place: where every layer is written in place."""
+        return (
+            bool(self._ragged)
+            and not self._others
+            and all(layer.is_in_place and self._kernels.can_move_rows(layer.keys) for layer in self._ragged)
+        )
+
     def _rows_changed(self) -> None:
-        self._generation += 1
+        self.generation += 1
         self._changed = True
+
+    def _begin(self, width: int, *, idle: bool) -> bool:
+        """Begin a step; returns whether the batch was copied to close gaps."""
+        closes = self.can_roll_back and self._room > 0 and self._layout.must_close(width, self._room)
+        if closes:
+            self._justify()
+        self._layout.begin_step(width, idle=idle)
+        return closes
+
+    def _join_in_place(self, other: KVBatch) -> bool:
+        """Add rows where rows have left. False, and nothing is done, if there is no room or rows do not move."""
+        before = self._layout.columns - other._layout.columns
+        if not self._moves_rows or not other._room or before < 0:
+            return False
+        count = len(self)
+        layers = [layer.all_rows() for layer in self._ragged]
+        if count + len(other) > layers[0][0].shape[0]:
+            return False
+        moves = [Move(row, count + row, 0, before, other._layout.columns) for row in range(len(other))]
+        self._kernels.move_rows(layers, [(layer.keys, layer.values) for layer in other._ragged], moves)
+        self._layout.join(other._layout)
+        for layer, whole in zip(self._ragged, layers, strict=True):
+            layer.show_rows(len(self), whole)
+        return True
+
+    def _join_by_copy(self, other: KVBatch) -> None:
+        columns = max(self._layout.columns, other._layout.columns)
+        size = max(self._layout.with_room(columns), self._room, other._room)
+        left = [columns - batch._layout.columns for batch in (self, other)]
+        if self._room or other._room:
+            for ours, theirs in zip(self._ragged, other._ragged, strict=True):
+                for name in ("keys", "values"):
+                    known = [getattr(ours, name), getattr(theirs, name)]
+                    parts = [
+                        _placed(_or_zeros(array, rows, known), before, size)
+                        for array, rows, before in zip(known, (len(self), len(other)), left, strict=True)
+                    ]
+                    setattr(ours, name, mx.concatenate(parts))
+        for ours, theirs in zip(self._others, other._others, strict=True):
+            ours.extend(theirs)
+        self._layout.join(other._layout)
+
+    def _keep_in_place(self, places: Sequence[int]) -> bool:
+        """Keep the rows at `places`, in the order of `fewest_moves`.
+
+        False, and nothing is done, if rows do not move, or if a copy would save too much memory.
+        """
+        count = len(places)
+        if not self._moves_rows or any(place != at and place < count for at, place in enumerate(places)):
+            return False
+        layout, layers = self._layout, [layer.all_rows() for layer in self._ragged]
+        rows, _, columns, _ = layers[0][0].shape
+        # A copy of a batch with gaps has as many columns.
+        longest = max(layout.lengths[place] for place in places)
+        if rows - count > rows * _EMPTY_ROWS_SHARE or (
+            layout.gaps is None and columns > layout.with_room(longest)
+        ):
+            return False
+        moves = [Move(place, at, 0, 0, layout.columns) for at, place in enumerate(places) if place != at]
+        if moves:
+            self._kernels.move_rows(layers, layers, moves)
+        for layer, whole in zip(self._ragged, layers, strict=True):
+            layer.show_rows(count, whole)
+        layout.keep_rows(places)
+        return True
+
+    def _keep_by_copy(self, places: Sequence[int]) -> None:
+        layout = self._layout
+        lengths = [layout.lengths[place] for place in places]
+        columns = slice(None)
+        if layout.gaps is None:
+            begin = layout.columns - max(lengths)
+            columns = slice(begin, begin + layout.with_room(max(lengths)))
+        rows = self._kernels.small(places)
+        for layer in self._ragged:
+            if layer.keys is not None:
+                layer.keys, layer.values = (
+                    take_rows(layer.keys, rows, columns),
+                    take_rows(layer.values, rows, columns),
+                )
+        for cache in self._others:
+            if rotating.is_sliding(cache):
+                rotating.keep_rows(cache, places, lengths)
+            else:
+                cache.filter(list(places))
+        if layout.gaps is None:
+            layout.place(lengths)
+        else:
+            # To close them would take longer than the step.
+            layout.keep_rows(places)
+
+    def _close_gaps(self) -> None:
+        if self._layout.gaps is not None:
+            self._justify()
+
+    def _justify(self) -> None:
+        """Copy the batch: its rows end in the same column, the longest begins in the first, and none has a gap."""
+        layout, lengths = self._layout, self.lengths
+        longest = max(lengths)
+        order = np.zeros((len(lengths), layout.with_room(longest)), np.uint32)
+        for row, length in enumerate(lengths):
+            order[row, longest - length : longest] = layout.columns_of(row)
+        self._take_columns(mx.array(order))
+        layout.place(lengths)
+
+    def _drop_right(self, padding: Sequence[int]) -> None:
+        """Drop the last `padding[i]` columns of row i, which hold nothing, by moving its tokens to the right."""
+        layout = self._layout
+        common = min(padding)
+        columns = layout.columns - common
+        moved = [count - common for count in padding]
+        lengths = [length - count for length, count in zip(layout.lengths, padding, strict=True)]
+        if any(moved) and self._room:
+            order = np.arange(self._room, dtype=np.uint32)[None].repeat(len(moved), axis=0)
+            order[:, :columns] = (np.arange(columns)[None] - np.array(moved)[:, None]) % columns
+            self._take_columns(mx.array(order))
+        layout.place(
+            lengths, columns, [before + count for before, count in zip(layout.padding, moved, strict=True)]
+        )
+
+    def _take_columns(self, order: mx.array) -> None:
+        for layer in self._ragged:
+            if layer.keys is not None:
+                layer.keys, layer.values = (
+                    self._kernels.take_columns(layer.keys, order),
+                    self._kernels.take_columns(layer.values, order),
+                )
 
 
 class BatchRow:
-    """A row of a batch, until rows join or leave: where its columns stand, for copies.
+    """A row of a batch as a source of copies, until rows join or leave.
 
     `part`: rows that are copied together with it, if there are any.
     """
 
     def __init__(self, batch: KVBatch, place: int, part: Part | None = None) -> None:
         self._batch = batch
-        self._generation = batch._generation
+        self._generation = batch.generation
         self.place = place
         self.part = part
 
     @property
-    def length(self) -> int:
-        """Cached tokens, those of a verify block in flight included."""
-        return self._batch.lengths[self.place]
+    def batch(self) -> KVBatch:
+        """The batch. Raises AssertionError if its rows have changed, since this row may have moved."""
+        assert self._generation == self._batch.generation, "a row of a batch is read after rows have moved"
+        return self._batch
 
     @property
-    def caches(self) -> Caches:
-        """The caches of the batch. Raises AssertionError if its rows have changed, since this row may have moved."""
-        assert self._generation == self._batch._generation, (
-            "a row of a batch is read after the batch has changed"
-        )
-        return self._batch.caches
+    def length(self) -> int:
+        """Cached tokens, those of a verify block in flight included."""
+        return self.batch.lengths[self.place]
 
-    def cut(self, copies: list[mx.array]) -> None:
-        """Note copies of this row; see `KVBatch.cut`."""
-        self._batch.cut(copies)
+    def cut(self, names: Sequence[tuple[int, str]], start: int, end: int) -> mx.array:
+        """Tokens `start` to `end` in arrays of one shape, (arrays, 1, heads, tokens, width), to be copied.
+
+        `names`: (place of the cache among all single caches, attribute) of each array.
+        """
+        singles, place = list(single_caches(self.batch.caches)), self.place
+        if self.part is not None:
+            return self.part.cut(singles, names, place, start, end)
+        columns = self.batch.layout.columns_of(place)[start:end]
+        span = as_slice(columns)
+        return mx.concatenate(
+            [getattr(singles[cache], name)[place : place + 1, :, span] for cache, name in names]
+        )[:, None]
+
+    def extract(self, places: Sequence[int]) -> dict[int, Any]:
+        """Caches of this row alone, of the single caches at `places`."""
+        singles = list(single_caches(self.batch.caches))
+        return {place: singles[place].extract(self.place) for place in places}
 
 
 def can_merge(caches: Caches) -> bool:
     """Whether rows with such caches can be stepped together."""
-    return all(hasattr(cache, "merge") for cache in caches)
+    return all(hasattr(cache, "merge") for cache in single_caches(caches))
 
 
-def _merge(rows: Sequence[Caches]) -> Caches:
-    layers = list(zip(*rows, strict=True))
-    plain_layers = [layer for layer in layers if plain.are_plain_rows(layer)]
-    merged = iter(plain.merge(plain_layers) if plain_layers else [])
-    return [
-        next(merged)
-        if plain.are_plain_rows(layer)
-        else RaggedKVCache.merge(layer)
-        if all(type(cache) is KVCache for cache in layer)
-        else layer[0].merge(list(layer))
-        for layer in layers
+def as_slice(columns: np.ndarray) -> Any:
+    """An index of ascending `columns`: a slice where they are consecutive."""
+    if not len(columns):
+        return slice(0)
+    begin, end = int(columns[0]), int(columns[-1]) + 1
+    return slice(begin, end) if end - begin == len(columns) else mx.array(columns)
+
+
+def fewest_moves(places: Sequence[int]) -> list[int]:
+    """`places` in the order in which the fewest rows of a batch move."""
+    count = len(places)
+    staying = {place for place in places if place < count}
+    last = [place for place in places if place >= count]
+    return [place if place in staying else last.pop() for place in range(count)]
+
+
+def _merged(layer: Sequence[Any], name: str, layout: Layout) -> mx.array | None:
+    """Keys or values of a layer of single rows, copied into one array, right-justified; None if all are empty."""
+    known = [getattr(cache, name) for cache in layer]
+    if all(array is None for array in known):
+        return None
+    size = layout.with_room(layout.columns)
+    parts = [
+        _placed(_or_zeros(array, 1, known)[..., :length, :], layout.columns - length, size)
+        for array, length in zip(known, layout.lengths, strict=True)
     ]
+    return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _extend(caches: Caches, others: Caches) -> None:
-    pairs = list(zip(caches, others, strict=True))
-    alike = [pair for pair in pairs if all(map(plain.is_plain, pair))]
-    if alike:
-        plain.extend([cache for cache, _ in alike], [other for _, other in alike])
-    for cache, other in pairs:
-        if not (plain.is_plain(cache) and plain.is_plain(other)):
-            cache.extend(other)
+def _or_zeros(array: mx.array | None, rows: int, others: Sequence[mx.array | None]) -> mx.array:
+    """`array`, or one without columns for rows that hold nothing yet, in the shape of `others`."""
+    if array is not None:
+        return array
+    like = next(other for other in others if other is not None)
+    return mx.zeros((rows, like.shape[1], 0, like.shape[3]), like.dtype)
 
 
-def _keep_rows(caches: Caches, places: list[int], held: Sequence[int]) -> None:
-    if getattr(caches[0], "gaps", None) is not None:
-        ragged.keep_rows(caches, places, held)
-        return
-    plain.keep_rows(filter(plain.is_plain, caches), places, held)
-    for cache in caches:
-        if type(cache) is BatchRotatingKVCache and cache.keys is not None:
-            _keep_rows_of_window(cache, mx.array(places), [held[place] for place in places])
-        elif not plain.is_plain(cache):
-            cache.filter(places)
-
-
-def _keep_rows_of_window(cache: Any, index: mx.array, lengths: list[int]) -> None:
-    # BatchRotatingKVCache.filter keeps all the columns, also when no row that stays has filled its window.
-    cache.filter(index)
-    spare = cache.keys.shape[2] if cache.rotated else cache._idx
-    spare -= max(lengths)
-    if spare <= 0:
-        return
-    cache._temporal_order()
-    cache.keys = mx.contiguous(cache.keys[..., spare : cache._idx, :])
-    cache.values = mx.contiguous(cache.values[..., spare : cache._idx, :])
-    cache._idx -= spare
-    cache._offset = cache._idx
-    cache.left_padding -= spare
-
-
-def _extract_kv(cache: Any, place: int, held: int, wanted: int) -> KVCache:
-    single = KVCache()  # type: ignore[no-untyped-call]
-    span: Any = slice(cache._idx - held, cache._idx - held + wanted)
-    if cache.gaps is not None:
-        span = mx.array(columns_of(cache, place, held)[:wanted])
-    single.keys = mx.contiguous(cache.keys[place : place + 1, :, span])
-    single.values = mx.contiguous(cache.values[place : place + 1, :, span])
-    single.offset = wanted
-    return single
+def _placed(array: mx.array, left: int, size: int) -> mx.array:
+    """`array` after `left` empty columns, in `size` columns in all."""
+    right = size - left - array.shape[2]
+    if right < 0:
+        array = array[..., : size - left, :]
+        right = 0
+    return mx.pad(array, [(0, 0), (0, 0), (left, right), (0, 0)]) if left or right else array

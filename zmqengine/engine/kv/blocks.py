@@ -1,7 +1,7 @@
-"""Takes what caches hold apart by tokens, and puts it together again.
+"""Blocks of tokens, cut out of caches for the prefix cache, and caches built of blocks.
 
-Keys and values of plain caches are cut at any token. Everything else, a window that slides or a state that recurs, is
-good only as a whole and where it was taken.
+Keys and values of plain caches are cut at any token. Everything else, a sliding window or a recurrent state, is good
+only as a whole and at the token after which it was copied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
 from zmqengine.engine.kv.batch import BatchRow
-from zmqengine.engine.kv.ragged import columns_of
 from zmqengine.engine.kv.rows import new_caches, single_caches
 from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
@@ -22,16 +21,19 @@ from zmqengine.engine.row import Caches
 _COPIED_TOKENS = 1024
 _ARRAY = "array"
 
+Source = Caches | BatchRow
+"""The caches of one row, or a row of a batch; copies of the latter are started before the rows of its batch change."""
+
 
 class State(NamedTuple):
-    """The state of all layers that cannot be cut. `form` is JSON that says where in it each of the arrays belongs."""
+    """The state of all layers that cannot be cut; `form` is JSON with the place of each array in it."""
 
     form: str
     arrays: tuple[mx.array, ...]
 
 
 class _Group(NamedTuple):
-    """Arrays of one shape and type: of which caches, by their place, and which of each. They are kept as one."""
+    """Arrays of one shape and type, kept as one: (place of the cache, attribute) of each."""
 
     arrays: list[tuple[int, str]]
     heads: int
@@ -40,7 +42,7 @@ class _Group(NamedTuple):
 
 
 class BlockLayout:
-    """How the caches of one model come apart; `caches` are those of one row that holds at least one token."""
+    """How caches of one model are cut into blocks; `caches` are those of a row that holds at least one token."""
 
     def __init__(self, caches: Caches) -> None:
         groups: dict[tuple[int, int, mx.Dtype], _Group] = {}
@@ -58,7 +60,7 @@ class BlockLayout:
 
     @property
     def is_cut_anywhere(self) -> bool:
-        """Whether all that a cache holds can be cut at any token."""
+        """Whether no layer has a state that cannot be cut."""
         return not self._states
 
     @property
@@ -71,45 +73,38 @@ class BlockLayout:
         groups = [(group.arrays, group.heads, group.width, str(group.dtype)) for group in self._groups]
         return json.dumps([groups, self._states])
 
-    def take(self, source: Caches | BatchRow, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
+    def take(self, source: Source, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
         """Copy the tokens from `start` to the first of `cuts`, from there to the next, and so on.
 
-        `source`: caches of one row, or a row of a batch. Each part is one array for each group, of shape
-        (arrays of the group, 1, heads, tokens, width). Of a batch, the copies are started before its rows change.
+        Each part is one array for each group, of shape (arrays of the group, 1, heads, tokens, width).
         """
-        row = source if isinstance(source, BatchRow) else None
-        singles = list(single_caches(source.caches if isinstance(source, BatchRow) else source))
         parts: list[list[mx.array]] = []
         while len(parts) < len(cuts):
             # Not all at once: both copies of what is taken are held for a moment.
             taken = [cut for cut in cuts[len(parts) :] if cut - start <= _COPIED_TOKENS] or [cuts[len(parts)]]
-            whole = [self._stack(group, singles, start, taken[-1], row) for group in self._groups]
+            whole = [_stack(source, group, start, taken[-1]) for group in self._groups]
             begins = [start, *taken]
             parts += [
                 [mx.contiguous(array[..., begin - start : end - start, :]) for array in whole]
                 for begin, end in zip(begins, taken, strict=False)
             ]
             start = taken[-1]
-        if row is not None:
-            row.cut([array for part in parts for array in part])
+        if isinstance(source, BatchRow):
+            source.batch.cut([array for part in parts for array in part])
         return parts
 
-    def take_state(self, source: Caches | BatchRow) -> State | None:
+    def take_state(self, source: Source) -> State | None:
         """Copy the state of the layers that cannot be cut; None where all can."""
         if not self._states:
             return None
-        if isinstance(source, BatchRow):
-            caches = [
-                cache.extract(source.place) if hasattr(cache, "extract") else cache for cache in source.caches
-            ]
-        else:
-            caches = source
-        singles = list(single_caches(caches))
+        singles = (
+            source.extract(self._states) if isinstance(source, BatchRow) else list(single_caches(source))
+        )
         arrays: list[mx.array] = []
         form = [_flatten(singles[place].state, arrays) for place in self._states]
         state = State(json.dumps(form), tuple(map(mx.contiguous, arrays)))
         if isinstance(source, BatchRow):
-            source.cut(list(state.arrays))
+            source.batch.cut(state.arrays)
         return state
 
     def build(
@@ -119,7 +114,7 @@ class BlockLayout:
         tokens: int,
         state: tuple[str, Sequence[mx.array]] | None,
     ) -> Caches:
-        """Caches of one row that hold the first `tokens` of what `parts`, one after the other, hold; all copies."""
+        """New caches of one row with the first `tokens` of consecutive `parts`, and `state`; all copies."""
         caches = new_caches(model)
         singles = list(single_caches(caches))
         whole = sum(part[0].shape[-2] for part in parts[:-1]) if self._groups else 0
@@ -137,35 +132,15 @@ class BlockLayout:
                 singles[place].state = _unflatten(nested, arrays)
         return caches
 
-    def _stack(
-        self, group: _Group, singles: list[Any], start: int, end: int, row: BatchRow | None
-    ) -> mx.array:
-        caches = [singles[cache] for cache, _ in group.arrays]
-        if row is not None and row.part is not None and not any(map(_is_cut_alone, caches)):
-            shift = row.part.columns - row.length
-            return row.part.cut(singles, group.arrays, row.place, shift + start, shift + end)
 
-        def cut(cache: Any, name: str) -> mx.array:
-            array: mx.array = getattr(cache, name)
-            if row is None or type(cache) is KVCache:
-                return array[..., start:end, :]
-            if _has_gaps(cache):
-                columns = columns_of(cache, row.place, row.length)[start:end]
-                return array[row.place : row.place + 1, :, mx.array(columns)]
-            # Rows of a batch are right-justified.
-            shift = cache._idx - row.length
-            return array[row.place : row.place + 1, :, shift + start : shift + end]
-
-        return mx.concatenate([cut(singles[cache], name) for cache, name in group.arrays])[:, None]
-
-
-def _is_cut_alone(cache: Any) -> bool:
-    return type(cache) is KVCache or _has_gaps(cache)
-
-
-def _has_gaps(cache: Any) -> bool:
-    # A layer with several caches merges them itself, into mlx-lm's own batch caches: those never roll rows back.
-    return getattr(cache, "gaps", None) is not None
+def _stack(source: Source, group: _Group, start: int, end: int) -> mx.array:
+    """Tokens `start` to `end` of a group's arrays: (arrays of the group, 1, heads, tokens, width)."""
+    if isinstance(source, BatchRow):
+        return source.cut(group.arrays, start, end)
+    singles = list(single_caches(source))
+    return mx.concatenate([getattr(singles[cache], name)[..., start:end, :] for cache, name in group.arrays])[
+        :, None
+    ]
 
 
 def _flatten(state: Any, arrays: list[mx.array]) -> Any:

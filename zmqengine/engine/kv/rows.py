@@ -1,15 +1,14 @@
-"""Caches of one row."""
+"""Caches of one row: a cache of mlx-lm for each layer, or a list of several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from zmqengine.engine.cuda.resident import resident
-from zmqengine.engine.kv.ragged import RaggedKVCache
+from zmqengine.engine.kv import rotating
 from zmqengine.engine.models.mlx_lm import KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 
@@ -17,44 +16,6 @@ from zmqengine.engine.row import Caches
 def new_caches(model: Any) -> Caches:
     """Empty caches for one row."""
     return list(make_prompt_cache(model))
-
-
-def as_batch(caches: Caches) -> Caches:
-    """A batch of this one row, which has no caches of its own any more."""
-    known = [cache for cache in caches if type(cache) is KVCache and cache.keys is not None]
-    if known:
-        # One array for all layers. To merge them would copy what they hold.
-        offset, left_padding = resident([known[0].offset]), resident([0])
-    return [
-        RaggedKVCache.of(cache.keys, cache.values, offset, left_padding, cache.offset)
-        if type(cache) is KVCache and cache.keys is not None
-        else RaggedKVCache.merge([cache])
-        if type(cache) is KVCache
-        else cache.merge([cache])
-        for cache in caches
-    ]
-
-
-def all_finite(values: Iterable[mx.array]) -> bool:
-    """Whether every number is one. Waits until they are computed, once."""
-    finite = [mx.all(mx.isfinite(value)) for value in values]
-    return not finite or bool(mx.all(mx.stack(finite)).item())
-
-
-def arrays(caches: Iterable[Any]) -> list[mx.array]:
-    """Every array of these caches, to be evaluated."""
-    leaves: list[tuple[str, Any]] = tree_flatten([cache.state for cache in caches])  # type: ignore[assignment]
-    return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
-
-
-def start(*values: Any) -> None:
-    """Begin to compute arrays, or trees of them, without waiting."""
-    mx.async_eval(*values)  # type: ignore[no-untyped-call]
-
-
-def byte_count(caches: Iterable[Any]) -> int:
-    """Bytes that these caches hold now."""
-    return sum(cache.nbytes for cache in caches)
 
 
 def single_caches(caches: Iterable[Any]) -> Iterator[Any]:
@@ -65,3 +26,65 @@ def single_caches(caches: Iterable[Any]) -> Iterator[Any]:
             yield cache
         else:
             yield from single_caches(nested)
+
+
+def read_alone(model: Any, caches: Caches, tokens: Sequence[int], size: int = 0) -> mx.array:
+    """Prefill one row; returns the logits, not computed yet.
+
+    With a larger `size` tokens without a meaning are read after `tokens`, and the caches roll back to where these end:
+    only for caches that can, which are plain ones. Then there are `size` logits.
+    """
+    extra = max(0, size - len(tokens))
+    for cache in single_caches(caches):
+        if type(cache) is KVCache:
+            _drop_slack(cache, len(tokens) + extra)
+    logits: mx.array = model(mx.array([[*tokens, *[0] * extra]], dtype=mx.uint32), cache=caches)
+    for cache in single_caches(caches):
+        if extra:
+            cache.trim(extra)
+        if rotating.is_sliding(cache):
+            rotating.trim_to_window(cache)
+    return logits
+
+
+def beginning(caches: Caches, tokens: int) -> Caches:
+    """The first `tokens` of plain caches of one row, without room for more."""
+    found = []
+    for cache in caches:
+        other: Any = KVCache()  # type: ignore[no-untyped-call]
+        if tokens:
+            other.keys, other.values = cache.keys[..., :tokens, :], cache.values[..., :tokens, :]
+            other.offset = tokens
+        found.append(other)
+    return found
+
+
+def all_finite(values: Iterable[mx.array]) -> bool:
+    """Whether every number is finite. Waits once, until they are computed."""
+    finite = [mx.all(mx.isfinite(value)) for value in values]
+    return not finite or bool(mx.all(mx.stack(finite)).item())
+
+
+def arrays(caches: Iterable[Any]) -> list[mx.array]:
+    """Every array of these caches, of a row or of a batch."""
+    leaves: list[tuple[str, Any]] = tree_flatten([cache.state for cache in caches])  # type: ignore[assignment]
+    return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
+
+
+def start(*values: Any) -> None:
+    """Start to compute arrays, or trees of them, without waiting."""
+    mx.async_eval(*values)  # type: ignore[no-untyped-call]
+
+
+def byte_count(caches: Iterable[Any]) -> int:
+    """Bytes that these caches hold now."""
+    return sum(cache.nbytes for cache in caches)
+
+
+def _drop_slack(cache: Any, count: int) -> None:
+    # A cache that grows cuts off its unused columns, unless it holds a multiple of its step: then it would keep
+    # both, and be larger than projected.
+    spare = cache.keys is not None and cache.keys.shape[2] > cache.offset
+    if spare and cache.offset % cache.step == 0 and cache.offset + count > cache.keys.shape[2]:
+        cache.keys = cache.keys[..., : cache.offset, :]
+        cache.values = cache.values[..., : cache.offset, :]

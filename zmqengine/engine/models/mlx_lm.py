@@ -22,8 +22,8 @@ try:
         scaled_dot_product_attention,
     )
     from mlx_lm.models.cache import (
-        BatchKVCache,
         BatchRotatingKVCache,
+        CacheList,
         KVCache,
         RotatingKVCache,
         make_prompt_cache,
@@ -34,8 +34,8 @@ finally:
     resource.setrlimit = _set_limit
 
 __all__ = [
-    "BatchKVCache",
     "BatchRotatingKVCache",
+    "CacheList",
     "KVCache",
     "RotatingKVCache",
     "create_attention_mask",

@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, Checkpoint, StoredBlock
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Row
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ def make_offer(
     end: int,
     keys: Sequence[bytes],
     layout: kv.BlockLayout,
-    source: Caches | kv.BatchRow,
+    source: kv.Source,
 ) -> Offer:
     """Copy tokens `begin` to `end` of a row as blocks; `begin` starts a block, `keys[0]` is the salt."""
     first = begin // BLOCK_TOKENS

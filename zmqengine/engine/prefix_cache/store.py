@@ -124,10 +124,11 @@ class PrefixCache:
 
     # --- offer -> valid ---
 
-    def offer(self, row: Row, source: Caches | kv.BatchRow) -> Offer | None:
+    def offer(self, row: Row, source: kv.Source) -> Offer | None:
         """Copy the tokens of `row` that are not cached, for `accept` or `withdraw`; None if they do not fit.
 
-        `source`: the caches of the row alone, or the row in its batch. The caller must `settle` afterwards.
+        `source`: the caches of the row alone, whose copies `settle` must start; or the row in its batch, which starts
+        them.
         """
         layout = self._layout
         assert layout is not None, "`wants` was not asked"
@@ -144,7 +145,8 @@ class PrefixCache:
         if offer.bytes > self.bytes_max - self.parked.bytes:
             self.counts["refused_too_long"] += 1
             return None
-        self._unsettled += offer.arrays()
+        if not isinstance(source, kv.BatchRow):
+            self._unsettled += offer.arrays()
         self._offers[offer] = None
         self._make_room()
         return offer

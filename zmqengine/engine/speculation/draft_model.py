@@ -56,7 +56,14 @@ class DraftModel:
     prior = 0.6
 
     def __init__(
-        self, model: Any, parameter_bytes: int, shape: kv.CacheShape, *, words: int, padding_bytes_max: int
+        self,
+        model: Any,
+        parameter_bytes: int,
+        shape: kv.CacheShape,
+        *,
+        words: int,
+        padding_bytes_max: int,
+        kernels: kv.KVKernels = kv.PLAIN,
     ) -> None:
         self.parameter_bytes = parameter_bytes
         self.shape = shape
@@ -65,6 +72,7 @@ class DraftModel:
         # Both models may have rows of weights for more tokens than their tokenizer, and unlike numbers of them.
         self._vocab_size = words
         self._model = model
+        self._kernels = kernels
         self._rows: list[Row] = []
         self._held: list[int] = []
         self._kv = kv.KVBatch()
@@ -203,7 +211,7 @@ class DraftModel:
             left -= prefill.advance(self._model, self._vocab_size, left)
             if prefill.is_done:
                 self._prefill = None
-                self._kv.join(kv.KVBatch.merge([prefill.caches], [prefill.held]))
+                self._kv.join(kv.KVBatch.merge([prefill.caches], [prefill.held], self._kernels))
                 self._rows.append(prefill.row)
                 self._held.append(prefill.held)
                 self._follow_change()

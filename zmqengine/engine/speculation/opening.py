@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.host.memory import logits_allowance, padding_allowance
+from zmqengine.engine.kv import PLAIN, KVKernels
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.load.probe import probe
 from zmqengine.engine.options import Speculate
@@ -39,7 +40,7 @@ def open_speculator(
     return Speculator(lookups, WidthCosts(), model=model, positions_max=positions_max)
 
 
-def open_draft_model(draft: LoadedModel, target: LoadedModel) -> DraftModel:
+def open_draft_model(draft: LoadedModel, target: LoadedModel, kernels: KVKernels = PLAIN) -> DraftModel:
     """A loaded model that drafts for `target`.
 
     Raises `ModelLoadError` for one with another vocabulary, or whose caches cannot be rolled back.
@@ -58,4 +59,5 @@ def open_draft_model(draft: LoadedModel, target: LoadedModel) -> DraftModel:
         abilities.shape,
         words=min(draft.info.vocab_size, target.info.vocab_size),
         padding_bytes_max=padding_allowance(draft.info.parameter_bytes),
+        kernels=kernels,
     )

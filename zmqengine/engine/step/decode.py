@@ -106,7 +106,7 @@ class DecodeBatch:
         made = self._flight.made(row)
         return None if made is None else (caches, made)
 
-    def _offer(self, place: int, source: kv.BatchRow) -> None:
+    def _offer(self, place: int, source: kv.Source) -> None:
         """Offer the caches of a leaving row. They are pending while a step that reads them is in flight, else valid."""
         row, flight = self.rows[place], self._flight
         if not row.launched:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.host.memory import WiredMemory, padding_allowance
@@ -73,8 +74,10 @@ class MlxEngine:
         padding_bytes_max: int | None = None,
         speculator: Speculator | None = None,
         few_sizes: bool = False,
+        kernels: kv.KVKernels = kv.PLAIN,
     ) -> None:
         self._model = model
+        self._kernels = kernels
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
         self._clock = StepClock(computes=not on_gpu())
         self._wired = WiredMemory(options.wired_bytes)
@@ -251,7 +254,7 @@ class MlxEngine:
         project = self._abilities.shape.project
         lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculator)
         self._decode = LengthBuckets(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
-        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes)
+        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes, self._kernels)
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
         """Measure what drafts cost, unless it is known."""

@@ -53,7 +53,14 @@ class Prefill:
     They are read in `sizes`; few ones are for models whose caches are all plain.
     """
 
-    def __init__(self, model: Any, store: PrefixCache, abilities: Abilities, sizes: Sizes) -> None:
+    def __init__(
+        self,
+        model: Any,
+        store: PrefixCache,
+        abilities: Abilities,
+        sizes: Sizes,
+        kernels: kv.KVKernels = kv.PLAIN,
+    ) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         # With those that have no meaning.
@@ -63,6 +70,7 @@ class Prefill:
         self._model = model
         self._store = store
         self._abilities = abilities
+        self._kernels = kernels
         self._markers: deque[mx.array] = deque()
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -221,9 +229,9 @@ class Prefill:
             row.caches = None
         if len(rows) == 1:
             if self._abilities.mergeable:
-                return Ready(rows, kv.KVBatch.adopt(caches[0], rows[0].held))
-            return Ready(rows, kv.KVBatch(caches[0], [rows[0].held]))
-        return Ready(rows, kv.KVBatch.merge(caches, [row.held for row in rows]))
+                return Ready(rows, kv.KVBatch.adopt(caches[0], rows[0].held, self._kernels))
+            return Ready(rows, kv.KVBatch(caches[0], [rows[0].held], self._kernels))
+        return Ready(rows, kv.KVBatch.merge(caches, [row.held for row in rows], self._kernels))
 
     def _launch(self, caches: Caches, count: int, computed: int) -> None:
         self.prompt_tokens += count
@@ -234,7 +242,7 @@ class Prefill:
         kv.start(marker, arrays)
         self._markers.append(marker)
 
-    def _offer(self, row: Row, source: Caches | kv.BatchRow) -> None:
+    def _offer(self, row: Row, source: kv.Source) -> None:
         if self._store.wants(row) and (offer := self._store.offer(row, source)) is not None:
             row.offers.append(offer)
 

@@ -1,16 +1,17 @@
-"""Rows of caches copied into other rows, on CUDA, without a copy of all the others."""
+"""`KVKernels` on CUDA: rows of a batch are moved in place, without a copy of all the others."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS, resident
+from zmqengine.engine.kv.kernels import KeysValues, Move, PlainKernels
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -20,28 +21,36 @@ _PIECE_BYTES = 16
 _SHARED_BYTES_MAX = 1 << 14
 
 
-class Move(NamedTuple):
-    """So many columns of one row, from some column on, are copied into another row, from some column on."""
+class CudaKernels(PlainKernels):
+    """Small arrays are kept where the device need not fetch them from the host's memory, and rows are moved."""
 
-    from_row: int
-    row: int
-    from_start: int
-    start: int
-    columns: int
+    keeps_graphs = True
 
+    def __init__(self) -> None:
+        super().__init__(gpu=True)
 
-def can_move(keys: mx.array) -> bool:
-    """Whether the kernel is for such keys [rows, heads, columns, dim], and works here."""
-    rows, _, _, dim = keys.shape
-    # Of an array that is hardly larger than a row MLX gives the row itself for a copy of it.
-    if dim * keys.itemsize % _PIECE_BYTES or keys.nbytes // rows <= _SHARED_BYTES_MAX:
-        return False
-    return _works(keys.dtype, dim)
+    def small(self, values: Sequence[int] | mx.array) -> mx.array:
+        """These numbers as int32, in a buffer of the device."""
+        return resident(values)
+
+    def can_move_rows(self, keys: mx.array) -> bool:
+        """Whether the kernel is for such keys, and works here."""
+        rows, _, _, dim = keys.shape
+        # Of an array that is hardly larger than a row MLX gives the row itself for a copy of it.
+        if dim * keys.itemsize % _PIECE_BYTES or keys.nbytes // rows <= _SHARED_BYTES_MAX:
+            return False
+        return _works(keys.dtype, dim)
+
+    def move_rows(
+        self, layers: Sequence[KeysValues], sources: Sequence[KeysValues], moves: Sequence[Move]
+    ) -> None:
+        """Start the kernel on each layer, on the default stream."""
+        mx.async_eval(move_rows(layers, sources, moves))  # type: ignore[no-untyped-call]
 
 
 @cache
 def _works(dtype: mx.Dtype, dim: int) -> bool:
-    """Tried once, with rows that nobody has."""
+    """Whether the kernel moves a row of arrays that nobody else has."""
     keys = mx.arange(4 * dim).reshape(2, 1, 2, dim).astype(dtype)
     layers = [(keys, keys + 1)]
     mx.eval(layers)
@@ -54,17 +63,17 @@ def _works(dtype: mx.Dtype, dim: int) -> bool:
 
 
 def move_rows(
-    layers: Sequence[tuple[mx.array, mx.array]],
-    sources: Sequence[tuple[mx.array, mx.array]],
-    moves: Sequence[Move],
+    layers: Sequence[KeysValues], sources: Sequence[KeysValues], moves: Sequence[Move]
 ) -> list[mx.array]:
-    """Copy into keys and values of each of `layers` [rows, heads, columns, dim] out of those of `sources`, which may be
-    the same arrays if no row is read that is written. MLX is not told that they change: it is so once what is returned
-    is computed, and what reads or writes those rows must be started before or after that, on the same stream."""
+    """Build the kernel that moves rows of each layer; the rows have moved once the result is computed.
+
+    MLX is not told that `layers` change: what reads or writes those rows must be started before or after that, on the
+    same stream.
+    """
     table = resident([number for move in moves for number in move])
     longest = max(move.columns for move in moves)
     return [
-        _move_rows()(
+        _kernel()(
             inputs=[keys, values, *source, table],
             template=[("T", keys.dtype), ("D", keys.shape[-1]), ("THREADS", _THREADS)],
             grid=(len(moves) * 2 * keys.shape[1] * _THREADS, -(-longest // _COLUMNS), 1),
@@ -77,7 +86,7 @@ def move_rows(
 
 
 @cache
-def _move_rows() -> Any:
+def _kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="move_rows",
         input_names=["keys", "values", "from_keys", "from_values", "moves"],

@@ -1,0 +1,163 @@
+"""The KV cache of one layer of a batch."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.engine.kv.kernels import KeysValues
+from zmqengine.engine.kv.layout import Layout, Spans
+
+
+class Arrays(IntEnum):
+    """Who else may have a layer's arrays. Only `OWNED` ones may be written in place, see the theory in `kv`."""
+
+    SHARED = 0
+    """A row's own cache or a part of the prefix cache may be the same memory."""
+
+    OWNED = 1
+    """They came out of a write by MLX of this layer alone."""
+
+    IN_PLACE = 2
+    """They were written in place since, and may be the first rows of larger ones."""
+
+
+class RaggedKVCache:
+    """Keys and values of one layer, [rows, heads, columns, width], in the `layout` that all layers of a batch share.
+
+    To mlx-lm's models it is a cache like `BatchKVCache`. Rows roll back by different counts of tokens without a copy.
+    A step in which no row has padding or gaps needs no mask.
+    """
+
+    def __init__(self, layout: Layout, keys: mx.array | None, values: mx.array | None, number: int) -> None:
+        self.layout = layout
+        self._whole: KeysValues | None = None
+        self.values: Any = values
+        self.keys = keys
+        self._number = number
+        self._written_step = layout.step
+
+    @property
+    def keys(self) -> Any:
+        """Keys, with room for more columns; None before the first write."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: mx.array | None) -> None:
+        self._keys: Any = keys
+        self._replaced(Arrays.SHARED)
+
+    @property
+    def offset(self) -> mx.array:
+        """Positions of the next token of each row, [rows]: after the step once this layer was written."""
+        return self.layout.offset if self._is_written else self.layout.offset_before
+
+    @property
+    def _is_written(self) -> bool:
+        return self._written_step == self.layout.step
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Arrays of the cache."""
+        return self._keys, self.values, self.layout.offset, self.layout.left_padding
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows in the batch."""
+        return 0 if self._keys is None else self._keys.nbytes + self.values.nbytes
+
+    @property
+    def empty_bytes(self) -> int:
+        """Bytes of rows that are allocated and not in the batch."""
+        return 0 if self._whole is None else sum(array.nbytes for array in self._whole) - self.nbytes
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the layer's last write was in place."""
+        return self._arrays is Arrays.IN_PLACE
+
+    def size(self) -> int:
+        """Columns in use in this layer."""
+        return self.layout.columns if self._is_written else self.layout.start
+
+    def empty(self) -> bool:
+        """Whether nothing was written yet."""
+        return self._keys is None
+
+    def make_mask(self, N: int, return_array: bool = False, **options: Any) -> mx.array | None:  # noqa: N803
+        """The mask of a step of `N` columns, [rows, 1, N, columns]; None if every row sees every column."""
+        layout = self.layout
+        assert layout.width == N, "a step is begun by KVBatch.begin_step"
+        if N == 1 and layout.is_level and self._keys is not None and options.get("window_size") is None:
+            return None
+        return layout.mask(**options)
+
+    def spans(self, count: int) -> Spans | None:
+        """The columns that each row sees in a step of `count`; None before the first write."""
+        assert self.layout.width == count, "a step is begun by KVBatch.begin_step"
+        return None if self._keys is None else self.layout.spans()
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
+        """Write the columns of a step [rows, heads, columns, width]; returns all columns so far."""
+        self.write(keys, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> KeysValues:
+        """All columns that are in use."""
+        columns = self.layout.columns
+        return self._keys[..., :columns, :], self.values[..., :columns, :]
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        """Write the columns of a step."""
+        layout = self.layout
+        start, stop = layout.start, layout.columns
+        assert stop - start == keys.shape[2], "a step is begun by KVBatch.begin_step"
+        if self._keys is None or stop > self._keys.shape[2]:
+            self._grow(keys, values)
+        self._keys[..., start:stop, :] = keys
+        self.values[..., start:stop, :] = values
+        # If these are all the columns there are, MLX takes the new keys as they are: a part of something larger.
+        self._replaced(Arrays.OWNED if keys.shape[2] < self._keys.shape[2] else Arrays.SHARED)
+        self._written_step = layout.step
+        if layout.is_early_layer(self._number):
+            mx.async_eval(self._keys)  # type: ignore[no-untyped-call]
+
+    def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
+        """Whether the `count` columns of the step may be written into `keys` and `values` in place."""
+        keys = self._keys
+        if keys is None or self._arrays is Arrays.SHARED or keys.dtype != dtype:
+            return False
+        return self.layout.width == count and self.layout.columns <= keys.shape[2]
+
+    def wrote_in_place(self) -> bool:
+        """Note that the columns of the step were written; returns whether the device should start on them now."""
+        self._arrays = Arrays.IN_PLACE
+        self._written_step = self.layout.step
+        return self.layout.is_early_layer(self._number)
+
+    def all_rows(self) -> KeysValues:
+        """Keys and values with all rows that are allocated."""
+        return (self._keys, self.values) if self._whole is None else self._whole
+
+    def show_rows(self, count: int, whole: KeysValues) -> None:
+        """Make the batch the first `count` rows of `whole`, the arrays of `all_rows`."""
+        self._whole = keys, values = whole
+        self._keys, self.values = keys[:count], values[:count]
+
+    def _replaced(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._whole = None
+
+    def _grow(self, keys: mx.array, values: mx.array) -> None:
+        """Append room for the columns of a step, in whole steps of growth."""
+        start, growth = self.layout.start, self.layout.kernels.growth
+        columns = -(-keys.shape[2] // growth) * growth
+        room = [mx.zeros((*new.shape[:2], columns, new.shape[3]), new.dtype) for new in (keys, values)]
+        if self._keys is not None:
+            known = self._keys, self.values
+            if start % growth:
+                known = known[0][..., :start, :], known[1][..., :start, :]
+            room = [mx.concatenate([old, new], axis=2) for old, new in zip(known, room, strict=True)]
+        self._keys, self.values = room
