@@ -98,7 +98,7 @@ class KVBatch:
 
     @property
     def layout(self) -> Layout:
-        """Where the rows stand."""
+        """Columns of the rows."""
         return self._layout
 
     @property

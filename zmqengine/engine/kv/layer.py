@@ -12,7 +12,7 @@ from zmqengine.engine.kv.layout import Layout, Spans
 
 
 class Arrays(IntEnum):
-    """Who else may have a layer's arrays. Only `OWNED` ones may be written in place, see the theory in `kv`."""
+    """Ownership of a layer's arrays. Only `OWNED` ones may be written in place, see the theory in `kv`."""
 
     SHARED = 0
     """A row's own cache or a part of the prefix cache may be the same memory."""

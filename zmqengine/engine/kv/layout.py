@@ -80,7 +80,7 @@ class Gaps:
 
 
 class Layout:
-    """Where the rows of a batch stand in the columns of every layer that keeps all tokens.
+    """Columns of the rows of a batch, in every layer that keeps all tokens.
 
     `lengths`: cached tokens of each row, those of the step that was begun last included. Rows end in the last of
     `columns`; a row's tokens are its last columns after `padding` that are not in `gaps`. The device's copies are
