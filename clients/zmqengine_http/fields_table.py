@@ -10,7 +10,7 @@ from zmqengine_http.endpoints import ENDPOINTS
 _FATES = {
     "supported": "supported: honoured, or a 400 that says why not",
     "refused": "refused: a 400 that names it",
-    "ignored": "ignored: changes nothing of the answer",
+    "ignored": "ignored: accepted without effect",
 }
 
 

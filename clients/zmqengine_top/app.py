@@ -98,7 +98,7 @@ class Top(App[None]):
         history.take(snapshot, time.monotonic())
         self._show()
 
-    # --- what is shown -------------------------------------------------------------------------------------
+    # --- display -------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         now_s = time.monotonic()
