@@ -1,141 +1,102 @@
-"""The performance sections of two README.md, from kept reports: `python -m benchmarks.readme`.
+"""`python -m benchmarks.readme`: the measured figures in README.md and in benchmarks/README.md, from kept reports.
 
-What stands between the two markers is replaced; running it again changes nothing. The one of the
-project gets one table and one picture, the one beside the reports all of them.
+The text between the two markers of each page is replaced; running it again changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
-from zmqengine.bench.reports.report import BenchReport, errors_of, failures_of, load
-from zmqengine.bench.reports.tables import machine_line, markdown, model_line, ratio_line, tables_of
+from zmqengine.bench.load.measures import kind_of
+from zmqengine.bench.reports.report import BenchReport, Rounds, load
+from zmqengine.bench.reports.tables import Table, machine_line, markdown, model_line, tables_of, text_of
 from zmqengine.bench.targets.target import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
+USERS = "users-25m"
+PICTURE = f"{USERS}.svg"
 
 
-class Chapter(NamedTuple):
-    """One report of the suite: its heading, and the beginnings of the titles of the tables that are shown."""
+class Line(NamedTuple):
+    """One line of the table of benchmarks/README.md: a measure of one case in one report."""
 
-    name: str
-    heading: str
-    tables: tuple[str, ...]
+    report: str
+    scenario: str
+    case: str
+    measure: str
 
 
-SUMMARY = Chapter("users-25m", "Users who wait for their answer", ("users: tokens/s",))
-"""What README.md shows."""
-CHAPTERS = (
-    Chapter(
-        "users-25m",
-        "Users who wait for their answer",
-        ("users: tokens/s", "users: TTFT p50", "users: TTFT max", "users: ITL p99"),
-    ),
-    Chapter(
-        "overhead-0.2m",
-        "What the worker, the wire and the client cost",
-        ("overhead: tokens/s", "overhead: pass outside", "admission", "idle"),
-    ),
-    Chapter("overhead-pico", "The same on the bundled model", ("overhead: tokens/s",)),
-    Chapter(
-        "overhead-25m",
-        "The same with 23 million weights, and 200 requests at once",
-        ("overhead: tokens/s", "overhead: server CPU"),
-    ),
-    Chapter("users-0.2m", "When the model costs nothing", ("users: tokens/s", "users: TTFT max")),
-    Chapter("shapes-25m", "Bursts, shared prefixes, agents, a trace", ("burst", "prefix", "agents", "trace")),
-    Chapter(
-        "stress-25m",
-        "A long prompt beside running streams, and 200 requests at once",
-        ("interference", "overload"),
-    ),
-    Chapter(
-        "front-ends-25m",
-        "Many client processes, slow and stopped ones among them",
-        ("front-ends: tokens/s", "front-ends: ITL p99", "front-ends: slow"),
-    ),
-    Chapter("cancel-25m", "Readers who leave", ("cancel",)),
-    Chapter("two-models-25m", "Two models on one machine", ("two-models",)),
+LINES = (
+    *(Line(USERS, "users", case, "tokens_per_s") for case in ("1", "8", "32", "64")),
+    *(Line(USERS, "users", case, "ttft_p50_ms") for case in ("1", "8", "32", "64")),
+    Line(USERS, "users", "32", "itl_p99_ms"),
+    Line("shapes-25m", "burst", "4 users x 4", "ttft_p50_ms"),
+    Line("shapes-25m", "prefix", "together", "ttft_p50_ms"),
+    Line("shapes-25m", "agents", "4 agents x 6 turns", "ttft_later_p50_ms"),
+    Line("shapes-25m", "trace", "sample_trace.jsonl x1", "e2e_p50_ms"),
+    Line("stress-25m", "interference", "4096-token prompt, 4 streams", "silence_max_ms"),
+    Line("stress-25m", "overload", "200 at once", "completed"),
+    Line("front-ends-25m", "front-ends", "64", "tokens_per_s"),
+    Line("cancel-25m", "cancel", "half of 8 streams", "slot_free_p50_ms"),
 )
 
 
 def summary(results: Path) -> str:
-    """The text between the markers of README.md, which stands in the directory above. Raises TargetError."""
-    path = results / f"{SUMMARY.name}.json"
-    if not path.is_file():
-        raise TargetError(f"{path} is missing: `python -m benchmarks.suite --out {results}` makes it")
-    report = load(path)
-    lines = [BEGIN, "", *_tables(SUMMARY, report)]
+    """The text between the markers of README.md, in the directory above. Raises TargetError without its report."""
+    report = load(_path(results, USERS))
+    table = next(table for table in tables_of(report) if table.title == "users: tokens/s")
+    lines = [BEGIN, "", markdown(table), ""]
     lines += [
-        f"{_sentence(model_line(report))} {_sentence(_short(machine_line(report)))} Ratios are to {report.base}."
-    ]
-    lines += [
-        f"How it was measured, and everything else: [{results.name}/README.md]({results.name}/README.md).",
+        f"{_sentence(model_line(report))} {_sentence(machine_line(report).partition(';')[0])} "
+        f"Ratios are to {report.base}.",
+        f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).",
         "",
     ]
-    if (results / f"{SUMMARY.name}.svg").is_file():
-        lines += [f"![{SUMMARY.heading}]({results.name}/{SUMMARY.name}.svg)", ""]
+    if (results / PICTURE).is_file():
+        lines += [f"![Users who wait for their answer]({results.name}/{PICTURE})", ""]
     return "\n".join([*lines, END])
 
 
 def section(results: Path) -> str:
-    """The text between the markers of the page beside the reports. Raises TargetError if there is no report."""
-    found = [
-        (chapter, load(path)) for chapter in CHAPTERS if (path := results / f"{chapter.name}.json").is_file()
-    ]
-    if not found:
-        raise TargetError(
-            f"{results} has no reports: `python -m benchmarks.suite --out {results}` makes them"
-        )
-    lines = [BEGIN, "", *_head([report for _, report in found], results)]
-    for chapter, report in found:
-        lines += _chapter(
-            chapter, report, f"{chapter.name}.svg" if (results / f"{chapter.name}.svg").is_file() else ""
-        )
-    return "\n".join([*lines, END])
+    """The text between the markers of benchmarks/README.md: one table over the reports there are.
+
+    Raises TargetError without the first report.
+    """
+    first = load(_path(results, USERS))
+    names = dict.fromkeys(line.report for line in LINES)
+    reports = {name: load(results / f"{name}.json") for name in names if (results / f"{name}.json").is_file()}
+    rows = [_row(line, reports[line.report], first.labels()) for line in LINES if line.report in reports]
+    table = Table("Two CPU cores", ["", *first.labels()], rows)
+    dates = sorted({report.started_at[:10] for report in reports.values()})
+    return "\n".join(
+        [
+            BEGIN,
+            "",
+            markdown(table),
+            "",
+            f"{', '.join(dates)}. {_sentence(model_line(first))} {_sentence(machine_line(first))}",
+            "",
+            END,
+        ]
+    )
 
 
-def _head(reports: Sequence[BenchReport], results: Path) -> Iterator[str]:
-    yield f"Measured with `python -m benchmarks.suite --out {results.name}`, targets in turn, round by round, on:"
-    yield ""
-    yield from dict.fromkeys(f"- {report.started_at[:10]}, {machine_line(report)}" for report in reports)
-    yield ""
-    yield f"{_sentence(ratio_line(reports[0]).partition(';')[0])} TTFT is the time to the first token,"
-    yield "ITL the time between neighbouring tokens of a stream."
-    yield ""
+def _row(line: Line, report: BenchReport, labels: list[str]) -> list[str]:
+    rounds = Rounds(report)
+    figures = [rounds.figure(line.scenario, line.case, label, line.measure) for label in labels]
+    name = f"{line.scenario}, {line.case}: {kind_of(line.measure).heading}"
+    return [name, *(text_of(figure, line.measure) for figure in figures)]
 
 
-def _chapter(chapter: Chapter, report: BenchReport, picture: str) -> Iterator[str]:
-    yield f"### {chapter.heading}"
-    yield ""
-    yield f"{_sentence(model_line(report))} Ratios are to {report.base}, round by round."
-    yield ""
-    yield from _tables(chapter, report)
-    remarks = [*report.notes, *(f"not measured: {line}" for line in errors_of(report.cells))]
-    remarks += [f"failed: {line}" for line in failures_of(report.cells)]
-    yield from (f"- {remark}" for remark in remarks)
-    if remarks:
-        yield ""
-    if picture:
-        yield f"![{chapter.heading}]({picture})"
-        yield ""
-
-
-def _tables(chapter: Chapter, report: BenchReport) -> Iterator[str]:
-    for table in tables_of(report):
-        if table.title.startswith(chapter.tables):
-            yield markdown(table)
-            yield ""
-
-
-def _short(machine: str) -> str:
-    """The machine without its versions."""
-    return machine.partition(";")[0]
+def _path(results: Path, name: str) -> Path:
+    path = results / f"{name}.json"
+    if not path.is_file():
+        raise TargetError(f"{path} is missing: `python -m benchmarks.suite --out {results}` makes it")
+    return path
 
 
 def _sentence(text: str) -> str:
@@ -143,7 +104,7 @@ def _sentence(text: str) -> str:
 
 
 def rewrite(text: str, new_section: str) -> str:
-    """`text` with its section replaced. Raises TargetError if the markers are not there, once and in order."""
+    """`text` with its section replaced. Raises TargetError unless the markers are there, once and in order."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in after:
@@ -157,7 +118,7 @@ def rewrite(text: str, new_section: str) -> str:
     "--readme", type=click.Path(path_type=Path, dir_okay=False, exists=True), default=Path("README.md")
 )
 def main(results: Path, readme: Path) -> None:
-    """Rewrite the performance sections of the README and of the page beside the kept reports."""
+    """Rewrite the measured figures of README.md and of the page beside the kept reports."""
     for page, text in ((readme, summary(results)), (results / "README.md", section(results))):
         page.write_text(rewrite(page.read_text(encoding="utf-8"), text), encoding="utf-8")
 
