@@ -33,7 +33,7 @@ class Team:
         for name in ("authorized", "operators", "strangers"):
             (directory / name).mkdir()
         self.worker = make_worker(
-            FakeEngineConfig(step_ms=2.0),
+            FakeEngineConfig(step_ms=2.0, prompt_cache_bytes=1 << 30),
             bind="tcp://127.0.0.1:0",
             supervise=False,
             server_key=str(self.server.secret),
@@ -211,3 +211,22 @@ def test_an_open_port_without_keys_is_refused(
         supervise=False,
     )
     wait_until(lambda: "listening" in worker.log, "a worker with keys does not listen on every interface")
+
+
+def test_prompts_of_one_key_are_not_found_by_another(team: Team) -> None:
+    """`cache_scope: key`: a key's other session finds a prompt, another key does not, whoever asks first."""
+    prompt = list(range(5, 205))
+
+    def cached_tokens(client: Client) -> int:
+        return client.generate_tokens(prompt, max_tokens=1, cache_scope="key").read().cached_tokens
+
+    alice = team.keys("alice")
+    with (
+        team.worker.client(keys=alice) as first,
+        team.worker.client(keys=alice) as second,
+        team.client("bob") as bob,
+    ):
+        assert cached_tokens(first) == 0
+        assert cached_tokens(bob) == 0
+        assert cached_tokens(second) == len(prompt) - 1
+        assert cached_tokens(bob) == len(prompt) - 1

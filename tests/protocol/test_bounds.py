@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tracemalloc
 from collections.abc import Iterator
@@ -184,6 +185,37 @@ def test_the_longest_id_of_a_token_may_be_a_string() -> None:
     for over in (2**31, 10**10):
         with pytest.raises(BadRequest, match="logit_bias"):
             decode(b"I", {**INSERT, "sampling": {"logit_bias": {str(over): 1.0}}})
+
+
+MALFORMED_BIASES: dict[str, object] = {
+    "no number": {"x": 1.0},
+    "a text": "text",
+    "triples": [[1, 2, 3]],
+    "a value that is none": {"1": "x"},
+    "over the bound": [[1, 1.0]] * 1025,
+    "nested": [[[1]]],
+}
+
+
+@pytest.mark.parametrize("bias", MALFORMED_BIASES.values(), ids=MALFORMED_BIASES)
+def test_a_malformed_bias_costs_what_the_rest_of_the_body_costs(bias: object) -> None:
+    """Nothing is decoded without its type: twice the prompt takes twice the memory, and no more than a good body."""
+
+    def peak(tokens: int, sampling: object) -> int:
+        body = msgpack.packb({**INSERT, "prompt": [70_000] * tokens, "sampling": sampling})
+        tracemalloc.start()
+        with contextlib.suppress(BadRequest):
+            DECODER.decode([b"ZE1I", body])
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    malformed = {"logit_bias": bias}
+    assert peak(100_000, malformed) <= 1.1 * peak(100_000, {})
+    assert peak(200_000, malformed) <= 2.1 * peak(100_000, malformed)
+    # What is malformed need not be small either.
+    keys = {"logit_bias": {f"{index:064}": 1.0 for index in range(10_000)}}
+    assert peak(1, keys) <= 64 * 1024
 
 
 @pytest.mark.parametrize("missing", ["call", "request", "epoch", "prompt"])

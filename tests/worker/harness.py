@@ -63,6 +63,7 @@ class Harness:
         engine: FakeEngineConfig | FakeEngine | None = None,
         *,
         memory_limit_bytes: int = 1 << 40,
+        compiler: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine if isinstance(engine, FakeEngine) else FakeEngine(engine)
@@ -83,8 +84,11 @@ class Harness:
             sessions_max=self.config.sessions_max,
             requests_per_session_max=self.config.requests_per_session_max,
             open_max_tokens=True,
+            constraints=compiler is not None,
         )
-        context = WorkerContext(self.config, self.board, limits, info, memory_limit_bytes, clock=self.clock)
+        context = WorkerContext(
+            self.config, self.board, limits, info, memory_limit_bytes, compiler=compiler, clock=self.clock
+        )
         self.actor = Actor(context, self.engine, self.sockets)
         self.front_ends: list[FrontEnd] = []
 

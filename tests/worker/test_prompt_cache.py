@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.worker.harness import FrontEnd, Harness
-from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.engine.interface import RowDivergence
 from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
@@ -81,6 +81,22 @@ def test_prompts_get_a_share_of_what_weights_leave(make_harness: Make, options, 
         lambda: len(harness.actor.scheduler.running) == 1 and ledger.reserved_bytes > 0.6 * left
     )
     assert ledger.numbers(harness.engine.memory())["prompt_cache_bytes_max"] <= left - ledger.reserved_bytes
+
+
+class RoomyEngine(FakeEngine):
+    """An engine whose batch has allocated memory for rows to come."""
+
+    empty_bytes = 300_000
+
+
+def test_prompts_do_not_get_what_is_allocated_for_rows_to_come(make_harness: Make) -> None:
+    """Room that rows left empty in a batch is taken, though no reservation counts it."""
+    harness = make_harness(RoomyEngine(ENGINE), memory_limit_bytes=1_000_000, prompt_cache_share=1.0)
+    harness.front_end().accepted("r", [3] * 10, max_tokens=600)
+    harness.pass_()
+    ledger = harness.actor.scheduler.memory
+    assert ledger.reserved_bytes > 0
+    assert ledger.prompt_cache_bytes == ledger.kv_bytes_max - ledger.reserved_bytes - RoomyEngine.empty_bytes
 
 
 @pytest.mark.parametrize("with_text", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
+from typing import Annotated, Generic, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
@@ -11,6 +11,7 @@ from zmqengine.errors import BadRequest, TooLarge, UnsupportedProtocol
 from zmqengine.protocol import messages
 from zmqengine.protocol.messages import FRAME_BYTES_MAX, MAGIC, CallId, Message, RequestId
 from zmqengine.protocol.printable import printable
+from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, Sampling, TokenId
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -66,34 +67,57 @@ class Decoder(Generic[M]):
         try:
             return cast(M, decoder.decode(body))
         except msgspec.MsgspecError as error:
-            if "logit_bias" in str(error):
-                message = _with_integer_keys(decoder.type, body)
-                if message is not None:
-                    return cast(M, message)
+            if decoder.type is messages.Insert and "logit_bias" in str(error):
+                insert = _with_other_bias(body)
+                if insert is not None:
+                    return cast(M, insert)
             # It quotes unknown keys, which hold whatever a front-end put there.
             raise BadRequest(printable(str(error))) from None
         except _UNREADABLE as error:
             raise BadRequest(f"the body cannot be decoded: {type(error).__name__}") from None
 
 
-def _with_integer_keys(kind: Any, body: bytes) -> object | None:
-    """The message with `logit_bias` as a map of integers where it came with decimal strings as keys, or as pairs.
+# Some languages have maps with keys of strings only, or none that their msgpack writes.
+_BiasId = TokenId | Annotated[str, msgspec.Meta(max_length=len(str(TOKEN_ID_MAX)))]
+_AtMost = msgspec.Meta(max_length=LOGIT_BIAS_MAX)
+_OtherBias = Annotated[dict[_BiasId, Bias], _AtMost] | Annotated[list[tuple[_BiasId, Bias]], _AtMost]
 
-    Some languages have no other keys than strings. None if that is not what was wrong with it.
+
+class _OtherSampling(Sampling, frozen=True):
+    logit_bias: _OtherBias = msgspec.field(default_factory=dict)  # type: ignore[assignment]
+
+
+class _OtherInsert(messages.Insert, frozen=True):
+    sampling: _OtherSampling = _OtherSampling()
+
+
+_other_insert = msgspec.msgpack.Decoder(_OtherInsert)
+
+
+def _with_other_bias(body: bytes) -> messages.Insert | None:
+    """The insert whose `logit_bias` has decimal strings as keys or is a list of pairs; None if that is not its fault.
+
+    Every field is decoded as its own type, so a refused body costs no more than two that are accepted.
     """
     try:
-        fields = msgspec.msgpack.decode(body)
-        bias = fields["sampling"]["logit_bias"]
-        pairs = list(bias.items() if isinstance(bias, dict) else bias)
-        fields["sampling"]["logit_bias"] = {_integer(key): value for key, value in pairs}
-        return cast(object, msgspec.convert(fields, kind, builtin_types=(bytes,)))
-    except (msgspec.MsgspecError, *_UNREADABLE, ValueError, TypeError, KeyError):
+        other = _other_insert.decode(body)
+        bias = other.sampling.logit_bias
+        pairs = bias.items() if isinstance(bias, dict) else bias
+        sampling = msgspec.convert(
+            {
+                **msgspec.structs.asdict(other.sampling),
+                "logit_bias": {_integer(id_): value for id_, value in pairs},
+            },
+            Sampling,
+        )
+    except (msgspec.MsgspecError, *_UNREADABLE):
         return None
+    return messages.Insert(**{**msgspec.structs.asdict(other), "sampling": sampling})
 
 
-def _integer(key: object) -> object:
+def _integer(id_: int | str) -> int | str:
     # "007" or " 7" would be a second spelling of one id.
-    return int(key) if isinstance(key, str) and len(key) <= 10 and str(int(key)) == key else key
+    return int(id_) if isinstance(id_, str) and id_.isdecimal() and str(int(id_)) == id_ else id_
 
 
 def read_addressee(body: bytes) -> Addressee:

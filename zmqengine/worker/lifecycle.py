@@ -104,7 +104,7 @@ class Lifecycle:
     def take_prepared(self, now_s: float) -> None:
         """Enqueue the requests whose preparation is done, and advance the restoring of prompts from disk."""
         for request, result in self._preparer.finished():
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 code = result.code if isinstance(result, ZmqEngineError) else ""
                 if not code:
                     log.error("preparing failed", extra={"request": request.id}, exc_info=result)

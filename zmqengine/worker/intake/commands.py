@@ -134,14 +134,14 @@ class CommandHandler:
         return Accepted(insert.call, self._epoch, request.id, len(request.log), request.seed, state)
 
     def _check_ids(self, insert: Insert) -> None:
-        check_token_ids(
-            self._context.model.vocab_size,
-            insert.sampling,
-            prompt=insert.prompt,
-            emitted=insert.emitted,
-            stop_token_ids=insert.stop_token_ids,
-            prediction=insert.prediction,
-        )
+        ids = {
+            "prompt": insert.prompt,
+            "emitted": insert.emitted,
+            "stop_token_ids": insert.stop_token_ids,
+            "prediction": insert.prediction,
+            "constraint.after": [] if insert.constraint is None else insert.constraint.after,
+        }
+        check_token_ids(self._context.model.vocab_size, insert.sampling, **ids)
         check_prediction(insert.prediction, self._limits.prediction_tokens_max)
 
     def _check_held(self, session: Session) -> None:

@@ -83,9 +83,9 @@ class Preparer:
         self._running[request] = future
         future.add_done_callback(lambda _: self._note(request))
 
-    def finished(self) -> list[tuple[LiveRequest, Prepared | Exception]]:
+    def finished(self) -> list[tuple[LiveRequest, Prepared | BaseException]]:
         """Results and errors of the preparations that finished since the last call."""
-        results: list[tuple[LiveRequest, Prepared | Exception]] = []
+        results: list[tuple[LiveRequest, Prepared | BaseException]] = []
         while self._done:
             request = self._done.popleft()
             future = self._running.pop(request, None)
@@ -93,7 +93,9 @@ class Preparer:
             if future is not None and not future.cancelled():
                 try:
                     results.append((request, future.result()))
-                except Exception as error:  # noqa: BLE001 - one bad preparation ends one request
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
                     results.append((request, error))
         return results
 
