@@ -18,6 +18,7 @@ from zmqengine.engine.prefix_cache.block import (
 )
 from zmqengine.engine.prefix_cache.eviction import EvictionOrder
 from zmqengine.engine.prefix_cache.index import BlockIndex, Node
+from zmqengine.engine.prefix_cache.store import PrefixCache
 
 SALT = salt_of(model="m")
 
@@ -124,3 +125,17 @@ def test_the_least_recently_used_leaf_goes_first_unless_it_costs_more():
         order.use(node)
     assert order.next() is shallow[0]
     assert order.next() is deep[-1]
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_restored_blocks_displace_others_and_not_their_own_prefix(room):
+    """The block before them is held too, although it was used least recently; what does not fit is left out."""
+    chain, other = blocks(tokens(2 * BLOCK_TOKENS)), blocks(tokens(BLOCK_TOKENS, 1))
+    cache = PrefixCache(None, None, room * chain[0].bytes, {})
+    for block in [chain[0], *other][:room]:
+        assert cache.pool.add(block) is not None
+    assert cache.insert_blocks(chain[1:], "a request") == (chain[1].end if room == 2 else 0)
+    assert [node.block for node in cache.pool.index] == chain[:room]
+    assert not cache.pool.evict()
+    cache.release("a request")
+    assert cache.limit(0) == room * chain[0].bytes
