@@ -10,13 +10,13 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client import AsyncClient
 from zmqengine_metrics.snapshot import Snapshot
 from zmqengine_top import rows
-from zmqengine_top.confirm import Confirm
 from zmqengine_top.history import WorkerHistory
 
 Table = DataTable[Text]
@@ -210,3 +210,28 @@ def _fill(table: Table, lines: Sequence[rows.TableRow]) -> None:
     if place > 0:
         table.move_cursor(row=place, scroll=False)
     table.scroll_to(y=top, animate=False)
+
+
+class Confirm(ModalScreen[bool]):
+    """Asks `question`; only the key y confirms."""
+
+    CSS = """
+    Confirm { align: center middle; }
+    Confirm > Static { width: auto; max-width: 90%; border: round $warning; padding: 0 2; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """The question and the keys that answer it."""
+        yield Static(f"{self._question}  y / n", markup=False)
+
+    def action_answer(self, yes: bool) -> None:
+        """Close the dialog with this answer."""
+        self.dismiss(yes)

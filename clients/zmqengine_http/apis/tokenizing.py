@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
-from zmqengine_http.apis.chat_completions.request import chat_template_messages, chat_template_tools
-from zmqengine_http.apis.tokenizing.request import (
-    DETOKENIZE_BODY,
-    TOKENIZE_BODY,
-    DetokenizeRequest,
-    TokenizeRequest,
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from zmqengine.sampling_params import TokenId
+from zmqengine_http.apis.chat_completions.request import (
+    ChatMessage,
+    ToolDefinition,
+    chat_template_messages,
+    chat_template_tools,
 )
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.generation import check_ids
 from zmqengine_http.prompt.prompts import encode_chat, encode_text
+from zmqengine_http.serving.body import Body, without_nulls
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: list[ToolDefinition] = []
+    chat_template_kwargs: dict[str, object] = {}
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+def _prepare(body: dict[str, object]) -> None:
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        body["messages"] = [without_nulls(message) for message in messages]
+
+
+def _check(request: TokenizeRequest) -> None:
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_field("prompt", "give either prompt or messages")
+
+
+TOKENIZE_BODY = Body(TokenizeRequest, prepare=_prepare, check=_check)
+DETOKENIZE_BODY = Body(DetokenizeRequest)
 
 
 async def tokenize(service: Service, exchange: Exchange, request: TokenizeRequest) -> None:
