@@ -1,8 +1,8 @@
 """`python -m benchmarks.saving`: decode speed lost while cached prompts are written to disk.
 
-One engine, in one process and without a client. Each round reads prompts of some size together, then lets rows decode
-twice: once without the tier on disk being asked to save anything, and once with it saving as the worker has it do,
-until all is on disk. Which of them is first alternates.
+One engine, in one process and without a client. Each round prefills prompts of a given total size, then decodes rows
+twice: once without saving, and once while the disk tier saves as in the worker, until all is on disk. The order of
+the two alternates.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SETTLE_STEPS = 20
 
 
 class SavingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes. A round writes about `round_bytes` of prompts of `read_tokens`, and takes `steps_min` steps each way or
-    more; rows that decode have read `prompt_tokens`."""
+    """Sizes. A round writes about `round_bytes` of prompts of `read_tokens`, in at least `steps_min` steps each way;
+    decoding rows have prompts of `prompt_tokens`."""
 
     rows: int = 8
     prompt_tokens: int = 64
@@ -46,7 +46,7 @@ class SavingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SavingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Prompts are kept in a new directory in `directory`, the system's for such if empty."""
+    """One run. Prompts are saved in a new directory in `directory`, or in the system's temporary one."""
 
     model: str = "pico"
     directory: str = ""
@@ -84,12 +84,12 @@ def saving(plan: SavingPlan, on_progress: Progress) -> BenchReport:
                 found: dict[str, _Stretch] = {}
                 for target in (ALONE, SAVING) if number % 2 else (SAVING, ALONE):
                     on_progress(f"saving: round {number + 1} of {plan.rounds}, {target}")
-                    # New rows: those that have decoded for longer are slower.
+                    # New rows: longer ones are slower.
                     run.start_rows()
                     found[target] = run.save_all() if target == SAVING else run.decode(steps)
                     run.end_rows()
                     steps = max(options.steps_min, found[target].steps)
-                # The first is to get warm, and to learn how many steps a round takes.
+                # The first round warms up, and finds the number of steps of a round.
                 if number >= 0:
                     case = f"{options.rows} rows, {options.round_bytes >> 20} MiB a round"
                     cells += [found[target].cell(case, target, number) for target in (ALONE, SAVING)]
@@ -107,7 +107,7 @@ def saving(plan: SavingPlan, on_progress: Progress) -> BenchReport:
 
 
 class _Run:
-    """An engine with a tier on disk, and rows that decode in it."""
+    """An engine with a disk tier, and its decoding rows."""
 
     def __init__(self, model: str, directory: Path, options: SavingOptions, seed: int) -> None:
         from zmqengine.engine.open import open_mlx_engine
@@ -135,18 +135,18 @@ class _Run:
         self._prompt_bytes = 0
 
     def read_prompts(self) -> None:
-        """Read as much as a round is to write, and keep it in memory."""
+        """Prefill the prompts that a round writes, and keep them in the prefix cache."""
         taken = 0
         while taken < self._options.round_bytes:
             self._engine.insert([self._request(self._options.read_tokens, 1)])
             while self._engine.stats().rows_prefilling or self._engine.stats().rows_decoding:
                 self._engine.next()
-            # All of them are as long as the first one, which nothing had to make room for.
+            # All are as long as the first, for which nothing had to be evicted.
             self._prompt_bytes = self._prompt_bytes or self._engine.memory().prompt_cache
             taken += self._prompt_bytes
 
     def start_rows(self) -> None:
-        """Rows that decode until `end_rows`."""
+        """Start rows that decode until `end_rows`."""
         requests = [self._request(self._options.prompt_tokens, 1 << 20) for _ in range(self._options.rows)]
         self._rows = [request.row for request in requests]
         self._engine.insert(requests)
@@ -155,15 +155,15 @@ class _Run:
         self.decode(_SETTLE_STEPS)
 
     def end_rows(self) -> None:
-        """Take the rows out."""
+        """Remove the rows."""
         self._engine.remove(self._rows)
 
     def decode(self, steps: int) -> _Stretch:
-        """So many steps."""
+        """Decode for this number of steps."""
         return self._stretch(lambda done: done < steps, lambda step_s: None)
 
     def save_all(self) -> _Stretch:
-        """Steps, with what the worker does after each, until all that was read is on disk."""
+        """Decode, saving after each step as the worker does, until all prompts are on disk."""
         before = self._written()
         stretch = self._stretch(
             lambda done: done < self._options.steps_min or self._is_saving,

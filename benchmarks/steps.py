@@ -38,12 +38,12 @@ from zmqengine.engine.step import decode
 
 
 class StepsResult(msgspec.Struct, kw_only=True):
-    """Milliseconds of a step, by what it is a step of: the median, as the host sees it.
+    """Median milliseconds of a step on the host, by kind of batch.
 
-    `parts` splits steps of 32 rows into what the host does before it starts a step, starting it, and waiting.
-    `changes_ms` is what one more row costs in a batch of so many, beside their steps: when it joins, its prompt
-    included, and when it ends. `operations` are those of MLX that are started in a step, and for such a change.
-    `widths` are calls of the model: by rows, what each width costs relative to width 1, with its milliseconds.
+    `parts_ms` splits a step into building its graph, starting it, and waiting for the device. `changes_ms` is the extra
+    cost of one row that joins the batch, its prompt included, and of one that ends. `operations` counts MLX operations
+    started in a step, and for such a change. `widths` are calls of the model with several tokens for each row: by rows,
+    the cost of each width relative to width 1, whose milliseconds are `width_one_ms`.
     """
 
     facts: dict[str, str] = {}
@@ -71,7 +71,7 @@ ENGINE = "engine"
 
 
 class Steps:
-    """Takes rows through an engine and times its steps."""
+    """Runs rows in an engine and times its steps."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -85,7 +85,7 @@ class Steps:
         in_turn: bool = False,
         logprobs: int | None = None,
     ) -> float:
-        """The median step of so many rows, in milliseconds, once they have been together for a while."""
+        """The median step of a batch in steady state, in milliseconds."""
         requests = [
             RowRequest(
                 row=next(self._ids),
@@ -110,7 +110,7 @@ class Steps:
         return statistics.median(times) * 1000
 
     def parts(self, rows: int) -> dict[str, float]:
-        """How the host spends such a step."""
+        """Milliseconds of the host's parts of such a step."""
         launch, land = Timer(kv.start), Timer(decode.DecodeBatch.land)
         starts: Any = vars(decode)["kv"]
         steps: Any = decode.DecodeBatch
@@ -130,11 +130,11 @@ class Steps:
         }
 
     def changes(self, rows: int) -> dict[str, float]:
-        """What it costs, in milliseconds beside the steps of so many rows, that one more joins, and that it ends."""
+        """Extra milliseconds of a row that joins a batch of this size, and of its end."""
         return {name: value * 1000 for name, value in self._around_one(rows, self._step).items()}
 
     def operations(self, rows: int) -> dict[str, float]:
-        """How many operations of MLX are started in such a step, and for such changes."""
+        """The number of MLX operations started in such a step, and for such changes."""
         counted: list[int] = []
 
         def count_and_start(*arrays: Any) -> None:
@@ -154,7 +154,7 @@ class Steps:
             vars(mx)["async_eval"] = started
 
     def _around_one(self, rows: int, step: Callable[[], float]) -> dict[str, float]:
-        """What `step` gives for a usual step; and how much more in the steps around a row that joins, and that ends."""
+        """The result of `step` for a steady step, and the excess of steps around a row that joins, and that ends."""
         others = [self._request(number, 2048) for number in range(rows)]
         self._engine.insert(others)
         for _ in range(_SETTLE):
@@ -163,7 +163,7 @@ class Steps:
         joins: list[float] = []
         leaves: list[float] = []
         for number in range(_CHANGES):
-            # One alone is not enough: the lengths of the first ones are new to the device.
+            # Several: the shapes of the first ones are new to the device.
             last = self._request(rows + number, _AROUND * 2 + 1)
             self._engine.insert([last])
             found = [step() for _ in range(_AROUND * 2 + 4)]
@@ -190,7 +190,7 @@ class Steps:
 
 
 def operations(*arrays: Any) -> int:
-    """How many operations are still to be done for these arrays."""
+    """The number of operations in the graph of these arrays."""
     text = io.StringIO()
     named: Any = tree_flatten(list(arrays))
     mx.export_to_dot(text, *[one[1] for one in named])
@@ -198,7 +198,7 @@ def operations(*arrays: Any) -> int:
 
 
 class Timer:
-    """A function and how long its calls took."""
+    """A function, and the times of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -212,12 +212,12 @@ class Timer:
         return result
 
     def median_ms(self) -> float:
-        """Of the last calls."""
+        """Median milliseconds of the last calls."""
         return statistics.median(self._seconds[-_STEPS:] or [0.0]) * 1000
 
 
 def width_costs(engine: Any, result: StepsResult, rows_max: int) -> None:
-    """Calls of the model for rows of unlike lengths, by width."""
+    """Time calls of the model by width, for rows of unequal lengths."""
     alone, model = [], engine._model
     for extra in range(4):
         caches = kv.new_caches(model)
@@ -252,7 +252,7 @@ def _call_s(model: Any, batch: kv.KVBatch, width: int) -> float:
 
 
 def steps_cells(result: StepsResult) -> list[Cell]:
-    """As cells of a report."""
+    """The result as cells of a report."""
 
     def cell(scenario: str, case: str, measures: Measures) -> Cell:
         return Cell(scenario=scenario, case=case, target=ENGINE, round=0, measures=measures)

@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 HOST_SHAPE, MODEL_SHAPE = "0.2m", "25m"
 TIMEOUT_S = 60.0
-"""Some servers lose connections when many come at once, and then the client has to stop waiting."""
+"""Some servers lose connections when many arrive at once: the client must stop waiting for them."""
 
 
 class Part(NamedTuple):
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 def parts(*, quick: bool) -> list[Part]:
-    """All runs, the most telling first. `quick` is for seeing that everything works."""
+    """All runs, the most important first. `quick` is a smoke test."""
     return [
         Part("overhead-0.2m", HOST_SHAPE, lambda m, r: _overhead(m, r, quick, http=2, mlx_lm=True)),
         Part("overhead-pico", PICO, lambda m, r: _overhead(m, r, quick)),
@@ -115,7 +115,7 @@ def _seed() -> int:
     return int(time.time())
 
 
-# Of a model that takes its time: fewer requests are enough.
+# Fewer requests are enough for a slower model.
 _REAL_SIZES = OverheadOptions(
     streams=(1, 16, 32), processes=1, requests_min=4, requests_per_stream=2, burst=200
 )
@@ -165,7 +165,7 @@ def _serve(
 
 
 def _host_sizes(quick: bool) -> ScenarioOptions:
-    """More requests, because each takes next to no time."""
+    """More requests: each takes next to no time."""
     if quick:
         return SMALL
     return ScenarioOptions(users=(1, 4, 8, 16, 32), requests_min=32, requests_per_user=6)

@@ -1,4 +1,4 @@
-"""Makes anew what is made from something else."""
+"""`python -m tools`: regenerate the generated files of this repository."""
 
 from tools import pages, phase_drawings, sync_half
 

@@ -1,4 +1,4 @@
-"""Which file imports which, read from the code: imports anywhere in a file count, those for types alone as well."""
+"""The import graph of the distribution, read from the code. Imports anywhere in a file count, also for types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENTS = ROOT / "clients"
 
 Graph = Mapping[str, frozenset[str]]
-"""Names to the names that they import."""
+"""Module or folder names, and the names that each imports."""
 
 
 @cache
@@ -32,7 +32,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full names of what a file imports, ours or not. Imports here are absolute."""
+    """Full names of a file's imports, ours or not. Imports here are absolute."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -54,13 +54,13 @@ def files() -> Graph:
 
 
 def packages() -> list[str]:
-    """Packages with more than their door, by name; "" is the distribution, whose parts are those of `zmqengine` too."""
+    """Packages with more than an `__init__`, by name; "" is the distribution, with the parts of `zmqengine`."""
     found = {name for name, path in modules().items() if path.name == "__init__.py"} - {"zmqengine"}
     return ["", *sorted(name for name in found if any(other.startswith(name + ".") for other in modules()))]
 
 
 def inside(package: str) -> Graph:
-    """What stands in a package, files and folders, and which of them import which. `__init__` is the package's door."""
+    """Imports among the files and folders of a package. `__init__` is a part of its own."""
     graph: dict[str, set[str]] = {}
     for name, others in files().items():
         part = _part(package, name)
@@ -72,9 +72,9 @@ def inside(package: str) -> Graph:
 
 
 def floors(graph: Graph) -> list[list[str]]:
-    """The graph as a tower, the lowest floor first: each part stands on the highest of those it imports.
+    """The graph in layers, the lowest first: each part is one above the highest that it imports.
 
-    Raises ValueError with the circle if there is one.
+    Raises ValueError with the cycle if there is one.
     """
     heights: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""Pages of which a part is made: it stands between two comments that name it."""
+"""Pages with generated parts, each between two comments that name it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def filled(path: str, parts: Mapping[str, str]) -> str:
-    """The page with these parts in their places. Raises ValueError if one has no place."""
+    """The page with these parts filled in. Raises ValueError for a part without its comments."""
     page = (ROOT / path).read_text("utf-8")
     for name, part in parts.items():
         begin, end = f"<!-- {name}: made by `python -m tools` -->\n", f"<!-- end of {name} -->\n"
@@ -22,5 +22,5 @@ def filled(path: str, parts: Mapping[str, str]) -> str:
 
 
 def write(path: str, parts: Mapping[str, str]) -> None:
-    """Put the parts into the page."""
+    """Fill the parts into the page."""
     (ROOT / path).write_text(filled(path, parts), encoding="utf-8")

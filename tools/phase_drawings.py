@@ -1,4 +1,4 @@
-"""Draws the phases of the client's connection and requests from the tables that its code goes by."""
+"""State diagrams of the client's connection and requests, drawn from the tables in its code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = "docs/client.md"
 
 
 def parts() -> dict[str, str]:
-    """The drawings by the names of their places in the page."""
+    """The diagrams by the names of their parts of the page."""
     return {
         "connection": _drawing(CONNECTION, Phase.IDLE),
         "request": _drawing(REQUEST, RequestPhase.WAITING),

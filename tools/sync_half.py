@@ -1,8 +1,8 @@
-"""Makes the threaded half of the client from the asyncio half.
+"""Generates the threaded half of the client from the asyncio half.
 
-The two differ by `async` and `await`, by names, and by a few sentences of their docstrings; `unasync` knows nothing of
-the latter, so this is done here. What truly differs is written by hand on both sides, under the same names: how one
-waits (`waiting.py`), who prepares prompts (`preparation.py`) and what turns the session (`LoopDriver`, `IoThread`).
+The two differ by `async` and `await`, by names, and by a few sentences of their docstrings, which `unasync` cannot
+change. Modules that differ otherwise are written by hand on both sides, under the same names: waiting (`waiting.py`),
+tokenisation (`preparation.py`) and the driver of the session (`LoopDriver`, `IoThread`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SENTENCES = {
 
 
 def made(name: str) -> str:
-    """What the file of this name in `sync/` has to be. Raises ValueError for a sentence that it still says async in."""
+    """The generated file of this name in `sync/`. Raises ValueError for a sentence that still mentions async."""
     source = (CLIENT / "aio" / name).read_text("utf-8")
     text = HEADER.format(name=name) + _without(source, list(_edits(source)))
     left = re.search(r"\b(async|await|asyncio|Async\w+)\b", text)
@@ -68,19 +68,19 @@ def made(name: str) -> str:
 
 
 def unused_sentences() -> set[str]:
-    """Sentences of the table that stand in no file: they would mislead its readers."""
+    """Sentences of the table that occur in no file."""
     sources = "".join((CLIENT / "aio" / name).read_text("utf-8") for name in FILES)
     return {sentence for sentence in SENTENCES if sentence not in sources}
 
 
 def write() -> None:
-    """Write every file of `sync/` that has its origin in `aio/`."""
+    """Write every generated file of `sync/`."""
     for name in FILES:
         (CLIENT / "sync" / name).write_text(made(name), encoding="utf-8")
 
 
 def _edits(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
-    """Places of the source, from and to, and what goes there."""
+    """Edits of the source: start, end, replacement."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     for token, following in zip(tokens, [*tokens[1:], tokens[-1]], strict=True):
         if token.type == tokenize.NAME and token.string in ("async", "await"):

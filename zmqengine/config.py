@@ -33,7 +33,7 @@ class WorkerConfig(EngineOptions):
         None, help="Where to listen instead: tcp://HOST:PORT (port 0: any free one) or ipc:///DIRECTORY/ctl."
     )
     bind_cmd: str | None = None
-    """With `bind_out`, replaces the address that follows from ctl: a restarted worker gets its old ports so."""
+    """With `bind_out`, overrides the address that follows from ctl, so that a restarted worker keeps its ports."""
     bind_out: str | None = None
     engine: str = option("mlx", help="mlx, or fake: and the JSON of a FakeEngineConfig.", hidden=True)
 

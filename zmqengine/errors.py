@@ -49,7 +49,7 @@ class ZmqEngineError(Exception):
         self.message = message
         self.retry_after_ms = retry_after_ms
         self.completion: object | None = None
-        """Of a stream that failed: the `Completion` with the tokens up to there."""
+        """The partial `Completion` of a stream that failed."""
 
 
 class RequestError(ZmqEngineError):

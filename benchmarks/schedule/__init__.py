@@ -1,1 +1,1 @@
-"""The order of service replayed without an engine: arrivals, a model of what steps cost, and who waits how long."""
+"""Replay of scheduling orders without an engine: arrivals, a cost model of steps, waiting times."""

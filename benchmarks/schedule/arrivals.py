@@ -1,4 +1,4 @@
-"""Which request comes when: made from a seed, or read from a file."""
+"""Arrivals of requests, generated from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
 class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: seconds from the start, lengths, whose it is and how urgent."""
+    """One request: its arrival in seconds from the start, lengths, session and priority."""
 
     arrival_s: Annotated[float, Meta(ge=0)]
     prompt_tokens: Count
@@ -29,7 +29,7 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Habit(NamedTuple):
-    """How one kind of front-end behaves: its share of the front-ends and of the requests, and what it sends.
+    """Behaviour of one kind of front-end: its share of front-ends and of requests, and the requests it sends.
 
     Requests come in bursts of geometric size; a burst of 1 is a Poisson process. Lengths are log-normal.
     """
@@ -54,7 +54,7 @@ LENGTHS_MAX = (16_000, 2_000)
 
 
 def generate(options: ScheduleOptions, machine: Machine, seed: int) -> list[TracedRequest]:
-    """Front-ends of four habits, over as long as the machine needs for them at the load asked for; by time."""
+    """Requests of front-ends of four kinds, over the time the machine needs for them at the given load; by time."""
     random = numpy.random.default_rng(seed)
     made = [_lengths(random, habit, round(options.requests * habit.requests)) for habit in HABITS]
     work_s = sum(
@@ -80,8 +80,8 @@ def generate(options: ScheduleOptions, machine: Machine, seed: int) -> list[Trac
 
 
 def read_requests(path: Path) -> list[TracedRequest]:
-    """The requests of a file, by time: JSON lines or CSV with arrival_s, prompt_tokens, output_tokens and, if it
-    has them, session and priority; other columns do not matter. Raises TargetError, naming the line that is wrong.
+    """The requests of a file, by time: JSON lines or CSV with arrival_s, prompt_tokens, output_tokens and optionally
+    session and priority; other columns are ignored. Raises TargetError, naming the malformed line.
     """
     text = path.read_text(encoding="utf-8")
     lines: Sequence[Any] = text.splitlines()
@@ -102,7 +102,7 @@ def read_requests(path: Path) -> list[TracedRequest]:
 
 
 def write_requests(requests: Sequence[TracedRequest], path: Path) -> None:
-    """As JSON lines, which `read_requests` reads."""
+    """Write requests as JSON lines, which `read_requests` reads."""
     path.write_bytes(msgspec.json.Encoder().encode_lines(requests))
 
 
@@ -116,7 +116,7 @@ def _lengths(random: numpy.random.Generator, habit: Habit, count: int) -> tuple[
 
 
 def _bursts(random: numpy.random.Generator, habit: Habit, count: int, sessions: int) -> tuple[Any, Any]:
-    """The time of each request as a share of the whole, and whose it is: some front-ends send more than others."""
+    """The time of each request as a share of the whole, and its front-end: some send more than others."""
     sizes = random.geometric(1 / habit.burst, count)
     first = numpy.repeat(numpy.arange(count), sizes)[:count]
     weights = 1 / numpy.arange(1, sessions + 1) ** 0.7

@@ -1,4 +1,4 @@
-"""What a call of an order of service costs when very many wait."""
+"""CPU time of the scheduler's calls with very many waiting requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW_S = 0.0
 
 
 def measure_calls(line: Line, *, waiting: int, flows: int, seed: int) -> Measures:
-    """Processor microseconds a call, the mean over many, with `waiting` requests of `flows` front-ends in line."""
+    """Mean CPU microseconds of each call, with `waiting` requests of `flows` front-ends in the queue."""
     chance = random.Random(seed)
     tickets = [
         Ticket(f"flow {chance.randrange(flows)}", 1.0, chance.choice((-1, 0, 0, 1)), 300, None, number, NOW_S)

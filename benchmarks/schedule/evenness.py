@@ -1,4 +1,4 @@
-"""How evenly those who wait are served."""
+"""Fairness of service among waiting front-ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def jain(values: Sequence[float]) -> float:
 
 
 class Evenness:
-    """Jain's index over the cost served, for each class in each window, of those who had work waiting all through it.
+    """Jain's index over the cost served, by class and window, of front-ends with work waiting throughout it.
 
-    Whoever asks for less than a share cannot be given one, so nobody else is compared.
+    Others ask for less than their share, so they are not compared.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -31,11 +31,11 @@ class Evenness:
         self._indices: list[tuple[int, float]] = []
 
     def joined(self, ticket: Ticket) -> None:
-        """One more waits."""
+        """A request of this front-end waits."""
         self._waiting[_account(ticket)] += 1
 
     def left(self, ticket: Ticket) -> None:
-        """One less waits."""
+        """A request of this front-end waits no more."""
         account = _account(ticket)
         self._waiting[account] -= 1
         if not self._waiting[account]:
@@ -47,7 +47,7 @@ class Evenness:
         self._served[_account(ticket)] += cost / ticket.weight
 
     def look(self, now_s: float) -> None:
-        """Close the window if it is over."""
+        """Close the window if it has ended."""
         if now_s < self._ends_s:
             return
         for kind in PriorityClass:
@@ -59,7 +59,7 @@ class Evenness:
         self._served.clear()
 
     def index(self) -> float | None:
-        """The mean over windows and classes, by how many were compared; None if there never were two."""
+        """The mean over windows and classes, weighted by the number compared; None if there never were two."""
         compared = sum(number for number, _ in self._indices)
         return sum(number * value for number, value in self._indices) / compared if compared else None
 

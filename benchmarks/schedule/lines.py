@@ -1,4 +1,4 @@
-"""What the order of service is compared with."""
+"""Baselines that the scheduler's order is compared with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Line(Protocol):
 
 
 class FirstComeFirstServed:
-    """By arrival alone, or by priority and arrival; for want of memory the youngest is parked, or the least urgent."""
+    """By arrival, or by priority and arrival. Without memory the youngest or the least urgent row is preempted."""
 
     def __init__(self, *, by_priority: bool) -> None:
         self._by_priority = by_priority

@@ -1,4 +1,4 @@
-"""What a step costs, without an engine."""
+"""Cost model of a step, in place of an engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.schedule.options import ScheduleOptions
 
 
 class Machine:
-    """Seconds of a step, by rows, KV cache and prompt tokens: all linear, as measured on engines that batch."""
+    """Seconds of a step, linear in rows, KV cache tokens and prompt tokens, as measured on batching engines."""
 
     def __init__(self, options: ScheduleOptions) -> None:
         self._step_s = options.step_ms / 1e3
@@ -16,19 +16,19 @@ class Machine:
         self._rows = options.rows
 
     def step_s(self, rows: int, kv_tokens: int, prompt_tokens: int) -> float:
-        """One step: `rows` make a token each over `kv_tokens` of cache, and `prompt_tokens` are read."""
+        """Seconds of one step: `rows` decode a token each over `kv_tokens` of cache, `prompt_tokens` are prefilled."""
         decode_s = self._step_s + rows * self._row_s + kv_tokens * self._kv_token_s if rows else 0.0
         return decode_s + prompt_tokens * self._prompt_token_s
 
     def work_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """What a request adds to a full batch's time."""
+        """Seconds that a request adds to a full batch."""
         return prompt_tokens * self._prompt_token_s + output_tokens * self._token_s(
             prompt_tokens + output_tokens / 2
         )
 
     @property
     def prefill_cost(self) -> float:
-        """Of reading a token against making one in a full batch."""
+        """Cost of a prefill token relative to a decode token in a full batch."""
         return self._prompt_token_s / self._token_s(0)
 
     def _token_s(self, kv_tokens: float) -> float:

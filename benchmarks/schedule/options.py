@@ -1,4 +1,4 @@
-"""How much is replayed, and on what machine."""
+"""Sizes of the replay, and the machine."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from zmqengine.worker.scheduler.policy import ServiceOrder
 from zmqengine.worker.scheduler.rates import ServiceRates
 
 CHARGE_STEPS = 8
-"""Rows are charged every so many steps: a worker does it each step, which is all a replay would do."""
+"""Steps between charges of rows: a worker charges at each step, which would dominate the replay's time."""
 
 
 class Outcome(NamedTuple):
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What happened in the whole replay."""
+    """Totals of the whole replay."""
 
     lasted_s: float
     made_tokens: int
@@ -67,15 +67,15 @@ class _Row:
 
     @property
     def kv_tokens(self) -> int:
-        """What it holds when it starts, or after `settle`."""
+        """KV cache tokens at its start, or after `settle`."""
         return self.request.prompt_tokens + self.made
 
     def held(self, step: int) -> int:
-        """What it holds after this step."""
+        """KV cache tokens after this step."""
         return self.kv_tokens + (step - self.made_step if self.end_step >= 0 else 0)
 
     def settle(self, step: int) -> int:
-        """Bring its tokens up to this step; returns how many were made since."""
+        """Advance its tokens to this step; returns the number decoded since."""
         if self.end_step < 0:
             return 0
         made = step - self.made_step
@@ -85,7 +85,7 @@ class _Row:
 
 
 class _KeptCaches:
-    """Caches of parked rows, as far as there is room."""
+    """KV caches of preempted rows, as far as there is room."""
 
     def __init__(self, tokens_max: int) -> None:
         self._tokens_max = tokens_max
@@ -93,7 +93,7 @@ class _KeptCaches:
         self._rows: dict[_Row, int] = {}
 
     def keep(self, row: _Row, tokens: int) -> bool:
-        """Keep what a row holds; False if there is nothing, or no room."""
+        """Keep the cache of a row; False if it is empty or there is no room."""
         if not tokens or self._tokens + tokens > self._tokens_max:
             return False
         self._rows[row] = tokens
@@ -132,7 +132,7 @@ class Replay:
         self._counts: Counter[str] = Counter()
 
     def run(self, requests: Sequence[TracedRequest]) -> tuple[list[Outcome], Totals]:
-        """Every request served, in the order they ended."""
+        """Run the replay; returns all requests in the order of their ends."""
         due, changed = 0, True
         while due < len(requests) or self._waiting or self._rows:
             if not self._waiting and not self._rows:
@@ -187,7 +187,7 @@ class Replay:
             self._start(self._waiting.pop(first))
 
     def _giving_way(self, row: _Row) -> list[_Row] | None:
-        """Which rows have to be parked so that this one can start, or None if it has to wait."""
+        """Rows to preempt so that this one can start; None if it has to wait."""
         going: list[_Row] = []
         staying = self._rows
         kv = self._kv + row.kv_tokens
@@ -242,7 +242,7 @@ class Replay:
         self._decoding -= 1
 
     def _run_step(self) -> bool:
-        """One step; whether a row has become free or may have."""
+        """Run one step; returns whether a row may have become free."""
         options = self._options
         read = self._read(options.prefill_chunk)
         decoding = self._decoding
@@ -287,7 +287,7 @@ class Replay:
         return tokens_max - left
 
     def _settle(self, row: _Row) -> None:
-        """Bring its tokens up to this step, and charge them."""
+        """Advance its tokens to this step, and charge them."""
         made = row.settle(self._step)
         if made:
             self._charge(row, 0, made)

@@ -34,7 +34,7 @@ LINES: dict[str, tuple[str, Callable[[], Line]]] = {
 CLASSES = tuple(kind.name.lower() for kind in PriorityClass)
 MODEST = "normal, asks little"
 WAIT_TOLD_MIN_S = 1.0
-"""Estimates of shorter waits are not looked at: nobody needs them."""
+"""Estimates of shorter waits are not evaluated."""
 
 
 class SchedulePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +109,14 @@ def waits_by_case(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 
 
 def wait_measures(waits_s: Sequence[float]) -> Measures:
-    """Percentiles and the longest."""
+    """Percentiles and maximum of waits."""
     values = numpy.percentile(waits_s, PERCENTILES)
     spread = {f"wait_p{percent}_s": float(value) for percent, value in zip(PERCENTILES, values, strict=True)}
     return {"requests": len(waits_s), **spread, "wait_max_s": max(waits_s)}
 
 
 def service_measures(outcomes: Sequence[Outcome], totals: Totals) -> Measures:
-    """How the whole replay went."""
+    """Figures of the whole replay."""
     told = [
         outcome.estimate_s / outcome.wait_s
         for outcome in outcomes

@@ -1,4 +1,4 @@
-"""Drafts of a set quality, for the cost of speculation apart from the wit of a source."""
+"""A draft source of a set accuracy, to measure the cost of speculation apart from the quality of a source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes what a model says known beforehand, at the cost of the model that it was."""
+"""Makes a model's output predictable, at unchanged cost."""
 
 from __future__ import annotations
 

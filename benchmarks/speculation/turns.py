@@ -26,7 +26,7 @@ from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
 Progress = Callable[[str], None]
-# Of one engine before it is the turn of the other.
+# Steps of one engine before the other's turn.
 _TURN_STEPS = 20
 
 

@@ -1,4 +1,4 @@
-"""The work that is measured: a model, the requests for it, and the sources of draft tokens."""
+"""Work to measure: a model, its requests, and sources of draft tokens."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ RECONNECT_MS = 50
 RECONNECT_NEAR_MAX_MS = 250
 RECONNECT_FAR_MAX_MS = 1_000
 CONTROL_QUEUE_MAX = 8
-"""Questions that wait on ctl for a worker to come up: a few, or it is greeted with a minute's worth of describes."""
+"""High-water mark of ctl while no worker is there: a few, or a new one gets a minute's worth of describes."""
 ROUND_MESSAGES_MAX = 256
 
 _MONITORED = (

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client.text.byte_detokenizer import ByteDetokenizer
-from zmqengine_client.text.detokenizer import Detokenizer
-from zmqengine_client.text.token_bytes import piece_bytes
+from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer, piece_bytes
 from zmqengine_client.text.tokenizer import Tokenizer as ClientTokenizer
 
 TEXTS = [

@@ -21,7 +21,7 @@ from zmqengine.bench.targets.target import TargetError, TargetSession, TargetSpe
 Progress = Callable[[str], None]
 WARM_UP_REQUESTS = 4
 SECOND = " (second)"
-"""A target whose label is that of another and this stands beside it in `two-models`, and nowhere else."""
+"""Suffix of the label of a target's partner, which is used in `two-models` only."""
 
 
 class Runner:

@@ -15,7 +15,7 @@ Body = dict[str, Any]
 Reply = tuple[str, Body]
 
 FRAME_REST_MS = 300
-"""How long nothing has to come for nothing to be coming."""
+"""Silence after which nothing more is expected."""
 
 
 class NotConforming(Exception):

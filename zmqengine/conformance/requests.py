@@ -6,10 +6,10 @@ from zmqengine.conformance.front_end import Body, FrontEnd, expect
 from zmqengine.conformance.rules import Make, rule
 
 ABORTS_MAX = 10
-"""Requests that are aborted until one is reached while it runs."""
+"""Attempts to abort a request while it runs."""
 WATERMARKS_MAX = 10
-"""An end that has not come when the worker has told so often how far it is does not come. On a busy machine some of
-them have waited for this process to read them."""
+"""Watermarks after which a missing end counts as never sent. On a busy machine some of them were queued before
+this process read them."""
 
 
 def _room(front_end: FrontEnd) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zmqengine.conformance.front_end import FrontEnd
 
 Make = Callable[[], FrontEnd]
-"""Gives another front-end of the same worker; it is closed after the rule."""
+"""Makes another front-end of the same worker, closed after the rule."""
 
 
 @dataclass(frozen=True, slots=True)

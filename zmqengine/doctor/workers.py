@@ -14,7 +14,7 @@ from zmqengine_client.keys import CurveKeys, keys_from_environment
 
 ANSWER_S = 3.0
 _SLOW_PASS_MS = 20_000.0
-"""An idle worker turns its loop every 10 s."""
+"""An idle worker makes a pass every 10 s."""
 _FULL = 0.97
 
 

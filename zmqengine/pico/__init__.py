@@ -6,7 +6,7 @@ Their weights are here; how they were made is in `tools/pico` of the repository.
 from pathlib import Path
 
 BUNDLED = ("pico", "pico-tools")
-"""The names of the bundled models, the usual one first."""
+"""Names of the bundled models, the default first."""
 
 
 def model_path(name: str = "pico") -> Path:

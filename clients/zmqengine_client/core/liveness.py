@@ -9,10 +9,10 @@ from zmqengine.protocol.messages import Ping
 from zmqengine_client.core.calls import CallTable, CommandCall
 
 DOUBT_S = 2.0
-"""A command without a reply for this long makes the client ask ctl which worker is there."""
+"""After this time without a reply to a command, the client describes the worker on ctl."""
 DOUBT_AGAIN_S = 1.0
 SILENCE_S = 5.0
-"""Watermarks come every second while there are requests: silence on out for this long is looked into."""
+"""After this silence on out the client pings: watermarks arrive every second while there are requests."""
 CHECK_S = 1.0
 
 Verdict = Literal["alive", "describe", "gone", "deaf"]

@@ -73,7 +73,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     speculate: bool = True
     prediction: Sequence[int] | str = ()
     shape: object = None
-    """What was given as `schema`."""
+    """The type or JSON schema given as `schema`."""
 
 
 def make_options(options: Options) -> RequestOptions:

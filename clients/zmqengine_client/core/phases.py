@@ -49,7 +49,7 @@ class RequestPhase(Enum):
     INSERTING = "inserting"
     """Sent, without a reply."""
     PUT_OFF = "put off"
-    """A restarted worker had no room: it is sent again later."""
+    """A restarted worker had no room: it is inserted again later."""
     ACCEPTED = "accepted"
     """The worker holds it."""
     ENDED = "ended"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import tokenizers
 
 TEXT_CHARS_MIN = 4096
-"""A shorter text is tokenised in a millisecond or two."""
+"""Shorter texts are not split: they are tokenised in a millisecond or two."""
 PART_CHARS_MIN = 256
 CHARS_MAX = 16 * 1024 * 1024
 _PROBES = ("a b", " lead", "trail ", "\nline\n\n", "x  y", "1 2.3", "\u00e9\u4f60\U0001f600", "\t")

@@ -10,8 +10,7 @@ from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.request import Request, TokenReader
-from zmqengine_client.text.byte_detokenizer import ByteDetokenizer
-from zmqengine_client.text.detokenizer import Detokenizer
+from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer
 from zmqengine_client.text.stop_strings import StopStrings
 from zmqengine_client.text.tokenizer import Tokenizer
 

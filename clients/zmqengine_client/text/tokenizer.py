@@ -11,10 +11,8 @@ from tokenizers.decoders import ByteLevel
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
-from zmqengine_client.text.byte_detokenizer import ByteDetokenizer
-from zmqengine_client.text.detokenizer import Detokenizer
+from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer, piece_bytes
 from zmqengine_client.text.segment_cache import TEXT_CHARS_MIN, SegmentCache
-from zmqengine_client.text.token_bytes import piece_bytes
 
 if TYPE_CHECKING:
     from zmqengine_client.text.chat_template import ChatTemplate

@@ -19,7 +19,7 @@ import numpy
 from zmqengine.bench.targets.records import RequestRecord
 
 Measures = dict[str, float]
-"""Figures by name; the end of a name is its unit. What could not be measured is left out."""
+"""Figures by name; the end of a name is its unit. Figures that could not be measured are absent."""
 
 PERCENTILES = (50, 90, 99)
 

@@ -32,7 +32,7 @@ class Context:
     shared_seed: str
     partner: Context | None = None
     failures: Counter[str] = field(default_factory=Counter)
-    """Why requests failed, and how many of them."""
+    """Failed requests, counted by reason."""
 
     def records(self, outcomes: Sequence[TargetOutcome]) -> list[RequestRecord]:
         """Records of outcomes, with failures noted."""

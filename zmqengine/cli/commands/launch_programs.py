@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 NO_KEY = "none"
-"""What is given as a key where none is needed: every program asks for one."""
+"""A placeholder key for front-ends without keys: every program wants one."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from zmqengine.protocol.messages import Description, SessionInfo, Status
 from zmqengine_client import Client
 
 RATE_S = 0.5
-"""How long tokens are counted for the rate; only while something runs."""
+"""Seconds over which the token rate is measured, if requests are running."""
 PROGRESS_MIN_S = 15.0
-"""An idle worker turns its loop every 10 s."""
+"""An idle worker makes a pass every 10 s."""
 WAITS = {
     "row": "for a row",
     "memory": "for memory",
