@@ -32,7 +32,7 @@ def test_options_survive_the_way_to_a_child_process() -> None:
         ({"pass_timeout_s": float("nan")}, "--pass-timeout is nan"),
         ({"lease_ms": 10**12}, "from 100 to 86400000"),
         ({"memory_limit_bytes": 1}, "--memory-limit is 1"),
-        ({"wired_limit": "some"}, "auto, off or a size"),
+        ({"wired_limit": "some"}, "weights, off, all or a size"),
         ({"fault_drop_frames": 1.0}, "from 0 to 0.99"),
         ({"log_level": "loud"}, "one of debug, info, warning, error"),
         ({"model": ""}, "--model is empty"),

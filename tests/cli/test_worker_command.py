@@ -47,7 +47,7 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
         ("--memory-limit 1K", "--memory-limit is 1024: it must be from 1048576 to"),
         ("--rows-max three", "'three' is not a valid integer"),
         ("--log-level loud", "'loud' is not one of 'debug', 'info', 'warning', 'error'"),
-        ("--wired-limit some", "--wired-limit is 'some': it must be auto, off or a size such as 12G"),
+        ("--wired-limit some", "--wired-limit is 'some': it must be weights, off, all or a size such as 12G"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(

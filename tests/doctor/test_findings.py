@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zmqengine.doctor import machine
+from zmqengine.doctor import machine, workers
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.model import look_at_model
 from zmqengine.doctor.sockets import look_at_sockets
@@ -162,3 +162,11 @@ def test_the_supported_releases_of_mlx_lm_are_those_of_the_package(monkeypatch: 
     assert machine.tested_mlx_lm() == ("0.32.0", "0.32.2")
     monkeypatch.setattr("importlib.metadata.requires", lambda name: None)
     assert machine.tested_mlx_lm() == ("", "")
+
+
+def test_a_wired_limit_beyond_the_weights_is_a_warning() -> None:
+    """mlx #3186: macOS panics. A worker without Metal says nothing of it."""
+    assert list(workers._wired("")) == []
+    assert bad(workers._wired("weights (4.10 GiB)")) == bad(workers._wired("off")) == []
+    for told in ("all (48.00 GiB)", "12884901888 (12.00 GiB)"):
+        assert bad(workers._wired(told)) == [("warn", "wired")]

@@ -9,7 +9,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA
 from zmqengine.engine import kv
-from zmqengine.engine.host.memory import recommended_bytes, system_bytes
+from zmqengine.engine.host.memory import WiredMemory, recommended_bytes, system_bytes
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.speculation.opening import open_speculator
 from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
@@ -104,38 +104,63 @@ def test_windows_of_drafts_take_no_more_than_is_set_aside_for_such_things(monkey
 
 
 class Metal:
-    """Stands in for mlx.core where there is no Metal: what it recommends, and what was asked of it."""
+    """Stands in for mlx.core where there is no Metal: what it recommends and holds, and the calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.limit = 17
-        self.asked: list[int] = []
+        self.calls: list[str | int] = []
         monkeypatch.setattr(mx.metal, "is_available", lambda: True)
         monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 12_000})
         monkeypatch.setattr(mx, "get_memory_limit", lambda: 8_000)
+        monkeypatch.setattr(mx, "get_active_memory", lambda: 6_000)
+        monkeypatch.setattr(mx, "clear_cache", lambda: self.calls.append("clear"))
         monkeypatch.setattr(mx, "set_wired_limit", self.set)
 
     def set(self, limit: int) -> int:
         before, self.limit = self.limit, limit
-        self.asked.append(limit)
+        self.calls.append(limit)
         return before
 
 
-@pytest.mark.parametrize(("asked", "wired"), [("auto", 8_000), (5_000, 5_000), (50_000, 12_000)])
-def test_memory_is_wired_within_bounds_and_restored_on_close(models, monkeypatch, asked, wired):
-    """As much as the worker may hold, or as asked, and never more than Metal recommends."""
+@pytest.mark.parametrize(
+    ("asked", "calls", "told"),
+    [
+        ("weights", ["clear", 6_000, 17], "weights (0.00 GiB)"),
+        ("all", [8_000, 17], "all (0.00 GiB)"),
+        (5_000, [5_000, 17], "5000 (0.00 GiB)"),
+        (50_000, [12_000, 17], "50000 (0.00 GiB)"),
+        ("off", [], "off"),
+        (0, [], "0"),
+    ],
+)
+def test_memory_is_wired_as_asked_and_restored_once(monkeypatch, asked, calls, told):
+    """mlx #3186: the weights alone by default, without what loading left; never more than Metal recommends."""
     metal = Metal(monkeypatch)
-    engine = make_engine(models["llama"], wired_limit=asked)
-    assert metal.limit == wired
-    engine.close()
-    engine.close()
-    assert metal.asked == [wired, 17]
+    wired = WiredMemory(asked)
+    wired.restore()
+    wired.restore()
+    assert metal.calls == calls
+    assert metal.limit == 17
+    assert wired.told == told
 
 
-def test_wiring_can_be_turned_off(models, monkeypatch):
-    """mlx #3186: a machine whose memory is wired to the last has frozen. Then nothing is touched, at close neither."""
+def test_an_engine_wires_what_is_in_use_when_its_weights_are_loaded(models, monkeypatch):
+    """By default no room is left for later buffers; closing the engine puts the limit back."""
     metal = Metal(monkeypatch)
-    make_engine(models["llama"], wired_limit="off").close()
-    assert metal.asked == []
+    engine = make_engine(models["llama"])
+    assert metal.limit == 6_000
+    engine.close()
+    engine.close()
+    assert metal.limit == 17
+    assert [call for call in metal.calls if call != "clear"] == [6_000, 17]
+
+
+def test_nothing_is_wired_without_metal(monkeypatch):
+    """CUDA and the CPU have no such limit."""
+    metal = Metal(monkeypatch)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    assert WiredMemory("all").told == ""
+    assert metal.calls == []
 
 
 def test_an_engine_that_cannot_be_built_leaves_no_limit_behind(models, monkeypatch):

@@ -76,6 +76,16 @@ def _answers(address: str, description: Description, status: Status) -> Iterator
         yield Finding(
             "warn", "memory", text, "fewer or shorter chats, a higher --memory-limit, or a smaller model"
         )
+    yield from _wired(status.facts.get("wired", ""))
     if status.numbers.get("restarts"):
         text = f"it was started again {status.numbers['restarts']:.0f} times"
         yield Finding("warn", "restarts", text, "its log says why")
+
+
+def _wired(told: str) -> Iterator[Finding]:
+    """The wired limit of a worker on Metal, as it reports it; empty elsewhere."""
+    if told.startswith(("weights", "off")):
+        yield Finding("ok", "wired", f"wired memory: {told}")
+    elif told:
+        text = f"the wired limit is {told}; more than the weights can make macOS panic"
+        yield Finding("warn", "wired", text, "--wired-limit weights, see docs/macs.md")

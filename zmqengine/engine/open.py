@@ -114,6 +114,8 @@ def open_mlx_engine(
         "blas": _BLAS,
         "batching": "rows together" if engine.info.batchable else "row by row",
     }
+    if engine.wired.told:
+        facts["wired"] = engine.wired.told
     return OpenedEngine(engine, loaded.tokenizer, limit, facts)
 
 

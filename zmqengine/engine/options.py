@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from zmqengine.errors import ConfigError
 from zmqengine.option import DAY_MS, MIB, check, option
@@ -13,6 +13,7 @@ from zmqengine.paths import cache_directory
 GIB = 1 << 30
 
 Speculate = Literal["off", "auto", "ngram", "draft"]
+WiredLimit: TypeAlias = Literal["weights", "off", "all"] | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +77,11 @@ class EngineOptions:
         within=(0, 1 << 50),
         help="Memory for copies of quantised weights in full width, where those are faster.",
     )
-    wired_limit: Literal["auto", "off"] | int = option(
-        "auto",
+    wired_limit: WiredLimit = option(
+        "weights",
         within=(0, 1 << 50),
-        help="macOS: memory that is never paged out: auto (the memory limit), off, or a size such as 12G. "
-        "Turn it off if the machine freezes under load.",
+        help="macOS: memory that is never paged out: weights, off, all (the memory limit), or a size such as 12G. "
+        "More than the weights can make macOS panic: docs/macs.md.",
         unit="bytes",
     )
 
@@ -100,10 +101,3 @@ class EngineOptions:
         if self.cache_dir is None:
             return None
         return cache_directory() if self.cache_dir == "auto" else Path(self.cache_dir).expanduser()
-
-    @property
-    def wired_bytes(self) -> int | None:
-        """`wired_limit` as a number: None is auto, 0 is off."""
-        if isinstance(self.wired_limit, int):
-            return self.wired_limit
-        return None if self.wired_limit == "auto" else 0

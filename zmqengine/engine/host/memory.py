@@ -7,6 +7,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from zmqengine.engine.options import WiredLimit
+
 _PADDING_BYTES_MIN = 64 << 20
 # Of the logits of a step with drafts. To choose tokens takes three times as much for a moment, and a tenth of the limit
 # is set aside for such things anyway.
@@ -52,21 +54,36 @@ def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
 
 
 class WiredMemory:
-    """Lets MLX wire up to `bytes_max`, None for as much as it may hold of what Metal recommends, until `restore`.
+    """MLX's wired limit, set once the weights are loaded and put back by `restore`. Does nothing without Metal.
 
-    Wired memory is never paged out, so a model is as fast after a pause as before; but a machine whose memory is
-    wired to the last has frozen under load. 0 leaves all as it is, and without Metal there is nothing to do.
+    Wired memory is never paged out, so a model that has rested is as fast as before. MLX wires every buffer that fits
+    below the limit when it is allocated and unwires it when it is freed, each with a commit of the residency set. With
+    room left, KV caches and temporaries are wired and unwired throughout every step, and macOS up to 26 panics under
+    that load ("completeMemory() prepare count underflow", github.com/ml-explore/mlx/issues/3186). A limit that the
+    weights fill leaves no room, so hardly any later buffer is wired.
     """
 
-    def __init__(self, bytes_max: int | None = None) -> None:
+    def __init__(self, limit: WiredLimit = "weights") -> None:
+        self.told = ""
+        """The choice for people; empty without Metal."""
         self._limit_before: int | None = None
-        if bytes_max != 0 and mx.metal.is_available():
-            recommended = int(mx.device_info()["max_recommended_working_set_size"])
-            wanted = mx.get_memory_limit() if bytes_max is None else bytes_max
-            self._limit_before = mx.set_wired_limit(min(wanted, recommended))
+        if not mx.metal.is_available():
+            return
+        self.told = str(limit)
+        if limit in ("off", 0):
+            return
+        if limit == "weights":
+            # What loading left in the buffer cache would be wired with the weights.
+            mx.clear_cache()
+            wanted = mx.get_active_memory()
+        else:
+            wanted = mx.get_memory_limit() if limit == "all" else int(limit)
+        wired_bytes = min(wanted, int(mx.device_info()["max_recommended_working_set_size"]))
+        self.told = f"{limit} ({wired_bytes / (1 << 30):.2f} GiB)"
+        self._limit_before = mx.set_wired_limit(wired_bytes)
 
     def restore(self) -> None:
-        """Set the limit that there was. Idempotent."""
+        """Set the earlier limit. Idempotent."""
         if self._limit_before is not None:
             mx.synchronize()
             mx.set_wired_limit(self._limit_before)

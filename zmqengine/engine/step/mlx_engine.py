@@ -80,13 +80,13 @@ class MlxEngine:
         self._kernels = kernels
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
         self._clock = StepClock(computes=not on_gpu())
-        self._wired = WiredMemory(options.wired_bytes)
+        self.wired = WiredMemory(options.wired_limit)
         masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         self._choosing = partial(Choosing, info.vocab_size, masks)
         try:
             self._abilities = probe(model)
         except BaseException:
-            self._wired.restore()
+            self.wired.restore()
             raise
         self._sizes = Sizes(info.context_tokens if few_sizes and self._abilities.goes_back_padded else 0)
         self.info = replace(info, batchable=self._abilities.mergeable)
@@ -245,7 +245,7 @@ class MlxEngine:
     def close(self) -> None:
         """Free the batch and restore the wired limit. Idempotent."""
         self.reset()
-        self._wired.restore()
+        self.wired.restore()
 
     def _start_batch(self) -> None:
         if self._speculator is not None:
