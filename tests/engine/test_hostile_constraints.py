@@ -107,7 +107,7 @@ def test_neighbours_of_hostile_rows_are_as_if_alone(pico: Pico, drafting: bool) 
     grammars = [(name, grammar) for name in HOSTILE if (grammar := compiled(pico, name)) is not None]
     assert len(grammars) > 20
     for start in range(0, len(grammars), 20):
-        engine = pico.engine(speculation=by_worth(ForcedRuns()) if drafting else None, rows_max=32)
+        engine = pico.engine(speculator=by_worth(ForcedRuns()) if drafting else None, rows_max=32)
         group = grammars[start : start + 20]
         rows = [
             pico.row(place, grammar, max_tokens=40, sampling=HOT) for place, (_, grammar) in enumerate(group)
@@ -126,7 +126,7 @@ def test_neighbours_of_hostile_rows_are_as_if_alone(pico: Pico, drafting: bool) 
 
 
 def finish_one(pico: Pico, drafting: bool) -> list[int]:
-    engine = pico.engine(speculation=by_worth(ForcedRuns()) if drafting else None)
+    engine = pico.engine(speculator=by_worth(ForcedRuns()) if drafting else None)
     engine.insert([pico.row(99, None, max_tokens=40)])
     return finish(engine).ids(99)
 

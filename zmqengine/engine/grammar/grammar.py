@@ -97,7 +97,7 @@ def _compiled(tokens: LLTokenizer, kind: Kind, answer: dict[str, Any], start: st
     # token.
     limits = LLParserLimits(
         initial_lexer_fuel=2_000_000,
-        step_lexer_fuel=100_000,
+        step_lexer_fuel=50_000,
         step_max_items=_ITEMS_MAX.get(kind, _ITEMS_MAX_OF_OTHERS),
         max_lexer_states=50_000,
     )
