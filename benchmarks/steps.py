@@ -32,8 +32,8 @@ from zmqengine.cli.commands.bench import finish, out_option, ranges_option, show
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.sampling.draw import SAMPLED
 from zmqengine.engine.sampling.penalties import PENALISED
-from zmqengine.engine.sampling.sampler import SAMPLED
 from zmqengine.engine.step import decode
 
 
@@ -111,16 +111,16 @@ class Steps:
 
     def parts(self, rows: int) -> dict[str, float]:
         """Milliseconds of the host's parts of such a step."""
-        launch, land = Timer(kv.start), Timer(decode.DecodeBatch.land)
+        launch, land = Timer(kv.start), Timer(decode.DecodeBatch._land)
         starts: Any = vars(decode)["kv"]
         steps: Any = decode.DecodeBatch
-        saved = starts.start, steps.land
+        saved = starts.start, steps._land
         starts.start = launch.call
-        steps.land = lambda *given: land.call(*given)  # noqa: PLW0108 - bound to the batch
+        steps._land = lambda *given: land.call(*given)  # noqa: PLW0108 - bound to the batch
         try:
             whole = self.run(rows)
         finally:
-            starts.start, steps.land = saved
+            starts.start, steps._land = saved
         starting, waiting = launch.median_ms(), land.median_ms()
         return {
             "step": whole,

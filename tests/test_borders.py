@@ -146,8 +146,8 @@ def test_every_folder_is_a_tower(package: str) -> None:
 # stand beside the rooms are named like rooms.
 ROOMS = {
     "zmqengine.engine": (
-        "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "models", "kv", "cuda",
-        "sampling", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
+        "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "sampling", "models", "kv",
+        "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
     ),
     "zmqengine.worker": (
         "process", "requests", "telemetry", "open_engine", "context", "scheduler", "wire", "lifecycle", "batch",
@@ -179,7 +179,9 @@ def test_rooms_stand_in_the_stated_order(package: str) -> None:
 @pytest.mark.parametrize(
     ("room", "others"),
     [
-        ("zmqengine.engine.sampling", {"kv", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.engine.sampling", {"kv", "cuda", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.engine.speculation", {"cuda", "step", "prefix_cache"}),
+        ("zmqengine.engine.step", {"cuda"}),
         ("zmqengine.engine.kv", {"cuda", "host", "sampling", "speculation", "step", "prefix_cache"}),
         ("zmqengine.worker.scheduler", {"wire", "lifecycle", "batch", "intake"}),
     ],

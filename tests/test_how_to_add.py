@@ -87,7 +87,7 @@ def test_the_files_that_are_named_exist() -> None:
 def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> None:
     """The record, the engine and SPEC.md; and of those that another API gives another form, what translates it."""
     steps, _, translations = section("A sampling parameter").partition("An API that gives it another form")
-    engine = {"zmqengine/engine/sampling/sampler.py", "zmqengine/engine/sampling/penalties.py"}
+    engine = {"zmqengine/engine/sampling/draw.py", "zmqengine/engine/sampling/penalties.py"}
     # It may name its columns as it likes.
     kernel = {"zmqengine/engine/cuda/drawing.py"}
     found = spelled(name) - kernel
@@ -100,21 +100,16 @@ def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> 
 
 
 def test_the_kernel_that_draws_is_not_used_for_what_it_does_not_know() -> None:
-    """What a plan reads of a row the kernel's plan reads too, or `plan_draw` looks at it first: else a parameter would
-    be skipped on CUDA alone.
-    """
-    module = ast.parse(SOURCES["zmqengine/engine/sampling/sampler.py"])
-    plan = next(
-        node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "plan_draw"
-    )
-    kernel = next(
-        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "KernelPlan"
-    )
-    whether = next(node for node in plan.body if isinstance(node, ast.If))
-    assert "'kernel'" in ast.unparse(whether.test)
-    others = [node for node in plan.body if node is not whether]
-    assert _parameters(*others) >= {"temperature", "top_p", "min_p"}
-    assert _parameters(*others) <= _parameters(kernel, whether)
+    """The kernel's plan reads every parameter that the plain draw reads: else one would be skipped on CUDA alone."""
+    plain = ast.parse(SOURCES["zmqengine/engine/sampling/draw.py"])
+    helpers = {"inverse_temperature", "top_k_of", "_parameters"}
+    functions = {node.name: node for node in plain.body if isinstance(node, ast.FunctionDef)}
+    cuda = ast.parse(SOURCES["zmqengine/engine/cuda/drawing.py"])
+    kernel = next(node for node in cuda.body if isinstance(node, ast.ClassDef) and node.name == "KernelPlan")
+    used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)} & helpers
+    read = _parameters(*(functions[name] for name in helpers))
+    assert read >= {"temperature", "top_p", "top_k", "min_p"}
+    assert read <= _parameters(kernel, *(functions[name] for name in used))
 
 
 def _parameters(*nodes: ast.AST) -> set[str]:

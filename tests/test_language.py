@@ -20,8 +20,6 @@ VAGUE_LEFT = {
 }
 # Class names that stand for two things or more, or for the same in both halves of the client.
 SHARED_NAMES = {
-    "Choices",
-    "Chosen",
     "Histogram",
     "MeasuredEmbedding",
     "MeasuredLinear",

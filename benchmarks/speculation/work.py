@@ -163,6 +163,6 @@ def _fitted(loaded: LoadedModel) -> LoadedModel:
     """As a worker fits it to a GPU when it starts."""
     device = device_name()
     if device.startswith("gpu"):
-        tune(loaded.model, loaded.info.vocab_size, Remembered(device, version("mlx")))
+        tune(loaded.model, Remembered(device, version("mlx")))
         return replace(loaded, info=replace(loaded.info, parameter_bytes=evaluate(loaded.model)))
     return loaded

@@ -22,7 +22,7 @@ from zmqengine.engine.host.backend import on_cuda, on_hopper
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling import sampler as sampling
+from zmqengine.engine.sampling.draw import SAMPLED, Draw, PlainDraw
 from zmqengine.engine.seeds import seed_key, uniform
 
 pytestmark = pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
@@ -378,15 +378,14 @@ def test_all_methods_draw_alike():
     """The kernel and MLX's own calls, on a vocabulary of the usual size."""
     logits = (mx.random.normal((32, 128_256)) * 2).astype(mx.bfloat16)
     rows = [
-        Row(
-            RowRequest(row=row, prompt=[0], max_tokens=9, sampling=sampling.SAMPLED[0], seed=row), 128_256, 99
-        )
+        Row(RowRequest(row=row, prompt=[0], max_tokens=9, sampling=SAMPLED[0], seed=row), 128_256, 99)
         for row in range(32)
     ]
-    drawn = {}
-    for method in ("search", "sort", "kernel"):
-        sampling.use_method(method)
-        drawn[method] = np.array(sampling.choose(logits, sampling.plan_draw(rows, 128_256)).tokens)
-    sampling.use_method("search")
+    ways: dict[str, Draw] = {
+        "search": PlainDraw("search"),
+        "sort": PlainDraw("sort"),
+        "kernel": drawing.KernelDraw(),
+    }
+    drawn = {name: np.array(way.plan(rows, 128_256).draw(logits)[0]) for name, way in ways.items()}
     assert (drawn["search"] == drawn["sort"]).sum() >= 30
     assert (drawn["search"] == drawn["kernel"]).sum() >= 30

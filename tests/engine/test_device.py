@@ -22,7 +22,7 @@ from zmqengine.engine.autotune.remembered import Remembered
 from zmqengine.engine.cuda import plain_products
 from zmqengine.engine.host import backend, environment
 from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.sampling import sampler as sampling
+from zmqengine.engine.sampling import draw
 
 WORDS = 512
 OUTPUTS = (64, 896, 4096, 4352, 6144, 8448, 8512, 16_896, 28_672, 256_000)
@@ -95,7 +95,7 @@ def test_measured_products_give_the_same_and_are_remembered(bits, tmp_path):
     remembered = Remembered("a device", "1.0", tmp_path)
     model = make_model(bits)
     before = logits_of(model)
-    choices = tuning.tune(model, WORDS, remembered, rows_max=4).as_facts()
+    choices = tuning.tune(model, remembered, rows_max=4).as_facts()
     assert np.abs(logits_of(model) - before).max() < 1e-4 * np.abs(before).max()
     assert "rows: " in choices["quantised products"]
     again = Remembered("a device", "1.0", tmp_path)
@@ -103,7 +103,7 @@ def test_measured_products_give_the_same_and_are_remembered(bits, tmp_path):
     assert again.choices
     second = make_model(bits)
     started_s = time.perf_counter()
-    assert tuning.tune(second, WORDS, again, rows_max=4).as_facts() == choices
+    assert tuning.tune(second, again, rows_max=4).as_facts() == choices
     assert time.perf_counter() - started_s < 30
     assert Remembered("another device", "1.0", tmp_path).choices == {}
 
@@ -196,7 +196,7 @@ def test_top_p_keeps_the_same_words_by_any_method(method):
     """The smallest set with so much weight, in a row whose logits lie far apart and in one of equals."""
     logits = mx.array([[3.0, 1.0, 2.0, -4.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 9.0, 0.0, 0.0, 0.0]])
     scaled = logits - logits.max(axis=-1, keepdims=True)
-    floor = {"search": sampling._nucleus_floor, "sort": sampling._nucleus_floor_sorted}[method]
+    floor = {"search": draw._nucleus_floor, "sort": draw._nucleus_floor_sorted}[method]
     kept = scaled >= floor(scaled, mx.exp(scaled), mx.array([[0.8], [0.5], [0.9]]))
     assert np.array(kept)[0].tolist() == [True, False, True, False, False]
     assert np.array(kept)[1].all()

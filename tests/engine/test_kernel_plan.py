@@ -17,7 +17,7 @@ from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.cuda import drawing
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling import sampler as sampling
+from zmqengine.engine.sampling import draw as sampling
 from zmqengine.engine.seeds import uniform
 
 SETTINGS = (
@@ -32,7 +32,7 @@ def in_place_of_the_kernel(
     plan: mx.array,
     drawn: int,
     width: int = 1,
-) -> drawing.Chosen:
+) -> drawing.TokenArrays:
     """As `drawing.choose`, by MLX's own calls."""
     numbers = np.array(plan).reshape(-1, 7)
     numbers = np.repeat(numbers, width, axis=0)
@@ -47,7 +47,7 @@ def in_place_of_the_kernel(
         columns = {at: mx.array(floats[places, at])[:, None] for at in (3, 5, 6)}
         limits = numbers[places, 4]
         top_k_max = max((int(k) for k in limits if k < words), default=0)
-        how = sampling.DrawPlan(
+        how = sampling.DrawParameters(
             rows=[],
             index=None,
             inverse_temperature=columns[3],
@@ -56,7 +56,6 @@ def in_place_of_the_kernel(
             top_p=columns[5],
             every_top_p_has_top_k=False,
             min_p_floor=columns[6],
-            method="search",
         )
         uniforms = [uniform(keys[place], int(numbers[place, 2]) + ahead[place]) for place in places]
         index = mx.array(places)
@@ -65,14 +64,13 @@ def in_place_of_the_kernel(
     found = np.take_along_axis(np.array(logits.astype(mx.float32)), tokens[:, None], axis=1)[:, 0]
     marked = tokens.astype(np.uint32) | np.where(np.isfinite(found), 0, 1 << 31).astype(np.uint32)
     told = [mx.array(np.resize(marked[at : at + 2], 2)) for at in range(0, len(marked), 2)]
-    return drawing.Chosen(likeliest, tuple(told))
+    return drawing.TokenArrays(likeliest, tuple(told))
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Everything is chosen in its way; a place to change it back."""
+    """Stands in for it; a place to change more."""
     monkeypatch.setattr(drawing, "choose", in_place_of_the_kernel)
-    monkeypatch.setattr(sampling, "_method", "kernel")
     return monkeypatch
 
 
@@ -92,17 +90,18 @@ def requests(count: int, tokens: int) -> list[RowRequest]:
 
 
 @pytest.mark.parametrize("drafts", ["", "waiting"])
-def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, kernel, drafts):
+@pytest.mark.usefixtures("kernel")
+def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, drafts):
     """Greedy and sampled ones, that come in turn, leave, are parked, and get on by several tokens a step."""
     rows = requests(10, 24)
-    with kernel.context() as before:
-        before.setattr(sampling, "_method", "search")
-        wanted = Run()
-        engine = make_engine(model)
-        engine.insert(rows)
-        finish(engine, wanted)
+    wanted = Run()
+    engine = make_engine(model)
+    engine.insert(rows)
+    finish(engine, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
-    engine = make_engine(model, speculator=speculator(Erring(known)) if drafts else None)
+    engine = make_engine(
+        model, speculator=speculator(Erring(known)) if drafts else None, draw=drawing.KernelDraw()
+    )
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []
@@ -127,21 +126,21 @@ def test_a_plan_is_made_once_for_rows_that_get_on_alike(kernel):
     rows = [
         Row(RowRequest(row, [1], 99, sampling=SETTINGS[row], seed=row), VOCAB_SIZE, 2048) for row in range(3)
     ]
-    plan = sampling.plan_draw(rows, VOCAB_SIZE)
+    plan = drawing.KernelDraw().plan(rows, VOCAB_SIZE)
     made: list[int] = []
     columns = drawing.columns
     kernel.setattr(drawing, "columns", lambda given: made.append(len(given)) or columns(given))
     logits = mx.random.normal((3, VOCAB_SIZE), key=mx.random.key(1))
     seen = set()
     for _ in range(5):
-        chosen: Any = sampling.choose(logits, plan).tokens.tolist()
+        chosen: Any = plan.draw(logits)[0].tolist()
         seen.add(tuple(chosen))
         for row in rows:
             row.sampled += 1
     assert made == [3]
     assert len(seen) > 1
     rows[1].sampled += 2
-    sampling.choose(logits, plan)
+    plan.draw(logits)
     assert made == [3, 3]
 
 

@@ -98,11 +98,8 @@ class Lane:
     def join(self, rows, caches):
         self.rows += rows
 
-    def launch(self, may_draft):
-        self.may_draft = may_draft()
-
-    def land(self, result):
-        pass
+    def step(self, result, may_speculate):
+        self.may_speculate = may_speculate()
 
     @property
     def idle(self):
@@ -137,12 +134,12 @@ def test_nobody_drafts_while_there_are_several_batches():
 
     lanes = LengthBuckets(new_lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
     lanes.join([(rows(500, 510), KVBatch())])
-    lanes.next(StepResult())
-    assert [lane.may_draft for lane in made] == [True]
+    lanes.step(StepResult())
+    assert [lane.may_speculate for lane in made] == [True]
     lanes.join([(rows(10), KVBatch())])
-    lanes.next(StepResult())
-    assert [lane.may_draft for lane in made] == [False, False]
+    lanes.step(StepResult())
+    assert [lane.may_speculate for lane in made] == [False, False]
     made[1].rows.clear()
     for _ in range(2):
-        lanes.next(StepResult())
-    assert made[0].may_draft
+        lanes.step(StepResult())
+    assert made[0].may_speculate

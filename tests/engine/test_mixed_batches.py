@@ -77,7 +77,7 @@ def test_a_step_is_one_call_of_the_model_that_waits_for_nobody(
 ) -> None:
     """It is on its way before the tokens of the step before are waited for, and before a mask is filled."""
     events: list[str] = []
-    monkeypatch.setattr(InflightStep, "land", noting(events, "land", InflightStep.land))
+    monkeypatch.setattr(InflightStep, "report", noting(events, "land", InflightStep.report))
     monkeypatch.setattr(MaskFiller, "fill_windows", noting(events, "fill", MaskFiller.fill_windows))
     engine, run = pico.engine(Told(pico.loaded.model, events)), Run()
     engine.insert(rows_of(pico, kinds, max_tokens=30))

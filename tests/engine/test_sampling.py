@@ -15,7 +15,7 @@ from tests.support.engines import Run, finish, logits_after, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling.sampler import choose, plan_draw
+from zmqengine.engine.sampling.draw import PLAIN_DRAW
 from zmqengine.engine.seeds import seed_key, uniform
 
 WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40)
@@ -40,7 +40,7 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 def plan(settings_: list[Sampling], vocab_size: int):
     rows = [Row(RowRequest(i, [1], 9, sampling=s, seed=i), vocab_size, 2048) for i, s in enumerate(settings_)]
-    return rows, plan_draw(rows, vocab_size)
+    return rows, PLAIN_DRAW.plan(rows, vocab_size)
 
 
 def histogram(logits: np.ndarray, sampling: Sampling, draws: int) -> np.ndarray:
@@ -49,7 +49,7 @@ def histogram(logits: np.ndarray, sampling: Sampling, draws: int) -> np.ndarray:
     batch = mx.array(np.tile(logits, (64, 1)).astype(np.float32))
     counts = np.zeros(len(logits))
     for _ in range(draws // 64):
-        counts += np.bincount(np.array(choose(batch, how).tokens), minlength=len(logits))
+        counts += np.bincount(np.array(how.draw(batch)[0]), minlength=len(logits))
         for row in rows:
             row.sampled += 1
     return counts / counts.sum()
@@ -97,7 +97,7 @@ def test_a_mixed_batch_draws_from_each_rows_own_support(seed, vocab_size, spread
     """Greedy rows take the likeliest; the others a token that top_k, top_p and min_p leave, whoever is beside."""
     logits = np.random.default_rng(seed).normal(0, spread, (len(settings_), vocab_size)).astype(np.float32)
     _, how = plan(settings_, vocab_size)
-    tokens = np.array(choose(mx.array(logits), how).tokens)
+    tokens = np.array(how.draw(mx.array(logits))[0])
     for row, sampling, token in zip(logits, settings_, tokens, strict=True):
         if not sampling.temperature:
             assert token == row.argmax()
@@ -206,18 +206,18 @@ def test_more_alternatives_than_words_gives_all_words(model):
     assert sorted(id_ for id_, _ in logprobs.top) == list(range(VOCAB_SIZE))
 
 
-def test_a_widened_plan_is_that_of_each_row_so_many_times(monkeypatch):
+def test_widened_parameters_are_those_of_each_row_so_many_times():
     """No parameter is left behind when a row has several tokens in a step."""
-    # An engine on CUDA that was tested before may have chosen the kernel, which takes other plans.
-    monkeypatch.setattr("zmqengine.engine.sampling.sampler._method", "search")
     several = [WARM, Sampling(temperature=1.5, min_p=0.2), Sampling(temperature=0.3, top_k=7, top_p=0.5)]
     _, narrow = plan(several, VOCAB_SIZE)
     _, repeated = plan([each for each in several for _ in range(3)], VOCAB_SIZE)
-    wide = narrow.widened(3)
+    assert narrow.parameters is not None
+    assert repeated.parameters is not None
+    wide = narrow.parameters.widened(3)
     names = {field.name for field in dataclasses.fields(wide)} - {"rows", "index"}
     assert len(names) >= 5
     for name in names:
-        assert np.array_equal(getattr(wide, name), getattr(repeated, name)), name
+        assert np.array_equal(getattr(wide, name), getattr(repeated.parameters, name)), name
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-30, 1e-6])
@@ -225,4 +225,4 @@ def test_a_temperature_next_to_nothing_is_greedy(temperature):
     """The protocol allows every float above 0; one whose inverse is no float32 must not draw token 0 for ever."""
     logits = np.array([[0.5, 3.0, 2.9, -1.0]], np.float32)
     _, how = plan([Sampling(temperature=temperature)], 4)
-    assert choose(mx.array(logits), how).tokens.tolist() == [1]
+    assert how.draw(mx.array(logits))[0].tolist() == [1]

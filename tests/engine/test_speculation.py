@@ -181,7 +181,8 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone_in_a_window(model):
         step(engine, run)
     for lane in engine._decode._lanes:
         for cache in lane.kv.caches:
-            cache.values[2, :, lane.kv.layout.columns - 1 - lane.rows[2].window] = float("nan")
+            in_flight = lane.kv.lengths[2] - lane.rows[2].held
+            cache.values[2, :, lane.kv.layout.columns - 1 - in_flight] = float("nan")
     finish(engine, run)
     assert [failure.row for failure in run.failures] == [2]
     assert run.ids(2) == wanted.ids(2)[: len(run.ids(2))]

@@ -118,7 +118,11 @@ class Life:
         assert memory.padding <= self.engine.padding_bytes_max
         for lane in self.engine._decode._lanes:
             offsets = lane.kv.caches[0].offset.tolist() if lane.rows else []
-            assert offsets == lane.kv.lengths == [row.held + row.window for row in lane.rows]
+            assert offsets == lane.kv.lengths
+            step = lane._in_flight
+            width = 0 if step is None or step.block is None else step.width
+            for row, length in zip(lane.rows, offsets, strict=True):
+                assert length == row.held + (width if width and row in step.rows else 0)
         assert self.engine.stats().rows_decoding + self.engine.stats().rows_prefilling == len(self._made)
 
     def _insert(self, number: int, emitted: list[int]) -> None:

@@ -17,6 +17,7 @@ _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
+from zmqengine.engine.autotune.drawing import choose_draw  # noqa: E402
 from zmqengine.engine.autotune.quantised import copies_bytes  # noqa: E402
 from zmqengine.engine.autotune.remembered import Remembered  # noqa: E402
 from zmqengine.engine.autotune.tuning import tune  # noqa: E402
@@ -28,6 +29,7 @@ from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
+from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.speculation.opening import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
@@ -35,6 +37,11 @@ from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 log = logging.getLogger("zmqengine.engine")
 
 _BUFFER_CACHE_BYTES_MIN = 256 << 20
+_DRAWS = {
+    "search": "top_p by halving an interval",
+    "sort": "top_p by sorting",
+    "kernel": "all of a draw in one kernel",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +78,13 @@ def open_mlx_engine(
     facts = {standing.name: f"{standing.value} (set {standing.by})" for standing in _ENVIRONMENT}
     # Of the weights as they came: fitting joins some of them.
     found = fingerprint(loaded.model, loaded.directory) if options.cache_path is not None else None
+    draw: Draw = PLAIN_DRAW
     if options.warm_up_s:
+        remembered = Remembered(device, version("mlx"))
+        draw, facts["drawing"] = open_draw(loaded.info.vocab_size, remembered)
         choices = tune(
             loaded.model,
-            loaded.info.vocab_size,
-            Remembered(device, version("mlx")),
+            remembered,
             rows_max=options.rows_max,
             copy_bytes_max=options.widened_bytes,
             seconds_max=options.warm_up_s,
@@ -90,10 +99,16 @@ def open_mlx_engine(
     mx.set_memory_limit(limit)
     mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
     kernels = kv_kernels()
-    draft_model = _open_draft_model(options.draft, loaded, report, kernels)
+    draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
     speculator = open_speculator(options.speculate, loaded.info.vocab_size, draft_model)
     engine = MlxEngine(
-        loaded.model, loaded.info, options, speculator=speculator, few_sizes=on_cuda(), kernels=kernels
+        loaded.model,
+        loaded.info,
+        options,
+        speculator=speculator,
+        draw=draw,
+        few_sizes=on_cuda(),
+        kernels=kernels,
     )
     if options.warm_up_s and device.startswith("gpu"):
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
@@ -119,15 +134,6 @@ def open_mlx_engine(
     return OpenedEngine(engine, loaded.tokenizer, limit, facts)
 
 
-def _open_draft_model(
-    draft: str | None, target: LoadedModel, report: Report, kernels: KVKernels
-) -> DraftModel | None:
-    if draft is None:
-        return None
-    loaded = load(draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
-    return open_draft_model(loaded, target, kernels)
-
-
 def kv_kernels() -> KVKernels:
     """Operations on KV caches for the device that computes."""
     if on_cuda():
@@ -135,6 +141,26 @@ def kv_kernels() -> KVKernels:
 
         return CudaKernels()
     return PlainKernels(gpu=on_gpu())
+
+
+def open_draw(vocab_size: int, remembered: Remembered) -> tuple[Draw, str]:
+    """The fastest way to draw tokens on this device, and its description for people."""
+    draws: dict[str, Draw] = {"search": PlainDraw("search"), "sort": PlainDraw("sort")}
+    if on_cuda():
+        from zmqengine.engine.cuda.drawing import KernelDraw
+
+        draws["kernel"] = KernelDraw()
+    name = choose_draw(vocab_size, draws, mx.bfloat16 if on_gpu() else mx.float32, remembered)
+    return draws[name], _DRAWS[name]
+
+
+def _open_draft_model(
+    draft: str | None, target: LoadedModel, draw: Draw, kernels: KVKernels, report: Report
+) -> DraftModel | None:
+    if draft is None:
+        return None
+    loaded = load(draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
+    return open_draft_model(loaded, target, draw, kernels)
 
 
 def device_name() -> str:

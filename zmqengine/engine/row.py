@@ -30,8 +30,7 @@ class Row:
     `offers`: blocks that become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its
     blocks. Prefill stops at `branches`, where a state that cannot be cut is kept.
     `sampled`: output tokens chosen so far, the one in flight included. `gone`: the row has ended, failed or been
-    removed; results of a step that is still in flight are dropped. `window`: columns that the caches hold beyond
-    `held`, of a verify block in flight.
+    removed; results of a step that is still in flight are dropped.
     """
 
     __slots__ = (
@@ -60,7 +59,6 @@ class Row:
         "speculate",
         "stop",
         "tokens",
-        "window",
     )
 
     def __init__(self, request: RowRequest, vocab_size: int, context_tokens: int) -> None:
@@ -88,7 +86,6 @@ class Row:
         self.gone = False
         self.speculate = request.speculate
         self.prediction = request.prediction
-        self.window = 0
         self._check(vocab_size)
         self.ids = np.array(self.tokens, np.uint32)
         self.grammar = request.grammar

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,9 +18,6 @@ from zmqengine.engine.autotune.remembered import Remembered
 from zmqengine.engine.autotune.variants import fastest, in_words
 from zmqengine.engine.host import backend
 from zmqengine.engine.host.rounding import differ_by_rounding
-from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.row import Row
-from zmqengine.engine.sampling import sampler as sampling
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -29,13 +26,10 @@ Report = Callable[[str, "float | None"], None]
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 # What is compared: for each kernel that multiplies other numbers of rows a prompt of so many tokens.
 _PROMPTS = (40, 80, 160, 240)
-_DRAWN_ROWS = 32
-_DRAWN_ALIKE_MIN = 0.9
 
 
 def tune(
     model: Any,
-    vocab_size: int,
     remembered: Remembered,
     *,
     rows_max: int = 32,
@@ -61,7 +55,6 @@ def tune(
     if on_cuda:
         _fit_plain_products(model, choices, remembered, until_s, report)
     choices.note("layers", _fit_layers(model, rows_max if on_gpu else 0, until_s, fuses=on_cuda))
-    choices.note("drawing", _fit_drawing(vocab_size, on_cuda, on_gpu, remembered))
     log.info("fitted to the device", extra=choices.as_facts())
     return choices
 
@@ -175,21 +168,6 @@ def _fit_ways(
     return in_words(chosen)
 
 
-def _fit_drawing(vocab_size: int, on_cuda: bool, on_gpu: bool, remembered: Remembered) -> str:
-    name = f"drawing from {vocab_size} words"
-    methods = ("search", "sort", "kernel") if on_cuda else ("search", "sort")
-    best = remembered.choices.get(name, "")
-    if best not in methods:
-        best = _time_drawing(vocab_size, methods, mx.bfloat16 if on_gpu else mx.float32)
-        remembered.keep({name: best})
-    sampling.use_method(cast(sampling.DrawMethod, best))
-    return {
-        "search": "top_p by halving an interval",
-        "sort": "top_p by sorting",
-        "kernel": "all of a draw in one kernel",
-    }[best]
-
-
 def _fit_layers(model: Any, rows_traced: int, until_s: float, *, fuses: bool) -> str:
     before = _logits(model)
     for fuses_now in (True, False) if fuses else (False,):
@@ -202,32 +180,6 @@ def _fit_layers(model: Any, rows_traced: int, until_s: float, *, fuses: bool) ->
             return f"{count} traced from one attention to the next{fewer}"
         layers.uninstall(model)
     return "as they are: traced they do not suit this model"
-
-
-def _time_drawing(vocab_size: int, methods: tuple[str, ...], dtype: mx.Dtype) -> str:
-    logits = (mx.random.normal((_DRAWN_ROWS, vocab_size)) * 2).astype(dtype)
-    rows = [
-        Row(
-            RowRequest(row=place, prompt=[0], max_tokens=2, sampling=sampling.SAMPLED[0], seed=place),
-            vocab_size,
-            4,
-        )
-        for place in range(_DRAWN_ROWS)
-    ]
-    mx.eval(logits)
-
-    def way(method: str) -> Callable[[], mx.array]:
-        sampling.use_method(cast(sampling.DrawMethod, method))
-        plan = sampling.plan_draw(rows, vocab_size)
-        return lambda: sampling.choose(logits, plan).tokens
-
-    return fastest({method: way(method) for method in methods}, agree=_mostly_alike).best
-
-
-def _mostly_alike(got: mx.array, wanted: mx.array) -> bool:
-    # A token whose weight is next to a threshold may go either way.
-    alike: Any = (got == wanted).astype(mx.float32).mean().item()
-    return bool(alike >= _DRAWN_ALIKE_MIN)
 
 
 def _try(model: Any) -> list[np.ndarray] | None:

@@ -1,4 +1,4 @@
-"""Choosing tokens on CUDA with one kernel, where the host would start some twenty and make an array in every step."""
+"""Draws tokens on CUDA with one kernel, where MLX's operations take some twenty and an array of each step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS, resident
+from zmqengine.engine.row import Row
+from zmqengine.engine.sampling.draw import inverse_temperature, top_k_of
 
 _THREADS = 1024
 _TOLD_EACH = 2
@@ -20,9 +22,12 @@ _NOT_FINITE = 1 << 31
 
 
 class Drawn(NamedTuple):
-    """How one row chooses: `key` and `place` say which random number comes next, `inverse` is 1 / temperature, 0 for
-    the likeliest token. Of the likeliest `top_k` are left, of those the fewest with `top_p` of the weight, and of those
-    the ones whose scaled logit is not further below the best than `floor`."""
+    """The sampling parameters of one row.
+
+    `key` and `place` name its next random number, `inverse` is 1 / temperature, 0 for a greedy row. Of the likeliest
+    `top_k` tokens are left, of those the fewest with `top_p` of the weight, and of those the ones whose scaled logit is
+    at most `floor` below the best.
+    """
 
     key: int
     place: int
@@ -32,15 +37,59 @@ class Drawn(NamedTuple):
     floor: float
 
 
-class Chosen(NamedTuple):
-    """Tokens [rows] on the device, and the small arrays from which the host reads them: see `read`."""
+class KernelDraw:
+    """The draw of all rows of a batch by one kernel; see `sampling.draw.Draw`."""
+
+    def plan(self, rows: Sequence[Row], vocab_size: int) -> KernelPlan:
+        """See `Draw.plan`."""
+        return KernelPlan(rows, vocab_size)
+
+
+class KernelPlan:
+    """The draw for one set of rows, greedy ones too; see `sampling.draw.DrawPlan`."""
+
+    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
+        self._rows = list(rows)
+        self._vocab_size = vocab_size
+        self._first: list[int] = []
+        self._columns: mx.array | None = None
+
+    def draw(self, logits: mx.array, width: int = 1, ahead: int = 0) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """See `DrawPlan.draw`."""
+        counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
+        if self._columns is None or len(counts) != 1:
+            # Rows gained unequal numbers of tokens since the columns were made: the kernel adds one number for all.
+            self._first = [row.sampled for row in self._rows]
+            self._columns = columns([self._drawn(row) for row in self._rows])
+            counts = {0}
+        found = choose(logits, self._columns, counts.pop() + ahead, width)
+        return found.tokens, found.told
+
+    def read(self, arrays: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
+        """See `DrawPlan.read`."""
+        return read(arrays, count)
+
+    def _drawn(self, row: Row) -> Drawn:
+        setting = row.sampling
+        return Drawn(
+            row.key,
+            row.sampled,
+            inverse_temperature(setting),
+            top_k_of(setting, self._vocab_size),
+            setting.top_p,
+            math.log(setting.min_p) if setting.min_p > 0 else -math.inf,
+        )
+
+
+class TokenArrays(NamedTuple):
+    """Tokens [rows] on the device, and the small arrays from which `read` gets them on the host."""
 
     tokens: mx.array
     told: tuple[mx.array, ...]
 
 
 def columns(rows: Sequence[Drawn]) -> mx.array:
-    """What the kernel is to know of these rows, where it need not be fetched from the host's memory."""
+    """The parameters of these rows in the device's memory, as the kernel reads them."""
     found = np.zeros((len(rows), _COLUMNS), np.uint32)
     for place, row in enumerate(rows):
         found[place, :3] = row.key & 0xFFFFFFFF, row.key >> 32, row.place
@@ -55,10 +104,10 @@ def columns(rows: Sequence[Drawn]) -> mx.array:
 _COLUMNS = 7
 
 
-def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Chosen:
+def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> TokenArrays:
     """A token for each of `logits` [rows * width, vocab], `width` consecutive ones for each row of a plan.
 
-    `plan` comes from `columns`; `drawn` is how many tokens every row has drawn since it was made.
+    `plan` comes from `columns`; `drawn`: tokens that every row has drawn since it was made.
     """
     count = logits.shape[0]
     pairs = max(_TOLD_MIN, 1 << (-(-count // _TOLD_EACH) - 1).bit_length())
@@ -70,11 +119,11 @@ def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Chos
         output_shapes=[(max(WORDS, count),)] + [(_TOLD_EACH,)] * pairs,
         output_dtypes=[mx.uint32] * (1 + pairs),
     )
-    return Chosen(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]))
+    return TokenArrays(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]))
 
 
 def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
-    """The tokens, and for each 0, or what is not a number if its logit is not one. Waits for them."""
+    """Wait for the tokens and their logits: 0, or NaN for a logit that is not finite."""
     numbers: list[Any] = []
     for pair in told:
         numbers += pair.tolist()  # type: ignore[arg-type]

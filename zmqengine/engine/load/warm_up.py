@@ -13,8 +13,8 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from zmqengine.engine.interface import Engine, RowRequest, Sampling
+from zmqengine.engine.sampling.draw import SAMPLED
 from zmqengine.engine.sampling.penalties import PENALISED
-from zmqengine.engine.sampling.sampler import SAMPLED
 
 log = logging.getLogger("zmqengine.engine")
 

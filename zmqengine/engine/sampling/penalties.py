@@ -11,7 +11,7 @@ from zmqengine.engine.row import Row
 from zmqengine.sampling_params import Sampling
 
 PENALISED = Sampling(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={1: 1.0})
-"""All of them at once, to be tried before a request asks for them."""
+"""Every bias and penalty at once, to be compiled before a request asks for them."""
 
 
 def uses_penalties(sampling: Sampling) -> bool:
@@ -25,11 +25,11 @@ def uses_penalties(sampling: Sampling) -> bool:
 
 
 class Penalties:
-    """The changed logits of some rows of a batch.
+    """Changes the logits of those rows of a batch that have a bias or a penalty.
 
-    `index` says where in the batch the rows stand. First the bias is added. Then the repetition penalty divides
-    positive and multiplies negative logits of tokens in prompt or output (Keskar et al., arXiv:1909.05858). Then
-    the frequency penalty times its count in the output, and the presence penalty if it is in the output, are
+    `index`: their places in the batch, None if there are none. First the bias is added. Then the repetition penalty
+    divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al., arXiv:1909.05858).
+    Then the frequency penalty times its count in the output, and the presence penalty if it is in the output, are
     subtracted from each token's logit (the OpenAI API's definition).
     """
 
@@ -42,7 +42,7 @@ class Penalties:
         """Follow a change of the batch: rows that stay keep their state, others get theirs from their tokens."""
         known = {id(row): place for place, row in enumerate(self.rows)}
         places = [place for place, row in enumerate(batch) if uses_penalties(row.sampling)]
-        # Those that are new come last here, wherever they stand in the batch.
+        # Rows that are new come last here, wherever they stand in the batch.
         places.sort(key=lambda place: id(batch[place]) not in known)
         rows = [batch[place] for place in places]
         self.index = mx.array(places) if places else None
@@ -58,8 +58,41 @@ class Penalties:
         self._presence = _column([row.sampling.presence_penalty for row in rows])
         self._frequency = _column([row.sampling.frequency_penalty for row in rows])
 
-    def apply(self, logits: mx.array) -> mx.array:
-        """`logits` [batch, vocab] as float32, with the rows of `index` changed."""
+    def apply(self, logits: mx.array, drafted: mx.array | None = None) -> mx.array:
+        """`logits` [batch, width, vocab] as float32, with the rows of `index` changed.
+
+        At each position the draft tokens before it, `drafted` [batch, width - 1], count as output.
+        """
+        if drafted is None:
+            return self._apply(logits[:, -1])[:, None]
+        counts, positions = self._counts, []
+        for position in range(logits.shape[1]):
+            positions.append(self._apply(logits[:, position]))
+            if position < drafted.shape[1]:
+                # What is no draft token counts as token 0, in positions that nobody reads.
+                tokens = mx.maximum(drafted[self.index, position], 0)
+                self._counts = self._counts.at[mx.arange(len(self.rows)), tokens].add(1)
+        self._counts = counts
+        return mx.stack(positions, axis=1)
+
+    def count(self, tokens: mx.array, drafted: mx.array | None = None) -> None:
+        """Count the new output tokens [batch, width]: the first, and each after an accepted draft token."""
+        assert self.index is not None
+        rows = mx.arange(len(self.rows))
+        if drafted is None:
+            self._counts = self._counts.at[rows, tokens[self.index, 0]].add(1)
+            return
+        is_output = mx.concatenate(
+            [
+                mx.ones((tokens.shape[0], 1), mx.int32),
+                mx.cumprod((drafted == tokens[:, :-1].astype(mx.int32)).astype(mx.int32), axis=-1),
+            ],
+            axis=-1,
+        )
+        added = is_output[self.index].astype(mx.float32)
+        self._counts = self._counts.at[rows[:, None], tokens[self.index]].add(added)
+
+    def _apply(self, logits: mx.array) -> mx.array:
         assert self.index is not None
         changed = logits[self.index].astype(mx.float32) + self._bias
         present = self._counts > 0
@@ -69,30 +102,6 @@ class Penalties:
         logits = logits.astype(mx.float32)
         logits[self.index] = changed
         return logits
-
-    def count(self, tokens: mx.array) -> None:
-        """Count the new output tokens [batch]."""
-        assert self.index is not None
-        self._counts = self._counts.at[mx.arange(len(self.rows)), tokens[self.index]].add(1)
-
-    def apply_window(self, logits: mx.array, drafts: mx.array) -> mx.array:
-        """`logits` [batch, width, vocab] as float32: at each place as if `drafts` [batch, width - 1] before it had
-        been counted."""
-        assert self.index is not None
-        counts, places = self._counts, []
-        for place in range(logits.shape[1]):
-            places.append(self.apply(logits[:, place]))
-            if place < drafts.shape[1]:
-                drafted = drafts[self.index, place]
-                self._counts = self._counts.at[mx.arange(len(self.rows)), drafted].add(1)
-        self._counts = counts
-        return mx.stack(places, axis=1)
-
-    def count_window(self, tokens: mx.array, kept: mx.array) -> None:
-        """Count those of the new output tokens [batch, width] that are `kept`: 1 or 0 for each."""
-        assert self.index is not None
-        rows = mx.arange(len(self.rows))[:, None]
-        self._counts = self._counts.at[rows, tokens[self.index]].add(kept[self.index].astype(mx.float32))
 
     def _joined(self, name: str, kept: list[int], fresh: list[np.ndarray]) -> mx.array:
         parts = [getattr(self, name)[mx.array(kept)]] if kept else []

@@ -12,7 +12,7 @@ import numpy as np
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling.sampler import Plan, choose, plan_draw
+from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
 
 DRAFT_TOKENS_MAX = 8
 # Tokens of prompts that are prefilled before one verify block, which waits for them.
@@ -64,6 +64,7 @@ class DraftModel:
         words: int,
         padding_bytes_max: int,
         kernels: kv.KVKernels = kv.PLAIN,
+        draw: Draw = PLAIN_DRAW,
     ) -> None:
         self.parameter_bytes = parameter_bytes
         self.shape = shape
@@ -79,7 +80,8 @@ class DraftModel:
         # Draft tokens in the caches, [rows][tokens], of which nobody has said yet whether they are accepted.
         self._unverified: list[list[int]] = []
         self._prefill: _Prefill | None = None
-        self._plan: Plan = None
+        self._draw_tokens = draw
+        self._plan: DrawPlan | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -173,7 +175,8 @@ class DraftModel:
 
     def _sample(self, logits: mx.array, ahead: int) -> mx.array:
         logits = logits[:, : self._vocab_size]
-        return choose(logits, self._plan, ahead=ahead).tokens.astype(mx.uint32)
+        assert self._plan is not None, "rows have a plan"
+        return self._plan.draw(logits, ahead=ahead)[0].astype(mx.uint32)
 
     def _roll_back(self) -> None:
         """Keep the accepted draft tokens in the caches; roll back the others."""
@@ -223,7 +226,7 @@ class DraftModel:
         return len(row.tokens) > 1 and 2 * padding * self.shape.token_bytes <= self.padding_bytes_max
 
     def _follow_change(self) -> None:
-        self._plan = plan_draw(self._rows, self._vocab_size) if self._rows else None
+        self._plan = self._draw_tokens.plan(self._rows, self._vocab_size)
 
 
 def _alike(drafted: Sequence[int], coming: Sequence[int]) -> int:

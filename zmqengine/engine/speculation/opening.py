@@ -8,6 +8,7 @@ from zmqengine.engine.kv import PLAIN, KVKernels
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.load.probe import probe
 from zmqengine.engine.options import Speculate
+from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
 from zmqengine.engine.speculation.costs import WidthCosts
 from zmqengine.engine.speculation.draft_model import DraftModel
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
@@ -40,7 +41,9 @@ def open_speculator(
     return Speculator(lookups, WidthCosts(), model=model, positions_max=positions_max)
 
 
-def open_draft_model(draft: LoadedModel, target: LoadedModel, kernels: KVKernels = PLAIN) -> DraftModel:
+def open_draft_model(
+    draft: LoadedModel, target: LoadedModel, draw: Draw = PLAIN_DRAW, kernels: KVKernels = PLAIN
+) -> DraftModel:
     """A loaded model that drafts for `target`.
 
     Raises `ModelLoadError` for one with another vocabulary, or whose caches cannot be rolled back.
@@ -60,4 +63,5 @@ def open_draft_model(draft: LoadedModel, target: LoadedModel, kernels: KVKernels
         words=min(draft.info.vocab_size, target.info.vocab_size),
         padding_bytes_max=padding_allowance(draft.info.parameter_bytes),
         kernels=kernels,
+        draw=draw,
     )

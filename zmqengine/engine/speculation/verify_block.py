@@ -52,6 +52,11 @@ class VerifyBlock:
         inputs = np.concatenate([last[:, None], np.maximum(drafted, 0)], axis=1)
         return cls(drafts, width, mx.array(inputs.astype(np.uint32)), mx.array(drafted))
 
+    @property
+    def draft_tokens(self) -> list[Sequence[int]]:
+        """The draft tokens of each row."""
+        return [() if draft is None else draft.tokens for draft in self.drafts]
+
     def accepted(self, place: int, tokens: Sequence[int]) -> int:
         """The number of draft tokens of row `place` that equal the sampled `tokens`, up to the first that differs."""
         draft = self.drafts[place]

@@ -44,7 +44,7 @@ class LengthBuckets:
     @property
     def rows(self) -> int:
         """How many rows decode."""
-        return sum(len(lane.rows) for lane in self._lanes)
+        return sum([len(lane.rows) for lane in self._lanes])
 
     @property
     def byte_count(self) -> int:
@@ -101,21 +101,20 @@ class LengthBuckets:
         """Drop a row that is here; see `DecodeBatch.take_out`."""
         return next(lane for lane in self._lanes if row in lane.rows).take_out(row)
 
-    def next(self, result: StepResult) -> None:
-        """Start the next step of every batch, and report the tokens of the step before."""
-        for lane in self._lanes:
-            lane.launch(partial(self._has_room_for_drafts, lane))
-        for lane in self._lanes:
-            lane.land(result)
-        self._lanes = [lane for lane in self._lanes if not lane.idle]
+    def step(self, result: StepResult) -> None:
+        """Launch the next step of every batch, and report the tokens of the steps before to `result`."""
+        for lane in list(self._lanes):
+            lane.step(result, partial(self._may_speculate, lane))
+            if lane.idle:
+                self._lanes.remove(lane)
 
-    def _has_room_for_drafts(self, lane: DecodeBatch) -> bool:
-        """Whether it can be told what drafts cost, and they cannot make the padding more than it may be."""
-        # Of several batches each waits for the others as well, and their steps are not timed.
+    def _may_speculate(self, lane: DecodeBatch) -> bool:
+        """Whether drafts keep the padding within its bound, and their cost is known."""
+        # A step of one of several batches waits for the others, so it takes longer than was measured.
         if len(self._lanes) > 1:
             return False
-        # One row may get as much longer as a step makes tokens, and all others are padded to it. Another such step is
-        # on its way.
+        # One row may gain all tokens of a verify block, and the others are padded to its length. Another block may be
+        # in flight.
         grown = self._project_bytes(2 * self._step_tokens_max) - self._project_bytes(0)
         return (len(lane.rows) - 1) * grown <= self.padding_room_bytes
 

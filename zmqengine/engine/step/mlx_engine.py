@@ -33,9 +33,9 @@ from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
-from zmqengine.engine.speculation.choosing import Choosing
-from zmqengine.engine.step.decode import DecodeBatch
-from zmqengine.engine.step.gauges import Gauges
+from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
+from zmqengine.engine.sampling.sampler import Sampler
+from zmqengine.engine.step.decode import DecodeBatch, Planner
 from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.prefill import Prefill
@@ -73,6 +73,7 @@ class MlxEngine:
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
         padding_bytes_max: int | None = None,
         speculator: Speculator | None = None,
+        draw: Draw = PLAIN_DRAW,
         few_sizes: bool = False,
         kernels: kv.KVKernels = kv.PLAIN,
     ) -> None:
@@ -81,8 +82,8 @@ class MlxEngine:
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
         self._clock = StepClock(computes=not on_gpu())
         self.wired = WiredMemory(options.wired_limit)
-        masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
-        self._choosing = partial(Choosing, info.vocab_size, masks)
+        self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
+        self._draw = draw
         try:
             self._abilities = probe(model)
         except BaseException:
@@ -104,7 +105,7 @@ class MlxEngine:
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
         self.disk: DiskTier | None = None
-        self._gauges = Gauges(self.info, self.rows_max, self._store, self._speculator)
+        self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         if self._speculator is not None:
             self._prepare_speculation(self._speculator)
         self._start_batch()
@@ -129,23 +130,38 @@ class MlxEngine:
     def next(self) -> StepResult:
         """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
         self._clock.start()
-        read_before = self._prefill.computed_tokens
         result = StepResult()
-        self._decode.next(result)
-        tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(self._prefill.rows))
-        room_bytes = self._decode.padding_room_bytes if self._prefill.rows else 0
-        self._decode.join(self._prefill.next(tokens_max, room_bytes, result))
+        self._decode.step(result)
+        prefilled = self._prefill_chunk(result)
         self._store.settle()
-        ended = [token.row for token in result.tokens if token.finish is not None]
-        for row in (*ended, *(failure.row for failure in result.failures)):
-            del self._rows[row]
-        if self._speculator is not None and (ended or result.failures):
-            self._speculator.release()
-        self._gauges.count(result)
-        if self._gauges.steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
+        self._forget_ended(result)
+        self._steps += 1
+        self._generated_tokens += len(result.tokens)
+        if self._steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
             mx.clear_cache()
-        self._pace.record(self._prefill.computed_tokens - read_before, self._clock.seconds())
+        self._pace.record(prefilled, self._clock.seconds())
         return result
+
+    def _prefill_chunk(self, result: StepResult) -> int:
+        """Prefill at most one chunk of the waiting prompts; returns the tokens computed."""
+        prefill = self._prefill
+        tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(prefill.rows))
+        if not prefill.rows:
+            return 0
+        before = prefill.computed_tokens
+        self._decode.join(prefill.next(tokens_max, self._decode.padding_room_bytes, result))
+        return prefill.computed_tokens - before
+
+    def _forget_ended(self, result: StepResult) -> None:
+        """Drop the rows that a step ended."""
+        before = len(self._rows)
+        for token in result.tokens:
+            if token.finish is not None:
+                del self._rows[token.row]
+        for failure in result.failures:
+            del self._rows[failure.row]
+        if len(self._rows) < before and self._speculator is not None:
+            self._speculator.release()
 
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows in any phase. Unknown and repeated ids are no error."""
@@ -186,7 +202,8 @@ class MlxEngine:
     def reset(self, *, keep_buffers: bool = False) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
         self._store.clear()
-        self._gauges.leave(self._prefill)
+        self._prompt_tokens += self._prefill.prompt_tokens
+        self._cached_tokens += self._prefill.cached_tokens
         self._start_batch()
         if not keep_buffers:
             mx.clear_cache()
@@ -198,7 +215,7 @@ class MlxEngine:
         measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin, shapes)
         # The first request would have to map the buffers again there.
         self.reset(keep_buffers=on_cuda())
-        self._gauges.forget()
+        self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._pace.begin(measured)
 
     def project_bytes(self, tokens: int) -> int:
@@ -235,12 +252,39 @@ class MlxEngine:
 
     def stats(self) -> EngineStats:
         """Rows and counters."""
-        return self._gauges.stats(len(self._rows), self._prefill)
+        prefill = self._prefill
+        return EngineStats(
+            rows_decoding=len(self._rows) - len(prefill.rows),
+            rows_prefilling=len(prefill.rows),
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens + prefill.prompt_tokens,
+            cached_tokens=self._cached_tokens + prefill.cached_tokens,
+            generated_tokens=self._generated_tokens,
+            prompt_cache_entries=self._store.pool.index.leaves,
+            prompt_cache=self._store.numbers(),
+        )
 
     def memory(self) -> EngineMemory:
         """Memory in use by purpose."""
-        reading_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
-        return self._gauges.memory(self._decode, self._prefill, reading_bytes)
+        decode, drafts = self._decode, self._draft_model
+        prefilling = [kv.byte_count(row.caches) for row in self._prefill.rows if row.caches is not None]
+        chunk_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
+        if self._speculator is not None:
+            block_bytes = self._speculator.workspace_bytes(self.rows_max, self.info.vocab_size)
+            chunk_bytes = max(chunk_bytes, block_bytes)
+        # A batch that grows or takes a row in is copied, and its caches may all be copied before one is freed.
+        copied = decode.largest_bytes + max(prefilling, default=0) + decode.empty_bytes
+        return EngineMemory(
+            weights=self.info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
+            kv=decode.byte_count + sum(prefilling) + (0 if drafts is None else drafts.held_bytes),
+            padding=decode.padding_bytes + (0 if drafts is None else drafts.padding_bytes),
+            parked=self._store.parked.bytes,
+            prompt_cache=self._store.held_bytes,
+            buffers=mx.get_cache_memory(),
+            workspace=chunk_bytes + copied,
+            active=mx.get_active_memory(),
+            peak=mx.get_peak_memory(),
+        )
 
     def close(self) -> None:
         """Free the batch and restore the wired limit. Idempotent."""
@@ -252,21 +296,26 @@ class MlxEngine:
             self._speculator.clear()
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
-        lane = partial(DecodeBatch, self._model, self._store, self._choosing, self._speculator)
-        self._decode = LengthBuckets(lane, project, self._lanes_padding_bytes, self.step_tokens_max)
+        new_batch = partial(self._new_batch, self._speculator)
+        self._decode = LengthBuckets(new_batch, project, self._lanes_padding_bytes, self.step_tokens_max)
         self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes, self._kernels)
+
+    def _new_batch(self, planner: Planner | None) -> DecodeBatch:
+        sampler = Sampler(self.info.vocab_size, self._draw)
+        return DecodeBatch(self._model, self._store, sampler, self._masks, planner)
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
         """Measure what drafts cost, unless it is known."""
         if not speculator.costs.seconds:
             measure_costs(
                 self._model,
-                partial(DecodeBatch, self._model, self._store, self._choosing),
+                self._new_batch,
                 speculator.costs,
                 vocab_size=self.info.vocab_size,
                 rows_max=self.rows_max,
                 widths=speculator.widths,
                 positions_max=speculator.positions_max,
+                kernels=self._kernels,
             )
         if speculator.model is not None:
             speculator.model.prepare(self.rows_max)

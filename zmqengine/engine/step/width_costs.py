@@ -56,6 +56,7 @@ def measure_costs(
     rows_max: int,
     widths: Sequence[int],
     positions_max: int,
+    kernels: kv.KVKernels,
 ) -> None:
     """Time steps of one row, of some and of `rows_max` into `costs`, for a second or two in all.
 
@@ -68,14 +69,16 @@ def measure_costs(
         if time.perf_counter() > began_s + _SECONDS_MAX:
             break
         known = [1, *(width for width in widths if rows * width <= positions_max)]
-        timer = _Timer(model, new_batch, vocab_size, [_PROMPT_TOKENS + place % 2 for place in range(rows)])
+        timer = _Timer(
+            model, new_batch, vocab_size, [_PROMPT_TOKENS + place % 2 for place in range(rows)], kernels
+        )
         costs.seconds[rows] = timer.best_s(known, began_s + _SECONDS_MAX * (number + 1) / len(counts))
     if on_gpu():
         for width in widths:
             traces_until_s = time.perf_counter() + _TRACES_S
             layers.trace(model, min(rows_max, positions_max // width), traces_until_s, width)
         for tokens in _LONG_PROMPT_TOKENS:
-            _Timer(model, new_batch, vocab_size, [tokens]).best_s(widths, 0.0)
+            _Timer(model, new_batch, vocab_size, [tokens], kernels).best_s(widths, 0.0)
 
 
 class _Timer:
@@ -87,6 +90,7 @@ class _Timer:
         new_batch: Callable[[FixedWidth], DecodeBatch],
         vocab_size: int,
         prompts: Sequence[int],
+        kernels: kv.KVKernels,
     ) -> None:
         self._planner = FixedWidth()
         self._batch = new_batch(self._planner)
@@ -98,7 +102,7 @@ class _Timer:
             if tokens not in alone:
                 alone[tokens] = kv.new_caches(model)
                 mx.eval(kv.read_alone(model, alone[tokens], [1] * tokens))
-        self._batch.join(rows, kv.KVBatch.merge([alone[tokens] for tokens in prompts], prompts))
+        self._batch.join(rows, kv.KVBatch.merge([alone[tokens] for tokens in prompts], prompts, kernels))
 
     def best_s(self, widths: Sequence[int], until_s: float) -> dict[int, float]:
         """Seconds of a step by width: the least of one try or more, in turns."""
@@ -120,5 +124,4 @@ class _Timer:
         return (time.perf_counter() - started_s) / _STEPS
 
     def _step(self) -> None:
-        self._batch.launch(lambda: True)
-        self._batch.land(StepResult())
+        self._batch.step(StepResult(), lambda: True)
