@@ -177,7 +177,7 @@ class _Run:
 
     def close(self) -> None:
         """End the engine and the thread that writes."""
-        self._tier.close()
+        self._tier.close(seconds=10.0)  # Or the writer still writes into the directory that is removed next.
         self._engine.close()
 
     def _stretch(self, goes_on: Callable[[int], bool], after: Callable[[float], None]) -> _Stretch:
