@@ -20,6 +20,7 @@ CLIENTS = ROOT / "clients"
 MLX_ROOMS = ("zmqengine/engine/", "zmqengine/bench/")
 MLX_FREE = {
     "zmqengine/engine/fake/",
+    "zmqengine/engine/host/device_errors.py",
     "zmqengine/engine/interface.py",
     "zmqengine/engine/options.py",
     "zmqengine/engine/prefix_cache/disk/block_file.py",

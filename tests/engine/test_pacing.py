@@ -250,3 +250,19 @@ def test_what_many_rows_may_take_is_not_held_against_the_prompts() -> None:
 
     assert beside_many(0.012 * 12) == 1
     assert beside_many(2.0) <= 0.3
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_a_shrunk_pace_halves_its_largest_chunk_down_to_a_floor(even: bool) -> None:
+    """A device that ran out of time or memory is given less; below the floor, time decides alone."""
+    pace = StepPace(2048, 4096, 0.0, even=even)
+    before = pace.largest_tokens
+    sizes: list[int] = []
+    while not sizes or sizes[-1] != TOKENS_START:
+        pace.shrink()
+        sizes.append(pace.largest_tokens)
+    assert [before, *sizes] == [before >> place for place in range(len(sizes) + 1)]
+    assert pace.shrink() == TOKENS_START
+    assert pace.choose(decoding=1, waiting=1) == TOKENS_START
+    small = StepPace(64, 64, 0.0)
+    assert small.shrink() == 64

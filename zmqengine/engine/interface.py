@@ -247,6 +247,13 @@ class Engine(Protocol):
         emptied."""
         ...
 
+    def shrink_chunk(self) -> int:
+        """Halve the most prompt tokens of a step, after the device ran out of time or memory; returns the new bound.
+
+        There is a least bound, below which time decides alone. The bound stays until the engine is closed.
+        """
+        ...
+
     def project_bytes(self, tokens: int) -> int:
         """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.interface import Engine, RowDraft, RowFailure, RowPrefill, StepResult
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.lifecycle import Lifecycle
@@ -24,8 +25,8 @@ class EngineBroken(Exception):
 class Batch:
     """Runs the engine's steps for the rows that the scheduler chose.
 
-    A failed step ends the requests found guilty with `error`, and the others run again; too many failures raise
-    `EngineBroken`.
+    A failed step ends the requests found guilty with `error`, and the others run again. A failure of the device finds
+    nobody guilty: `device_errors` has the remedy. Too many failures raise `EngineBroken`.
     """
 
     def __init__(
@@ -150,15 +151,23 @@ class Batch:
         self._counters.engine_failures += 1
         scheduler = self._scheduler
         in_engine = list(scheduler.running.values())
+        fault = device_error(error)
         log.error(
             "engine failed",
             extra={
                 "requests": [request.id for request in in_engine],
                 "cancelled": [request.id for request in scheduler.leaving.values()],
+                "device": None if fault is None else fault.name,
             },
             exc_info=error,
         )
-        guilty = scheduler.recovery.failed(in_engine, now_s)
+        if fault is not None and fault.remedy == "exit":
+            raise EngineBroken(f"the device failed ({fault.name}): {error}") from error
+        if fault is None:
+            guilty = scheduler.recovery.failed(in_engine, now_s)
+        else:
+            guilty = []
+            scheduler.recovery.device_failed(in_engine, now_s)
         if scheduler.recovery.has_failed_too_often:
             config = self._config
             raise EngineBroken(
@@ -169,6 +178,8 @@ class Batch:
             self._engine.reset()
         except Exception as second:
             raise EngineBroken(f"the engine could not be reset: {second}") from second
+        if fault is not None:
+            log.warning("smaller prefill chunks", extra={"tokens_max": self._engine.shrink_chunk()})
         scheduler.free_all()
         for request in guilty:
             self._lifecycle.end(request, "error", f"generating this request failed: {error}")

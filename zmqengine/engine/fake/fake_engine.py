@@ -130,6 +130,7 @@ class FakeEngine:
         self.unblock = self._faults.unblock
         self.closed = False
         self._rows: dict[int, _Row] = {}
+        self._chunk = self.config.prefill_chunk
         self._prompt_cache = FakePromptCache(self.config.prompt_cache_bytes, self.config.kv_bytes_token)
         self._peak_bytes = self._cached_tokens = 0
         self._strike = self._faults.strike
@@ -193,6 +194,12 @@ class FakeEngine:
         self._rows.clear()
         self._prompt_cache.clear()
         self._strike("reset")
+
+    def shrink_chunk(self) -> int:
+        """Halve `chunk`, down to 1."""
+        self._record("shrink_chunk", ())
+        self._chunk = max(1, self._chunk // 2)
+        return self._chunk
 
     def project_bytes(self, tokens: int) -> int:
         """`kv_bytes_token` for each token."""
@@ -277,7 +284,7 @@ class FakeEngine:
             self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
 
     def _prefill(self, result: StepResult) -> None:
-        budget = self.config.prefill_chunk
+        budget = self._chunk
         for row in [row for row in self._rows.values() if not row.decoding]:
             if self._strike("prefill", row):
                 del self._rows[row.request.row]

@@ -33,10 +33,10 @@ class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     the engine". `index` limits it to one step (`next`: the first is 0) or one output index (`token`). It strikes
     `times` times, or every time when that is None.
 
-    `fail` ends the row with a RowFailure (at `insert`, `prefill` and `token`); `raise` raises FakeEngineError
-    out of the method; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `hang`
-    blocks in native code and `spin` runs in native code with the interpreter lock held, both for ever; `exit` ends
-    the process at once with EXIT_CODE.
+    `fail` ends the row with a RowFailure (at `insert`, `prefill` and `token`); `raise` raises FakeEngineError with
+    `message`; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `hang` blocks in
+    native code and `spin` runs in native code with the interpreter lock held, both for ever; `exit` ends the process
+    at once with EXIT_CODE.
     """
 
     place: FaultPlace
@@ -44,6 +44,7 @@ class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     token: int | None = None
     index: int | None = None
     times: int | None = 1
+    message: str = ""
 
 
 class FaultyRow(Protocol):
@@ -88,4 +89,4 @@ class FakeFaults:
                 ctypes.CDLL(None).pause()
         if fault.action == "spin":
             deque(repeat(None), maxlen=0)
-        raise FakeEngineError(f"fake fault at {fault.place}")
+        raise FakeEngineError(fault.message or f"fake fault at {fault.place}")

@@ -208,6 +208,10 @@ class MlxEngine:
         if not keep_buffers:
             mx.clear_cache()
 
+    def shrink_chunk(self) -> int:
+        """Halve the most prompt tokens of a step; returns the new bound."""
+        return self._pace.shrink()
+
     def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
         """Do once what traffic will need, for at most about `seconds_max`. Then the engine is as good as new, and reads
         prompts at a pace that suits what was seen."""

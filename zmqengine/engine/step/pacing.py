@@ -84,6 +84,15 @@ class StepPace:
             self._slowest = self._speed * _SLOWEST_SHARE
             self._room = self._idle_tokens_max * self._bounds.bunch_chunks
 
+    def shrink(self) -> int:
+        """Halve the most tokens of a chunk and return it. Below `TOKENS_START` time decides alone."""
+        bunch = self._bounds.bunch_chunks
+        self._bounds = self._bounds._replace(bunch_chunks=1)
+        if bunch == 1:
+            self._idle_tokens_max = max(min(TOKENS_START, self._idle_tokens_max), self._idle_tokens_max // 2)
+            self.tokens_max = min(self.tokens_max, self._idle_tokens_max)
+        return self._idle_tokens_max
+
     @property
     def largest_tokens(self) -> int:
         """The most that the next step may read, whoever waits."""

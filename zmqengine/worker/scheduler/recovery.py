@@ -56,15 +56,24 @@ class Recovery:
 
         The others wait here until they have a row again.
         """
-        while self._failures and self._failures[0].at_s < now_s - self._window_s:
-            self._failures.popleft()
-        self._failures.append(_Failure(now_s, set(in_engine)))
+        self._record(set(in_engine), now_s)
         guilty = self._convict(in_engine)
         innocent = [request for request in in_engine if request not in guilty]
         # The batch was fine before the one on probation joined, so the rest return together.
         (self._suspects if self._on_probation is None else self._cleared).extend(innocent)
         self._on_probation = None
         return guilty
+
+    def device_failed(self, in_engine: list[LiveRequest], now_s: float) -> None:
+        """Record a step that failed for a reason outside the batch: no request is a suspect, and all return together.
+
+        A request on probation is still one.
+        """
+        self._record(set(), now_s)
+        self._cleared.extend(request for request in in_engine if request is not self._on_probation)
+        if self._on_probation is not None:
+            self._suspects.appendleft(self._on_probation)
+            self._on_probation = None
 
     def next_to_join(self) -> LiveRequest | None:
         """The request to start next: cleared ones, then one suspect at a time; None if none may start now."""
@@ -104,6 +113,11 @@ class Recovery:
                 waiting.remove(request)
         for failure in self._failures:
             failure.suspects.discard(request)
+
+    def _record(self, suspects: set[LiveRequest], now_s: float) -> None:
+        while self._failures and self._failures[0].at_s < now_s - self._window_s:
+            self._failures.popleft()
+        self._failures.append(_Failure(now_s, suspects))
 
     def _convict(self, in_engine: list[LiveRequest]) -> list[LiveRequest]:
         guilty = [request for request in in_engine if self._strikes(request) >= STRIKES_MAX]
