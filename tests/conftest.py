@@ -23,6 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # that are started here inherit it.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
+# Engines assert the rules of writing KV caches in place (zmqengine/engine/kv/generations.py).
+os.environ.setdefault("ZMQENGINE_CHECK_KV", "1")
+
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.

@@ -9,18 +9,23 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.support.kv_kernels import MemoryKernels, write_in_place
 from zmqengine.engine import kv
+from zmqengine.engine.kv import batch as kv_batch
 from zmqengine.engine.models.mlx_lm import KVCache
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_CACHE_OPERATIONS", "1000"))
-LAYERS, HEADS, WIDTH = 2, 1, 2
+LAYERS, HEADS, WIDTH = 2, 1, 32
 
 
 class Batch:
     """Rows as lists of numbers, and caches that should hold the same: each number is the key of its token."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: kv.KVKernels = kv.PLAIN) -> None:
         self.rows: list[list[float]] = []
+        self.kernels = kernels
+        # Copies for the prefix cache that are computed later, and the keys they should have.
+        self.copies: list[tuple[mx.array, list[float]]] = []
         self.kv = kv.KVBatch()
         self.next = 1.0
 
@@ -30,7 +35,9 @@ class Batch:
 
     def join(self, lengths: list[int]) -> None:
         texts = [self.fresh(length) for length in lengths]
-        self.kv.join(kv.KVBatch.merge([[single(text) for _ in range(LAYERS)] for text in texts], lengths))
+        self.kv.join(
+            kv.KVBatch.merge([[single(text) for _ in range(LAYERS)] for text in texts], lengths, self.kernels)
+        )
         self.rows += texts
 
     def read(self, width: int, accepted: list[int]) -> None:
@@ -48,6 +55,7 @@ class Batch:
         marks = None if spans is None or spans.hidden is None else np.array(spans.hidden)[:, None, None]
         for cache in caches:
             seen, _ = cache.update_and_fetch(keys, -keys)
+        self.kv.launch(seen)
         if mask is None:
             mask = mx.ones((len(self.rows), 1, width, seen.shape[2]), dtype=mx.bool_)
         for said in [mask] if spans is None else [mask, spans.as_mask()]:
@@ -76,6 +84,10 @@ class Batch:
                 assert seen[place][mask[place, 0, ahead]].tolist() == row + text[: ahead + 1]
 
     def leave(self, places: list[int]) -> None:
+        layout = kv.BlockLayout([single([1.0])] * LAYERS)
+        for place, source in self.kv.leaving(sorted(places)).items():
+            (keys,) = layout.take(source, 0, [len(self.rows[place])])[0]
+            self.copies.append((keys, self.rows[place]))
         staying = [place for place in range(len(self.rows)) if place not in places]
         self.rows = [self.rows[place] for place in self.kv.keep_rows(staying)]
 
@@ -90,6 +102,9 @@ class Batch:
                     assert cache.offset == len(text)
                     assert np.array(cache.keys)[0, 0, :, 0].tolist() == text
                     assert np.array(cache.values)[0, 0, :, 0].tolist() == [-number for number in text]
+        for keys, text in self.copies:
+            assert np.array(keys)[0, 0, 0, :, 0].tolist() == text
+        self.copies = []
         assert self.kv.lengths == list(map(len, self.rows))
         for cache in self.kv.caches:
             assert cache.offset.tolist() == self.kv.lengths
@@ -103,11 +118,18 @@ def single(text: list[float]) -> KVCache:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_operations_agree_with_a_plain_replay(seed):
-    """Joining, leaving, windows of every width and every number accepted, some started before the one before them was
-    judged; gaps come and are closed."""
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
+def test_random_operations_agree_with_a_plain_replay(monkeypatch, seed, in_place):
+    """Rows join, leave and are copied, verify blocks of any width keep any number of tokens, gaps come and go.
+
+    Once MLX copies the arrays, once rows stay, move and are written in place.
+    """
     draw = random.Random(seed)
-    batch = Batch()
+    kernels = MemoryKernels(gpu=True)
+    batch = Batch(kernels if in_place else kv.PLAIN)
+    if in_place:
+        monkeypatch.setattr(kv_batch, "_EMPTY_ROWS_SHARE", 0.8)
+        write_in_place(monkeypatch)
     gaps = 0
     for _ in range(OPERATIONS // 2):
         kind = draw.random()
@@ -122,6 +144,7 @@ def test_random_operations_agree_with_a_plain_replay(seed):
         if batch.rows and draw.random() < 0.2:
             batch.check()
     assert gaps > OPERATIONS / 20
+    assert not in_place or min(kernels.moves.count("within"), kernels.moves.count("into")) > 0
 
 
 def test_going_back_copies_nothing():

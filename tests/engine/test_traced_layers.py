@@ -34,6 +34,7 @@ def steps(model: Any, texts: list[list[int]], widths: list[int]) -> list[np.ndar
     for width in widths:
         inputs = mx.array([[(row * 7 + at) % WORDS for at in range(width)] for row in range(len(texts))])
         logits = model(inputs, cache=batch.begin_step(inputs))
+        batch.launch(logits)
         found.append(np.array(logits))
     return found
 

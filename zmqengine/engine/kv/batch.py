@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.kv import rotating
-from zmqengine.engine.kv.kernels import PLAIN, KVKernels, Move, take_rows
+from zmqengine.engine.kv import generations, rotating
+from zmqengine.engine.kv.kernels import PLAIN, KeysValues, KVKernels, Move, take_rows
 from zmqengine.engine.kv.layer import RaggedKVCache
 from zmqengine.engine.kv.layout import Layout
 from zmqengine.engine.kv.parts import Part, parts_of
@@ -230,6 +230,16 @@ class KVBatch:
         if self._copies:
             start(self._copies)
             self._copies = []
+            self._started(generations.COPY)
+
+    def launch(self, *values: Any) -> None:
+        """Start to compute what the step that was begun last makes, before anything else is done with the batch."""
+        start(*values)
+        self._started(generations.STEP)
+
+    def _started(self, kind: str) -> None:
+        if self._layout.generations is not None:
+            self._layout.generations.started(kind)
 
     @property
     def _room(self) -> int:
@@ -267,11 +277,19 @@ class KVBatch:
         if count + len(other) > layers[0][0].shape[0]:
             return False
         moves = [Move(row, count + row, 0, before, other._layout.columns) for row in range(len(other))]
-        self._kernels.move_rows(layers, [(layer.keys, layer.values) for layer in other._ragged], moves)
+        self._move(layers, [(layer.keys, layer.values) for layer in other._ragged], moves)
         self._layout.join(other._layout)
         for layer, whole in zip(self._ragged, layers, strict=True):
             layer.show_rows(len(self), whole)
         return True
+
+    def _move(
+        self, layers: Sequence[KeysValues], sources: Sequence[KeysValues], moves: Sequence[Move]
+    ) -> None:
+        if self._layout.generations is not None:
+            for move in moves:
+                self._layout.generations.wrote([move.row], move.start, move.start + move.columns)
+        self._kernels.move_rows(layers, sources, moves)
 
     def _join_by_copy(self, other: KVBatch) -> None:
         columns = max(self._layout.columns, other._layout.columns)
@@ -286,6 +304,7 @@ class KVBatch:
                         for array, rows, before in zip(known, (len(self), len(other)), left, strict=True)
                     ]
                     setattr(ours, name, mx.concatenate(parts))
+        self._layout.replaced()
         for ours, theirs in zip(self._others, other._others, strict=True):
             ours.extend(theirs)
         self._layout.join(other._layout)
@@ -308,7 +327,7 @@ class KVBatch:
             return False
         moves = [Move(place, at, 0, 0, layout.columns) for at, place in enumerate(places) if place != at]
         if moves:
-            self._kernels.move_rows(layers, layers, moves)
+            self._move(layers, layers, moves)
         for layer, whole in zip(self._ragged, layers, strict=True):
             layer.show_rows(count, whole)
         layout.keep_rows(places)
@@ -321,6 +340,7 @@ class KVBatch:
         if layout.gaps is None:
             begin = layout.columns - max(lengths)
             columns = slice(begin, begin + layout.with_room(max(lengths)))
+        layout.replaced()
         rows = self._kernels.small(places)
         for layer in self._ragged:
             if layer.keys is not None:
@@ -369,6 +389,7 @@ class KVBatch:
         )
 
     def _take_columns(self, order: mx.array) -> None:
+        self._layout.replaced()
         for layer in self._ragged:
             if layer.keys is not None:
                 layer.keys, layer.values = (
@@ -405,10 +426,13 @@ class BatchRow:
 
         `names`: (place of the cache among all single caches, attribute) of each array.
         """
-        singles, place = list(single_caches(self.batch.caches)), self.place
+        layout, place = self.batch.layout, self.place
+        singles = list(single_caches(self.batch.caches))
+        columns = layout.columns_of(place)[start:end]
+        if layout.generations is not None:
+            layout.generations.built(generations.COPY, place, columns)
         if self.part is not None:
             return self.part.cut(singles, names, place, start, end)
-        columns = self.batch.layout.columns_of(place)[start:end]
         span = as_slice(columns)
         return mx.concatenate(
             [getattr(singles[cache], name)[place : place + 1, :, span] for cache, name in names]

@@ -121,6 +121,8 @@ class RaggedKVCache:
         # If these are all the columns there are, MLX takes the new keys as they are: a part of something larger.
         self._replaced(Arrays.OWNED if keys.shape[2] < self._keys.shape[2] else Arrays.SHARED)
         self._written_step = layout.step
+        if not self._number:
+            layout.replaced()
         if layout.is_early_layer(self._number):
             mx.async_eval(self._keys)  # type: ignore[no-untyped-call]
 
@@ -135,6 +137,8 @@ class RaggedKVCache:
         """Note that the columns of the step were written; returns whether the device should start on them now."""
         self._arrays = Arrays.IN_PLACE
         self._written_step = self.layout.step
+        if not self._number:
+            self.layout.wrote_in_place()
         return self.layout.is_early_layer(self._number)
 
     def all_rows(self) -> KeysValues:

@@ -9,6 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kv import generations
+from zmqengine.engine.kv.generations import Generations
 from zmqengine.engine.kv.kernels import KVKernels
 from zmqengine.engine.models.mlx_lm import create_causal_mask
 
@@ -94,6 +96,7 @@ class Layout:
         self.kernels = kernels
         self.gaps: Gaps | None = None
         self.step = 0
+        self.generations = Generations() if generations.CHECKS else None
         self.place(lengths)
 
     def place(
@@ -213,6 +216,19 @@ class Layout:
             return mask if gaps is None else mask & gaps.visible(columns)
 
         return Spans(padding, columns, self.kernels.small([columns]), marks, as_mask)
+
+    def wrote_in_place(self) -> None:
+        """Note that the columns of the step were written in place, and that it is not started yet."""
+        if self.generations is not None:
+            rows = range(len(self.lengths))
+            self.generations.wrote(rows, self.start, self.columns)
+            for row in rows:
+                self.generations.built(generations.STEP, row, self.columns_of(row))
+
+    def replaced(self) -> None:
+        """Note that the layers have new arrays."""
+        if self.generations is not None:
+            self.generations.replaced()
 
     def read_by_step(self) -> list[mx.array]:
         """Device arrays that the step reads, to be computed before it."""

@@ -129,7 +129,7 @@ class DecodeBatch:
             self._sampler.set_rows(self.rows)
             self._changed = False
         if step.is_masked:
-            kv.start(logits)
+            self.kv.launch(logits)
         else:
             self._sample(step)
         return step
@@ -142,7 +142,7 @@ class DecodeBatch:
         if step.block is None:
             for row in step.rows:
                 row.sampled += 1
-        kv.start(step.sampled.arrays())
+        self.kv.launch(step.sampled.arrays())
 
     def _land(self, step: InflightStep, result: StepResult) -> None:
         """Wait for a step, report its tokens and drop the rows that ended."""
