@@ -131,11 +131,7 @@ def attend_turned(
 ) -> mx.array:
     """The same from the product that has queries, keys and values of `heads`, of so many tokens a row.
 
-    Once the arrays of a cache are its own, keys and values are written into them in place: for MLX each step makes new
-    ones, which takes a call each, and a copy of all there is as long as the step before has not let go of them. MLX
-    does not know of it, so whoever reads such columns must be started after the step that writes them was, on its
-    stream: a batch starts each step before it does anything else, and what it cuts out of a row before another row
-    takes its place. Columns that somebody reads are not written again.
+    Keys and values are written in place where the cache allows it; see the theory in `zmqengine.engine.kv`.
     """
     if function is attend and isinstance(mask, kv.Spans) and cache.can_write_here(width, heads.dtype):
         offset = cache.offset

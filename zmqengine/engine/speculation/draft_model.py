@@ -163,7 +163,7 @@ class DraftModel:
         self._held = [held + read for held, read in zip(self._held, taken, strict=True)]
         self._kv.roll_back([width - read for read in taken])
         made = [tokens]
-        # No step is started before the last one is built: layers that write in place cannot be stepped so.
+        # No step is started before the last one is built, so these layers must not write in place (theory in `kv`).
         for ahead in range(1, count):
             inputs_ahead = tokens[:, None]
             logits = self._model(inputs_ahead, cache=self._kv.begin_step(inputs_ahead))
