@@ -230,16 +230,14 @@ class KVBatch:
         if self._copies:
             start(self._copies)
             self._copies = []
-            self._started(generations.COPY)
+            if self._layout.generations is not None:
+                self._layout.generations.started(generations.COPY)
 
     def launch(self, *values: Any) -> None:
         """Start to compute what the step that was begun last makes, before anything else is done with the batch."""
-        start(*values)
-        self._started(generations.STEP)
-
-    def _started(self, kind: str) -> None:
+        mx.async_eval(*values)  # type: ignore[no-untyped-call]
         if self._layout.generations is not None:
-            self._layout.generations.started(kind)
+            self._layout.generations.started(generations.STEP)
 
     @property
     def _room(self) -> int:
