@@ -52,11 +52,8 @@ class RaggedKVCache:
     @property
     def offset(self) -> mx.array:
         """Positions of the next token of each row, [rows]: after the step once this layer was written."""
-        return self.layout.offset if self._is_written else self.layout.offset_before
-
-    @property
-    def _is_written(self) -> bool:
-        return self._written_step == self.layout.step
+        layout = self.layout
+        return layout.offset if self._written_step == layout.step else layout.offset_before
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -80,7 +77,8 @@ class RaggedKVCache:
 
     def size(self) -> int:
         """Columns in use in this layer."""
-        return self.layout.columns if self._is_written else self.layout.start
+        layout = self.layout
+        return layout.columns if self._written_step == layout.step else layout.start
 
     def empty(self) -> bool:
         """Whether nothing was written yet."""
@@ -102,7 +100,8 @@ class RaggedKVCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
         """Write the columns of a step [rows, heads, columns, width]; returns all columns so far."""
         self.write(keys, values)
-        return self.keys_and_values()
+        columns = self.layout.columns
+        return self._keys[..., :columns, :], self.values[..., :columns, :]
 
     def keys_and_values(self) -> KeysValues:
         """All columns that are in use."""
@@ -123,7 +122,7 @@ class RaggedKVCache:
         self._written_step = layout.step
         if not self._number:
             layout.replaced()
-        if layout.is_early_layer(self._number):
+        if layout.is_early and layout.is_early_layer(self._number):
             mx.async_eval(self._keys)  # type: ignore[no-untyped-call]
 
     def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
