@@ -259,7 +259,8 @@ class KVBatch:
 
     def _begin(self, width: int, *, idle: bool) -> bool:
         """Begin a step; returns whether the batch was copied to close gaps."""
-        closes = self.can_roll_back and self._room > 0 and self._layout.must_close(width, self._room)
+        room = self._room if self.can_roll_back else 0
+        closes = room > 0 and self._layout.must_close(width, room)
         if closes:
             self._justify()
         self._layout.begin_step(width, idle=idle)

@@ -99,7 +99,9 @@ class DecodeBatch:
         if previous is not None and self._must_land_first(previous, may_speculate):
             self._land(previous, result)
             previous = None
-        self._leave_complete()
+        if complete := [row for row in self.rows if row.sampled >= row.max_tokens]:
+            # Their last token is in flight.
+            self.leave(complete)
         if self.rows:
             block = self._plan(may_speculate) if previous is None else None
             self._in_flight = self._launch(previous, block)
@@ -191,12 +193,6 @@ class DecodeBatch:
         drafts = [()] * len(matchers) if step.block is None else step.block.draft_tokens
         bits = self._masks.fill_windows(matchers, drafts, step.width)
         return lambda logits: self._masks.apply(logits, bits)
-
-    def _leave_complete(self) -> None:
-        """Drop rows whose last token is in flight."""
-        complete = [row for row in self.rows if row.sampled >= row.max_tokens]
-        if complete:
-            self.leave(complete)
 
     def _settle_offers(self, offers: Sequence[tuple[Row, Offer]], doubtful: set[Row]) -> None:
         """Let the prefix cache have what a step has proven, and take back what came from logits that are not finite."""

@@ -105,7 +105,7 @@ class LengthBuckets:
         """Launch the next step of every batch, and report the tokens of the steps before to `result`."""
         for lane in list(self._lanes):
             lane.step(result, partial(self._may_speculate, lane))
-            if lane.idle:
+            if not lane.rows and lane.idle:
                 self._lanes.remove(lane)
 
     def _may_speculate(self, lane: DecodeBatch) -> bool:
