@@ -151,7 +151,7 @@ def test_few_shapes_are_met_and_all_are_read_before(model):
             reading.add([row])
             chunk = draw.choice([512, 768, 1024, 2048])
             while reading.rows:
-                reading.next(chunk, 0, StepResult())
+                reading.step(chunk, 0, StepResult())
     known = set(prompt_sizes.usual_shapes(8192))
     assert {columns(shape) for shape in shapes} <= {columns(shape) for shape in known}
     assert len(known) < 250

@@ -1,4 +1,4 @@
-"""A live row: a request and how far the engine has come with it."""
+"""A row: one request in the engine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Caches = list[Any]
 
 
 class MadeToken(NamedTuple):
-    """A token that a step has made and nobody was told of yet."""
+    """A sampled token that was not reported yet."""
 
     token: int
     logprobs: TokenLogprobs | None
 
 
 class Row:
-    """One request in the engine: its tokens, how many of them are cached, and the state of its generation.
+    """One request in the engine: its tokens, the number of them that are cached, and the state of its generation.
 
-    `tokens`: prompt and known output; the KV cache holds the first `held` of them. Before the row has caches, `held` is
-    the length that the prefix cache may provide. `ids`: tokens to prefill.
+    `tokens`: prompt and known output; the KV cache holds the first `held` of them, columns of a verify block in flight
+    apart. Before the row has caches, `held` is the length that the prefix cache may provide. `ids`: tokens to prefill.
     `offers`: blocks that become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its
     blocks. Prefill stops at `branches`, where a state that cannot be cut is kept.
-    `sampled`: output tokens chosen so far, the one in flight included. `gone`: the row has ended, failed or been
-    removed; results of a step that is still in flight are dropped.
+    `sampled`: number of output tokens, the one in flight included. `launched`: a decode step of the row was launched.
+    `gone`: the row has ended, failed or been removed; results of a step in flight are dropped.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Row:
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
         self.branches: list[int] = []
-        # Of the prefix cache, which imports rows.
+        # Objects of the prefix cache, which imports this module.
         self.offers: list[Any] = []
         self.launched = False
         self.gone = False
@@ -97,7 +97,7 @@ class Row:
         return max(0, self.read_tokens - 1 - self.held)
 
     def take(self, token: int) -> EngineFinish | None:
-        """One more token of the output; says whether it ends the row.
+        """Append a token to the output; returns the finish reason if it ends the row.
 
         Raises `ConstraintBroken` for a token that the row's grammar cannot have.
         """
@@ -112,7 +112,7 @@ class Row:
 
     def _check(self, vocab_size: int) -> None:
         # The worker has checked all this. An id out of range would be an unchecked read or write in MLX, so a
-        # mistake there must end in a failed row and not in a dead process.
+        # mistake there must fail one row and not crash the process.
         if not self.prompt_tokens:
             raise ValueError("the prompt is empty")
         check_token_ids(vocab_size, self.sampling, prompt=self.tokens, prediction=self.prediction)

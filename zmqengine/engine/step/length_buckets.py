@@ -1,9 +1,9 @@
-"""Sorts the rows that decode into batches of about the same length.
+"""Sorts the rows in decode into batches of about the same length.
 
-Every row of a batch takes as much memory, and as much reading at each step, as its longest row. So a row of
-30,000 tokens gets a batch of its own when padding the others to its length would cost more than a second call.
-Rows of a batch grow alike, but for those whose drafts are accepted: what padding there is when a row joins does not
-grow with it, unless rows draft, and they may only while there is room for it.
+Every row of a batch takes as much memory, and as much bandwidth in each step, as its longest row. So a row of 30,000
+tokens gets a batch of its own when padding the others to its length would cost more than a second model call. Rows of a
+batch grow alike, so padding does not grow after a row has joined, unless drafts are accepted; rows draft only while
+there is room for that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from zmqengine.engine.step.padding import padding_bytes
 
 
 class LengthBuckets:
-    """The rows that decode, in as few batches as `padding_bytes_max` of padding in all of them allows.
+    """The rows in decode, in as few batches as at most `padding_bytes_max` of padding in all allows.
 
-    `new_lane` makes a batch; `project_bytes` says what the caches of a row of so many tokens take. A step makes at most
+    `new_lane` makes a batch; `project_bytes` gives the bytes of a row's caches by its tokens. A step makes at most
     `step_tokens_max` tokens for a row.
     """
 
@@ -43,7 +43,7 @@ class LengthBuckets:
 
     @property
     def rows(self) -> int:
-        """How many rows decode."""
+        """Number of rows in decode."""
         return sum([len(lane.rows) for lane in self._lanes])
 
     @property
@@ -74,11 +74,11 @@ class LengthBuckets:
     def join(self, groups: Sequence[tuple[Sequence[Row], KVBatch]]) -> None:
         """Add groups of rows, each to the batch where it costs the least padding, or to a new one.
 
-        Their own padding, which they keep in any case, must fit `padding_room_bytes`.
+        The padding inside each group must fit `padding_room_bytes`.
         """
         own = [self._padding_bytes(rows) for rows, _ in groups]
         for place, (rows, caches) in enumerate(groups):
-            # What the groups to come have already must still fit.
+            # The padding inside the groups to come must still fit.
             self._join(rows, caches, self.padding_room_bytes - sum(own[place + 1 :]))
 
     def _join(self, rows: Sequence[Row], caches: KVBatch, room_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The engine on MLX: rows of one batch, stepped on the thread that built it."""
+"""The engine on MLX: decode and prefill of rows, on the thread that built it."""
 
 from __future__ import annotations
 
@@ -49,19 +49,20 @@ log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK_IDLE = 2048
 UNBOUNDED = 1 << 60
-# Not on CUDA: there what is given back is unmapped, and mapped again at once, which takes some 50 ms.
+# Steps between releases of unused buffers. Not on CUDA: to unmap them and map them again takes some 50 ms.
 _CLEAR_STEPS = 512
 
 
 class MlxEngine:
     """An `Engine` on a model that mlx-lm has loaded.
 
-    A step reads at most `options.prefill_chunk` tokens of prompts, padding included, or while no row decodes
+    A step prefills at most `options.prefill_chunk` tokens, padding included, or while no row decodes
     `prefill_chunk_idle`; `StepPace` bounds it in time. Rows of very different lengths decode in batches of their own,
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
-    device. Without `prompt_cache_bytes` prompts are kept within what `limit_prompt_cache` says.
-    A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot go
-    back by some tokens makes one token a step, without a `speculator`, and is not read in `few_sizes`.
+    device. Without `prompt_cache_bytes` the prefix cache is bounded by `limit_prompt_cache`.
+    A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot be
+    rolled back makes one token a step, without the `speculator`, and does not prefill in `few_sizes`. `draw` and
+    `kernels` are the back-end's ways to draw tokens and to move KV caches.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class MlxEngine:
         if not prefill.rows:
             return 0
         before = prefill.computed_tokens
-        self._decode.join(prefill.next(tokens_max, self._decode.padding_room_bytes, result))
+        self._decode.join(prefill.step(tokens_max, self._decode.padding_room_bytes, result))
         return prefill.computed_tokens - before
 
     def _forget_ended(self, result: StepResult) -> None:
@@ -178,9 +179,9 @@ class MlxEngine:
         self._store.settle()
 
     def park(self, row: int) -> int:
-        """Take a row out, to come back by `insert`; returns how many of its tokens need not be read again.
+        """Take a row out, to come back by `insert`; returns the number of its tokens that stay cached.
 
-        The step on its way is waited for: its token goes with the row, as some caches cannot be cut by a token.
+        Waits for the step in flight: its token is kept with the row, since some caches cannot be cut by a token.
         """
         parked = self._rows.pop(row, None)
         if parked is None:
@@ -213,17 +214,19 @@ class MlxEngine:
         return self._pace.shrink()
 
     def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
-        """Do once what traffic will need, for at most about `seconds_max`. Then the engine is as good as new, and reads
-        prompts at a pace that suits what was seen."""
+        """Compile what traffic will need, for at most about `seconds_max`, and measure the pace of prefill.
+
+        The engine is as new afterwards.
+        """
         shapes = partial(read_shapes, self._model, few) if (few := self._sizes.tokens_max) else None
         measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin, shapes)
-        # The first request would have to map the buffers again there.
+        # On CUDA the first request would have to map the buffers again.
         self.reset(keep_buffers=on_cuda())
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._pace.begin(measured)
 
     def project_bytes(self, tokens: int) -> int:
-        """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart."""
+        """The most bytes of KV cache for a row of `tokens`, padding apart."""
         own = self._abilities.shape.project(tokens)
         return own if self._draft_model is None else own + self._draft_model.project_bytes(tokens)
 
@@ -309,7 +312,7 @@ class MlxEngine:
         return DecodeBatch(self._model, self._store, sampler, self._masks, planner)
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
-        """Measure what drafts cost, unless it is known."""
+        """Measure the cost of verify blocks, unless it is known, and warm the draft model up."""
         if not speculator.costs.seconds:
             measure_costs(
                 self._model,

@@ -1,4 +1,4 @@
-"""How much prompt one step may read, so that a step is bounded in time and not only in tokens."""
+"""The size of prefill chunks, so that a step of the engine is bounded in time and not only in tokens."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ TOKENS_START = 256
 """Tokens of a prefill chunk at the start: a few chat messages, on any machine."""
 
 _GOAL_S_MIN = 0.025
-# As many times as much, where all who are held up by it wait for what it reads.
+# Factor of the time target where every row that is delayed waits for the chunk itself.
 _IDLE_SHARE = 2.5
-# From so many rows on that wait while none decodes, they are a bunch.
+# This many rows that wait while none decodes are a burst.
 _BUNCH_ROWS = 16
-# The time of a chunk is seen in the step that launches it or up to so many steps later: it depends on the device.
+# The time of a chunk shows in the step that launches it or up to this many steps later, depending on the device.
 _LATE_STEPS = 2
-# Of what was seen before, so much counts still when another step is seen: some five steps tell the speed.
+# Weight of earlier steps in the moving average of the prefill speed: about five steps count.
 _KEPT = 0.8
-# A step that took more than so many times what was to be expected was held up by the system, not by what it read.
+# A step longer than this multiple of its expected time was delayed by the system, not by its chunk.
 _HELD_UP = 3.0
-# Of the speed that was measured at the start. Where most of a short chunk's time is the model itself, shorter ones gain
-# nothing.
+# Least speed assumed, as a share of the speed measured at the start: short chunks take the time of one model call, so
+# shorter ones gain nothing.
 _SLOWEST_SHARE = 0.25
 
 
 class Bounds(NamedTuple):
-    """What reading may add to a step, in steps without it: more makes prompts hardly faster and streams silent for
-    longer. As many times as much where all who are held up by it wait for what it reads; and so many of the largest
-    chunks for a bunch."""
+    """Bounds of the time that prefill adds to a step.
+
+    `decode_steps`: in steps without prefill; more hardly speeds prompts up and delays streams. `idle_share`: factor
+    where every delayed row waits for prefill. `bunch_chunks`: largest chunks that a burst may prefill at once.
+    """
 
     decode_steps: float
     idle_share: float
@@ -40,23 +42,23 @@ class Bounds(NamedTuple):
 
 
 _USUAL = Bounds(8, _IDLE_SHARE, 1)
-# Streams are silent for the chunk and while the host starts the next one. A bunch that is read in parts stays in parts:
-# each time those who come first are silent while the others are read.
+# Streams stall for the chunk and while the host starts the next one. A burst that is prefilled in parts stays in parts:
+# its first rows stall in every step while the others are prefilled.
 _ON_GPU = Bounds(6, 4, 2)
 
 
 class StepPace:
-    """A chunk size that follows the speed at which prompts are read, as seen in the time that steps take.
+    """A chunk size that follows the measured speed of prefill.
 
-    Reading may add `target_s` to what a step without it takes, and on a fast machine as much as eight such steps, on a
-    GPU six: that is `even`, which also makes chunks of few sizes. It may add up to two and a half times as much the
-    more rows wait to be read than decode, on a fast GPU four times. A target of 0 always allows the most. A chunk is
-    between `TOKENS_MIN` and `tokens_max`, or while no row decodes `idle_tokens_max`, on a GPU twice that for many rows.
-    It is never more than twice as long as one that was seen: how fast a machine reads a model's prompts differs by
-    orders of magnitude, and is not known before.
+    Prefill may add `target_s` to the time of a step without it, and on a fast machine the time of eight such steps,
+    on a GPU of six: `even` means a GPU, where chunks also have few sizes. The more rows wait than decode, the more it
+    may add, up to two and a half times as much, on a fast GPU four times. A target of 0 always allows the largest
+    chunk. A chunk has `TOKENS_MIN` to `tokens_max` tokens, or while no row decodes `idle_tokens_max`, on a GPU twice
+    that for a burst. It is never more than twice as long as one that was timed: the speed of prefill differs by orders
+    of magnitude between machines and models, and is not known before.
 
     The speed, and not the last step, decides: a machine with other work has slow steps all the time, and a pace that
-    every one of them shortens ends at chunks that cost twice as much a token.
+    each of them shortens ends at chunks that cost twice as much a token.
     """
 
     def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float, *, even: bool = False) -> None:
@@ -68,13 +70,13 @@ class StepPace:
         self.begin(None)
 
     def begin(self, measured: tuple[float, float] | None) -> None:
-        """Start again, with the speed of reading and what a step without it takes, if they were measured."""
+        """Start again from a measured (tokens per second of prefill, seconds of a step without it), or from nothing."""
         self._decoding = 0
         self._launched = deque([0] * _LATE_STEPS, maxlen=_LATE_STEPS)
         self._read_tokens = 0.0
-        # At the least and at the most.
+        # Lower and upper estimate of the seconds that prefill took.
         self._read_s = [0.0, 0.0]
-        # Of steps that read nothing, by the number of rows: of as many bits each.
+        # Seconds of steps without prefill, by the number of rows, rounded to its bit length.
         self._plain_s: dict[int, float] = {}
         self._speed: float | None = None
         self._slowest = 0.0
@@ -95,11 +97,11 @@ class StepPace:
 
     @property
     def largest_tokens(self) -> int:
-        """The most that the next step may read, whoever waits."""
+        """The largest chunk that the next step may have."""
         return max(self._tokens(1, 1), self._tokens(0, _BUNCH_ROWS))
 
     def choose(self, *, decoding: int, waiting: int) -> int:
-        """How many tokens this step may read, while so many rows decode and so many have a prompt to be read."""
+        """Tokens of this step's chunk, while `decoding` rows decode and `waiting` rows wait for prefill."""
         self._decoding = decoding
         tokens = self._tokens(decoding, waiting)
         if not self._even:
@@ -107,13 +109,13 @@ class StepPace:
         return tokens - tokens % prompt_sizes.WHOLE or prompt_sizes.at_most(tokens)
 
     def record(self, tokens_read: int, seconds: float) -> None:
-        """The step took so long in all, and launched the reading of `tokens_read` tokens of prompt."""
+        """Learn from a step that took `seconds` and launched `tokens_read` tokens of prefill."""
         if not self._target_s:
             return
         launched = self._launched[0]
         self._launched.append(tokens_read)
         recent = [launched, *self._launched]
-        # Its time is seen in one of these steps: at once on a CPU, later on a GPU.
+        # The chunk's time shows in one of these steps: at once on a CPU, later on a GPU.
         of_these = sum(recent) / len(recent)
         if not any(recent):
             self._record_plain(seconds)
@@ -122,7 +124,7 @@ class StepPace:
         goal_s = self._goal_s(self._decoding)
         usual = self._tokens(max(1, self._decoding), 1)
         if seconds - least_s <= goal_s and any(0 < tokens * 2 < usual for tokens in recent):
-            # A short prompt is mostly the model itself, and says nothing about long ones.
+            # A short prompt takes the time of one model call, and says nothing about long ones.
             return
         held_up_s = inf if self._speed is None else _HELD_UP * max(of_these / self._speed, goal_s)
         self._read_tokens = self._read_tokens * _KEPT + of_these
@@ -132,7 +134,7 @@ class StepPace:
         self._room = max(self._room, 2 * launched)
 
     def _seen_speed(self) -> float | None:
-        """The speed as it was, or what is next to it of what the steps allow: what the rows took may not be known."""
+        """The earlier speed, moved into the range that the steps allow: the rows' share of their time is not known."""
         fewest_s, most_s = self._read_s
         if not self._read_tokens or not most_s:
             return self._speed
@@ -149,13 +151,13 @@ class StepPace:
             return most
         if self._speed is None:
             return min(TOKENS_START, most)
-        # Those who decode are held up by a long chunk, and those who wait by a short one.
+        # A long chunk delays the rows that decode, a short one those that wait.
         ahead = max(0, waiting - decoding) / max(1, waiting + decoding)
         within = int(max(self._speed, self._slowest) * self._goal_s(decoding, ahead))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
 
     def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
-        """What reading may add to a step of so many rows, where so many more wait than decode, as a share of all."""
+        """Seconds that prefill may add to a step of `decoding` rows; `ahead`: excess of waiting rows, as a share."""
         target_s = self._target_s * (1 + (_IDLE_SHARE - 1) * ahead)
         if not self._plain_s:
             return target_s
@@ -169,9 +171,9 @@ class StepPace:
             self._plain_s[size] = 0.8 * self._plain_s.get(size, seconds) + 0.2 * seconds
 
     def _plain_step_range_s(self, decoding: int) -> tuple[float, float]:
-        """The least and the most that a step of so many rows takes that reads nothing; 0 if none was seen.
+        """Bounds of the seconds of a step of `decoding` rows without prefill; 0 if none was timed.
 
-        Where such steps were seen only of other numbers of rows: more rows take no less, and no more a row.
+        From steps of other numbers of rows: more rows take no less, and no more a row.
         """
         if not self._plain_s:
             return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Padding: bytes that rows take because their batch is as long as its longest row."""
+"""Padding: bytes of caches that a batch takes because every row is as long as the longest one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from zmqengine.engine.row import Row
 
 
 def padding_bytes(rows: Sequence[Row], project_bytes: Callable[[int], int]) -> int:
-    """What the caches of `rows` take more in one batch than each in its own; `project_bytes` says what those take.
+    """Bytes that the caches of `rows` take more in one batch than apart; `project_bytes` gives those of one row.
 
-    It does not grow with the rows, which all grow by the same.
+    Padding does not grow as rows decode, since all grow alike.
     """
     longest = project_bytes(max(map(_length, rows), default=0))
     return sum(longest - project_bytes(_length(row)) for row in rows)
@@ -19,7 +19,7 @@ def padding_bytes(rows: Sequence[Row], project_bytes: Callable[[int], int]) -> i
 def split_by_padding(
     rows: Sequence[Row], project_bytes: Callable[[int], int], bytes_max: int
 ) -> Iterator[list[Row]]:
-    """`rows` in as few parts as `bytes_max` of padding in all of them allows, taking the shortest first."""
+    """Split rows into as few parts as at most `bytes_max` of padding in all allows, the shortest rows first."""
     part: list[Row] = []
     taken = 0
     for row in sorted(rows, key=_length):
@@ -34,5 +34,5 @@ def split_by_padding(
 
 
 def _length(row: Row) -> int:
-    # Before its first step a row holds all it has to read but the last token, or is about to.
+    # Before its first step a row has all of its prompt but the last token in its cache, or is about to.
     return max(row.held, row.read_tokens - 1)

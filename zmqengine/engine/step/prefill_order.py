@@ -1,4 +1,4 @@
-"""Which rows may read their prompt now, and which had better wait for others that read the same."""
+"""The rows that prefill now: a row waits for an older one that computes the beginning of its prompt."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from zmqengine.engine.prefix_cache.block import shared_tokens, whole
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
 
-# A row waits for an older one if that saves it from reading so many tokens.
+# A row waits for an older one if that saves it this many tokens of prefill.
 _LED_TOKENS_MIN = 256
 
 
 def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
-    """The rows that may read, the oldest first: not those whose beginning an older one reads, or has on offer.
+    """The rows that may prefill, the oldest first: not those whose beginning an older one computes, or has on offer.
 
-    Rows that have not begun are told how much they may hope for.
+    Sets `held` of rows without caches to the length that the prefix cache may provide.
     """
     picked: list[Row] = []
     for row in rows:
@@ -30,7 +30,7 @@ def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
 
 
 def _leads(older: Row, row: Row, store: PrefixCache) -> bool:
-    """Whether `row` had better wait for what `older` reads than read the same tokens again."""
+    """Whether `row` should wait for the tokens that `older` computes rather than compute them again."""
     if older.ids[0] != row.ids[0] or older.scope != row.scope or not store.may_keep(older):
         return False
     shared = shared_tokens(older.ids[:-1], row.ids[:-1])
@@ -38,7 +38,7 @@ def _leads(older: Row, row: Row, store: PrefixCache) -> bool:
         return False
     if not store.keeps_states:
         return True
-    # A state is good only where it was kept, so the older row has to stop there.
+    # A recurrent state can be reused only where it was kept, so the older row has to stop there.
     position = whole(shared)
     if position <= older.held or position < row.held + _LED_TOKENS_MIN:
         return False

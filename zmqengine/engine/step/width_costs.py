@@ -18,9 +18,9 @@ from zmqengine.engine.speculation.costs import WidthCosts
 from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
 from zmqengine.engine.step.decode import DecodeBatch
 
-_SECONDS_MAX = 1.5
-_TRIES = 5
-_STEPS = 2
+_SECONDS_MAX = 6.0
+_TRIES = 3
+_PLAIN_STEPS = 4
 _PROMPT_TOKENS = 32
 # A GPU reads longer rows with attention kernels of their own.
 _LONG_PROMPT_TOKENS = (256, 1024)
@@ -58,27 +58,27 @@ def measure_costs(
     positions_max: int,
     kernels: kv.KVKernels,
 ) -> None:
-    """Time steps of one row, of some and of `rows_max` into `costs`, for a second or two in all.
+    """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all.
 
-    The shortest of a few tries counts: the machine may have other work. Numbers of rows for which there is no time are
-    left out. A GPU has compiled verify blocks then, of long rows as well: that takes seconds while a request waits.
+    The shortest of a few tries counts: the machine may have other work. What there is no time for is left out. A GPU
+    has compiled verify blocks then, of long rows as well: that takes seconds while a request waits.
     """
-    began_s = time.perf_counter()
-    counts = sorted({1, min(8, rows_max), rows_max})
-    for number, rows in enumerate(counts):
-        if time.perf_counter() > began_s + _SECONDS_MAX:
-            break
+    left_s = _SECONDS_MAX
+    for rows in sorted({1, min(8, rows_max), rows_max}):
         known = [1, *(width for width in widths if rows * width <= positions_max)]
-        timer = _Timer(
-            model, new_batch, vocab_size, [_PROMPT_TOKENS + place % 2 for place in range(rows)], kernels
-        )
-        costs.seconds[rows] = timer.best_s(known, began_s + _SECONDS_MAX * (number + 1) / len(counts))
+        prompts = [_PROMPT_TOKENS + place % 2 for place in range(rows)]
+        timer = _Timer(model, new_batch, vocab_size, prompts, kernels)
+        if on_gpu():
+            timer.best_s(known, 1, math.inf)
+        began_s = time.perf_counter()
+        costs.seconds[rows] = timer.best_s(known, _TRIES, began_s + left_s)
+        left_s -= time.perf_counter() - began_s
     if on_gpu():
         for width in widths:
             traces_until_s = time.perf_counter() + _TRACES_S
             layers.trace(model, min(rows_max, positions_max // width), traces_until_s, width)
         for tokens in _LONG_PROMPT_TOKENS:
-            _Timer(model, new_batch, vocab_size, [tokens], kernels).best_s(widths, 0.0)
+            _Timer(model, new_batch, vocab_size, [tokens], kernels).best_s(widths, 1, math.inf)
 
 
 class _Timer:
@@ -104,24 +104,25 @@ class _Timer:
                 mx.eval(kv.read_alone(model, alone[tokens], [1] * tokens))
         self._batch.join(rows, kv.KVBatch.merge([alone[tokens] for tokens in prompts], prompts, kernels))
 
-    def best_s(self, widths: Sequence[int], until_s: float) -> dict[int, float]:
-        """Seconds of a step by width: the least of one try or more, in turns."""
-        best_s = dict.fromkeys(widths, math.inf)
-        # The first try of a GPU compiles.
-        for number in range(_TRIES + on_gpu()):
-            if number > on_gpu() and time.perf_counter() > until_s:
-                break
+    def best_s(self, widths: Sequence[int], tries: int, until_s: float) -> dict[int, float]:
+        """The least seconds of a step by width, of some tries in turns; none of a width that was not tried in time."""
+        best_s: dict[int, float] = {}
+        for _ in range(tries):
             for width in widths:
-                best_s[width] = min(best_s[width], self._step_s(width))
+                if time.perf_counter() > until_s:
+                    return best_s
+                best_s[width] = min(best_s.get(width, math.inf), self._step_s(width))
         return best_s
 
     def _step_s(self, width: int) -> float:
         self._planner.width = width
-        self._step()
+        # A call launches one plain step and lands another: only several of them take the time of as many steps.
+        count = 1 if width > 1 else _PLAIN_STEPS
+        self._take_steps(count)
         started_s = time.perf_counter()
-        for _ in range(_STEPS):
-            self._step()
-        return (time.perf_counter() - started_s) / _STEPS
+        self._take_steps(count)
+        return (time.perf_counter() - started_s) / count
 
-    def _step(self) -> None:
-        self._batch.step(StepResult(), lambda: True)
+    def _take_steps(self, count: int) -> None:
+        for _ in range(count):
+            self._batch.step(StepResult(), lambda: True)
