@@ -179,7 +179,7 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone_in_a_window(model):
     run = Run()
     while not run.drafts:
         step(engine, run)
-    for lane in engine._decode._lanes:
+    for lane in engine._decode._batches:
         for cache in lane.kv.caches:
             in_flight = lane.kv.lengths[2] - lane.rows[2].held
             cache.values[2, :, lane.kv.layout.columns - 1 - in_flight] = float("nan")

@@ -116,7 +116,7 @@ class Life:
         """Caches hold what rows say they hold, and padding stays within its bound."""
         memory = self.engine.memory()
         assert memory.padding <= self.engine.padding_bytes_max
-        for lane in self.engine._decode._lanes:
+        for lane in self.engine._decode._batches:
             offsets = lane.kv.caches[0].offset.tolist() if lane.rows else []
             assert offsets == lane.kv.lengths
             step = lane._in_flight

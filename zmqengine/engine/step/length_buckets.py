@@ -21,50 +21,50 @@ from zmqengine.engine.step.padding import padding_bytes
 class LengthBuckets:
     """The rows in decode, in as few batches as at most `padding_bytes_max` of padding in all allows.
 
-    `new_lane` makes a batch; `project_bytes` gives the bytes of a row's caches by its tokens. A step makes at most
+    `new_batch` makes a batch; `project_bytes` gives the bytes of a row's caches by its tokens. A step makes at most
     `step_tokens_max` tokens for a row.
     """
 
     def __init__(
         self,
-        new_lane: Callable[[], DecodeBatch],
+        new_batch: Callable[[], DecodeBatch],
         project_bytes: Callable[[int], int],
         padding_bytes_max: int,
         step_tokens_max: int = 1,
     ) -> None:
-        self._new_lane = new_lane
+        self._new_batch = new_batch
         self._project_bytes = project_bytes
         self._padding_bytes_max = padding_bytes_max
         self._step_tokens_max = step_tokens_max
-        self._lanes: list[DecodeBatch] = []
+        self._batches: list[DecodeBatch] = []
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._batches)
 
     @property
     def rows(self) -> int:
         """Number of rows in decode."""
-        return sum([len(lane.rows) for lane in self._lanes])
+        return sum([len(batch.rows) for batch in self._batches])
 
     @property
     def byte_count(self) -> int:
         """Bytes of all batches' caches."""
-        return sum(lane.kv.byte_count for lane in self._lanes)
+        return sum(batch.kv.byte_count for batch in self._batches)
 
     @property
     def padding_bytes(self) -> int:
         """Bytes of padding in all batches."""
-        return sum(self._padding_bytes(lane.rows) for lane in self._lanes)
+        return sum(self._padding_bytes(batch.rows) for batch in self._batches)
 
     @property
     def largest_bytes(self) -> int:
         """Bytes of the largest batch's caches."""
-        return max((lane.kv.byte_count for lane in self._lanes), default=0)
+        return max((batch.kv.byte_count for batch in self._batches), default=0)
 
     @property
     def empty_bytes(self) -> int:
         """Bytes of allocated rows that no request uses."""
-        return sum(lane.kv.empty_bytes for lane in self._lanes)
+        return sum(batch.kv.empty_bytes for batch in self._batches)
 
     @property
     def padding_room_bytes(self) -> int:
@@ -83,40 +83,41 @@ class LengthBuckets:
 
     def _join(self, rows: Sequence[Row], caches: KVBatch, room_bytes: int) -> None:
         costs = [
-            self._padding_bytes([*lane.rows, *rows]) - self._padding_bytes(lane.rows) for lane in self._lanes
+            self._padding_bytes([*batch.rows, *rows]) - self._padding_bytes(batch.rows)
+            for batch in self._batches
         ]
         if costs and min(costs) <= room_bytes:
-            lane = self._lanes[costs.index(min(costs))]
+            batch = self._batches[costs.index(min(costs))]
         else:
-            lane = self._new_lane()
-            self._lanes.append(lane)
-        lane.join(rows, caches)
+            batch = self._new_batch()
+            self._batches.append(batch)
+        batch.join(rows, caches)
 
     def leave(self, rows: Sequence[Row]) -> None:
         """Drop rows; those that are not here are ignored."""
-        for lane in self._lanes:
-            lane.leave(rows)
+        for batch in self._batches:
+            batch.leave(rows)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
         """Drop a row that is here; see `DecodeBatch.take_out`."""
-        return next(lane for lane in self._lanes if row in lane.rows).take_out(row)
+        return next(batch for batch in self._batches if row in batch.rows).take_out(row)
 
     def step(self, result: StepResult) -> None:
         """Launch the next step of every batch, and report the tokens of the steps before to `result`."""
-        for lane in list(self._lanes):
-            lane.step(result, partial(self._may_speculate, lane))
-            if not lane.rows and lane.idle:
-                self._lanes.remove(lane)
+        for batch in list(self._batches):
+            batch.step(result, partial(self._may_speculate, batch))
+            if not batch.rows and batch.idle:
+                self._batches.remove(batch)
 
-    def _may_speculate(self, lane: DecodeBatch) -> bool:
+    def _may_speculate(self, batch: DecodeBatch) -> bool:
         """Whether drafts keep the padding within its bound, and their cost is known."""
         # A step of one of several batches waits for the others, so it takes longer than was measured.
-        if len(self._lanes) > 1:
+        if len(self._batches) > 1:
             return False
         # One row may gain all tokens of a verify block, and the others are padded to its length. Another block may be
         # in flight.
         grown = self._project_bytes(2 * self._step_tokens_max) - self._project_bytes(0)
-        return (len(lane.rows) - 1) * grown <= self.padding_room_bytes
+        return (len(batch.rows) - 1) * grown <= self.padding_room_bytes
 
     def _padding_bytes(self, rows: Sequence[Row]) -> int:
         return padding_bytes(rows, self._project_bytes)

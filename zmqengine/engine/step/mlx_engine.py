@@ -96,11 +96,11 @@ class MlxEngine:
         self._speculator = speculator if self._abilities.widens else None
         self._draft_model = None if self._speculator is None else self._speculator.model
         self.step_tokens_max = 1 if self._speculator is None else self._speculator.widths[-1]
-        self._lanes_padding_bytes = (
+        self._batch_padding_bytes = (
             padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
         )
         drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
-        self.padding_bytes_max = self._lanes_padding_bytes + drafts_padding_bytes
+        self.padding_bytes_max = self._batch_padding_bytes + drafts_padding_bytes
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
@@ -304,7 +304,7 @@ class MlxEngine:
         self._rows: dict[int, Row] = {}
         project = self._abilities.shape.project
         new_batch = partial(self._new_batch, self._speculator)
-        self._decode = LengthBuckets(new_batch, project, self._lanes_padding_bytes, self.step_tokens_max)
+        self._decode = LengthBuckets(new_batch, project, self._batch_padding_bytes, self.step_tokens_max)
         self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes, self._kernels)
 
     def _new_batch(self, planner: Planner | None) -> DecodeBatch:

@@ -87,7 +87,7 @@ def test_a_long_row_can_be_removed_from_beside_short_ones(model):
     assert engine.memory().kv == 0
 
 
-class Lane:
+class Batch:
     """Holds rows and computes nothing."""
 
     caches: ClassVar[list[object]] = []
@@ -112,12 +112,12 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     def rows(*lengths):
         return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
 
-    lanes = LengthBuckets(Lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
-    lanes.join([(rows(500), KVBatch())])
-    lanes.join([(rows(440, 460), KVBatch()), (rows(10, 70), KVBatch())])
-    assert lanes.padding_bytes == 20 + 60
-    lanes.join([(rows(62), KVBatch())])
-    assert (len(lanes), lanes.padding_bytes) == (3, 88)
+    buckets = LengthBuckets(Batch, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
+    buckets.join([(rows(500), KVBatch())])
+    buckets.join([(rows(440, 460), KVBatch()), (rows(10, 70), KVBatch())])
+    assert buckets.padding_bytes == 20 + 60
+    buckets.join([(rows(62), KVBatch())])
+    assert (len(buckets), buckets.padding_bytes) == (3, 88)
 
 
 def test_nobody_drafts_while_there_are_several_batches():
@@ -126,20 +126,20 @@ def test_nobody_drafts_while_there_are_several_batches():
     def rows(*lengths):
         return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
 
-    made: list[Lane] = []
+    made: list[Batch] = []
 
-    def new_lane():
-        made.append(Lane())
+    def new_batch():
+        made.append(Batch())
         return made[-1]
 
-    lanes = LengthBuckets(new_lane, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
-    lanes.join([(rows(500, 510), KVBatch())])
-    lanes.step(StepResult())
-    assert [lane.may_speculate for lane in made] == [True]
-    lanes.join([(rows(10), KVBatch())])
-    lanes.step(StepResult())
-    assert [lane.may_speculate for lane in made] == [False, False]
+    buckets = LengthBuckets(new_batch, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
+    buckets.join([(rows(500, 510), KVBatch())])
+    buckets.step(StepResult())
+    assert [batch.may_speculate for batch in made] == [True]
+    buckets.join([(rows(10), KVBatch())])
+    buckets.step(StepResult())
+    assert [batch.may_speculate for batch in made] == [False, False]
     made[1].rows.clear()
     for _ in range(2):
-        lanes.step(StepResult())
+        buckets.step(StepResult())
     assert made[0].may_speculate
