@@ -79,13 +79,14 @@ class Widths(Speculator):
     def __init__(self, sources: Sequence[Any], widths: Sequence[int]) -> None:
         lookups, model = _parted(sources)
         super().__init__(lookups, even_costs(0.0), model=model)
-        self.widths = widths
+        self.widths = sorted(width for width in set(widths) if width > 1)
+        self._choices = widths
         self._random = random.Random(0)
 
     def choose(
         self, rows: Sequence[Row], guesses: Sequence[Guess], silent: Sequence[int], in_flight: int = 0
     ) -> Choice:
-        return Choice(1.0, self._random.choice(self.widths), silent)
+        return Choice(1.0, self._random.choice(self._choices), silent)
 
 
 def speculator(*sources: Any, widths: Sequence[int] = (1, 2, 3, 6)) -> Speculator:
