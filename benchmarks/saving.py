@@ -26,8 +26,8 @@ from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.cli.commands.bench import finish, out_option, ranges_option, seed_option, show_progress
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.options import EngineOptions
-from zmqengine.worker.requests.preparing import Preparer
-from zmqengine.worker.requests.prompt_disk import PromptDisk
+from zmqengine.worker.preparing.preparer import Preparer
+from zmqengine.worker.preparing.prompt_disk import PromptDisk
 
 Progress = Callable[[str], None]
 ALONE, SAVING = "undisturbed", "while saving"

@@ -21,17 +21,21 @@ MLX_ROOMS = ("zmqengine/engine/", "zmqengine/bench/")
 MLX_FREE = {
     "zmqengine/engine/fake/",
     "zmqengine/engine/host/device_errors.py",
+    "zmqengine/engine/host/machine_probe.py",
     "zmqengine/engine/interface.py",
     "zmqengine/engine/options.py",
     "zmqengine/engine/prefix_cache/disk/block_file.py",
     "zmqengine/engine/prefix_cache/disk/directory.py",
     "zmqengine/engine/prefix_cache/disk/writer.py",
     "zmqengine/engine/disk_cache.py",
+    "zmqengine/engine/embedding/batches.py",
     "zmqengine/engine/row.py",
     "zmqengine/engine/seeds.py",
 }
 # mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
 MLX_LM_FILES = {
+    "zmqengine/bench/device/architectures.py",
+    "zmqengine/bench/device/speed.py",
     "zmqengine/bench/servers/bare_generator.py",
     "zmqengine/bench/servers/mlx_lm_server.py",
     "zmqengine/bench/models/random_model.py",
@@ -59,6 +63,11 @@ ALLOWED = {
         "zmqengine", "zmqengine.checkpoint", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine",
         "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.worker",
     },
+    "zmqengine.serve": {
+        "zmqengine.checkpoint", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.option",
+        "zmqengine.paths", "zmqengine.pico", "zmqengine.protocol", "zmqengine.serve", "zmqengine.worker",
+        "zmqengine_client",
+    },
     "zmqengine.bench": {
         "zmqengine.bench", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.pico",
         "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
@@ -67,13 +76,14 @@ ALLOWED = {
     "zmqengine.checkpoint": {"zmqengine.checkpoint", "zmqengine.errors"},
     "zmqengine.conformance": {"zmqengine.conformance"},
     "zmqengine.doctor": {
-        "zmqengine", "zmqengine.checkpoint", "zmqengine.doctor", "zmqengine.errors", "zmqengine.pico",
-        "zmqengine.protocol", "zmqengine_client",
+        "zmqengine", "zmqengine.checkpoint", "zmqengine.doctor", "zmqengine.engine", "zmqengine.errors",
+        "zmqengine.pico", "zmqengine.protocol", "zmqengine_client",
     },
     "zmqengine.cli": {
         "zmqengine", "zmqengine.bench", "zmqengine.checkpoint", "zmqengine.cli", "zmqengine.config",
         "zmqengine.conformance", "zmqengine.doctor", "zmqengine.errors", "zmqengine.option", "zmqengine.pico",
-        "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine.worker", "zmqengine_client", "zmqengine_http",
+        "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine.serve", "zmqengine.worker", "zmqengine_client",
+        "zmqengine_http",
         "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
     },
     "zmqengine_client": {
@@ -148,11 +158,14 @@ def test_every_folder_is_a_tower(package: str) -> None:
 ROOMS = {
     "zmqengine.engine": (
         "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "sampling", "models", "kv",
-        "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "open",
+        "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "embedding", "open",
     ),
     "zmqengine.worker": (
-        "process", "requests", "telemetry", "open_engine", "context", "scheduler", "wire", "lifecycle", "batch",
-        "intake", "timers", "actor", "main", "__main__",
+        "process", "requests", "telemetry", "open_engine", "context", "scheduler", "preparing", "wire", "lifecycle",
+        "batch", "intake", "idle", "timers", "actor", "main", "__main__",
+    ),
+    "zmqengine.serve": (
+        "model", "fleet", "entries", "measured", "child", "follower", "control_socket", "gateway", "launcher",
     ),
     "zmqengine_http": (
         "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
@@ -180,10 +193,16 @@ def test_rooms_stand_in_the_stated_order(package: str) -> None:
 @pytest.mark.parametrize(
     ("room", "others"),
     [
-        ("zmqengine.engine.sampling", {"kv", "cuda", "speculation", "step", "prefix_cache"}),
-        ("zmqengine.engine.speculation", {"cuda", "step", "prefix_cache"}),
-        ("zmqengine.engine.step", {"cuda"}),
-        ("zmqengine.engine.kv", {"cuda", "host", "sampling", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.engine.sampling", {"kv", "cuda", "autotune", "speculation", "step", "prefix_cache"}),
+        ("zmqengine.engine.speculation", {"cuda", "autotune", "step", "prefix_cache"}),
+        ("zmqengine.engine.step", {"cuda", "autotune"}),
+        (
+            "zmqengine.engine.kv",
+            {"cuda", "autotune", "host", "sampling", "speculation", "step", "prefix_cache"},
+        ),
+        ("zmqengine.engine.models", {"kv", "cuda", "autotune", "host"}),
+        ("zmqengine.engine.autotune", {"cuda"}),
+        ("zmqengine.engine.load", {"cuda"}),
         ("zmqengine.worker.scheduler", {"wire", "lifecycle", "batch", "intake"}),
     ],
 )
@@ -191,6 +210,24 @@ def test_a_room_knows_nothing_of_some_others(room: str, others: set[str]) -> Non
     """Sampling can be read without KV caches, both without speculative decoding, and the scheduler without the wire."""
     package = room.rpartition(".")[0]
     assert not module_graph.inside(package)[room.rpartition(".")[2]] & others
+
+
+def test_only_open_names_a_back_end() -> None:
+    """What runs on one is chosen there, and handed on: a room that asks again may come to another answer."""
+    asks = {"zmqengine.engine.host.backend", "zmqengine.engine.host.backend.on_cuda", "zmqengine.engine.cuda"}
+    for name, path in sources():
+        if name.startswith("zmqengine/engine/") and not name.startswith(
+            # Encoders are opened in a room of their own.
+            (
+                "zmqengine/engine/open.py",
+                "zmqengine/engine/host/",
+                "zmqengine/engine/cuda/",
+                "zmqengine/engine/embedding/",
+            )
+        ):
+            found = set(imports(path))
+            assert not found & asks, name
+            assert not [other for other in found if other.startswith("zmqengine.engine.cuda")], name
 
 
 def test_no_folder_holds_more_than_its_reader_can_take_in() -> None:
@@ -259,6 +296,7 @@ def test_no_module_is_a_drawer() -> None:
         "zmqengine_smg.zmq_server",
         "zmqengine.cli.main",
         "zmqengine.engine.prefix_cache.disk.writer",
+        "zmqengine.serve.launcher",
         "zmqengine.worker.main",
     ],
 )

@@ -17,7 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "clients" / "zmqengine_client"
-FILES = ("client.py", "group.py", "model_tokenizer.py", "questions.py", "streams.py")
+FILES = (
+    "client.py",
+    "embedding.py",
+    "group.py",
+    "model_tokenizer.py",
+    "reranking.py",
+    "questions.py",
+    "streams.py",
+)
 HEADER = "# Made from ../aio/{name} by `python -m tools`: change that one.\n"
 
 NAMES = {

@@ -35,6 +35,10 @@ class WorkerConfig(EngineOptions):
     bind_cmd: str | None = None
     """With `bind_out`, overrides the address that follows from ctl, so that a restarted worker keeps its ports."""
     bind_out: str | None = None
+    memory_total_bytes: int | None = None
+    """Memory that all workers of this machine divide, where it is less than what MLX recommends."""
+    model_name: str = ""
+    """Name of the model for front-ends; empty for that of its directory, or its hub id."""
     engine: str = option("mlx", help="mlx, or fake: and the JSON of a FakeEngineConfig.", hidden=True)
 
     context_max: int | None = option(
@@ -97,12 +101,23 @@ class WorkerConfig(EngineOptions):
     token_log_bytes_max: int = option(
         64 * MIB,
         within=(64 * 1024, 1 << 40),
-        help="Tokens kept for one front-end until it has acknowledged them.",
+        help="Output kept for one front-end until it has acknowledged it.",
     )
     session_backlog_tokens_max: int = option(
         1_000_000,
         within=(1, 1 << 40),
-        help="Tokens that a front-end may fall behind by before its requests end with slow_consumer.",
+        help="Tokens that a front-end may fall behind by before its requests end with slow_consumer; a log-probability "
+        "counts as one.",
+    )
+    keep_awake: bool = option(
+        True,
+        help="Keep the machine from sleeping while requests run, and a minute longer: by a power assertion on macOS, "
+        "by systemd-inhibit on Linux.",
+    )
+    gpu_warm_s: float = option(
+        60.0,
+        within=(0, DAY_S),
+        help="Metal: for how long after the last request tiny products keep the GPU's clock up; 0 for never.",
     )
     lease_ms: int = option(
         60_000, within=(100, DAY_MS), help="Silence after which a front-end counts as gone."

@@ -7,6 +7,7 @@ ZmqEngineError
 │   ├── ContextExceeded   context_exceeded     prompt + max_tokens do not fit the model's context
 │   ├── Conflict          conflict             the request id is in use with other contents
 │   ├── UnknownRequest    unknown_request      the worker holds no such request
+│   ├── UnknownModel      unknown_model        the launcher offers no model of this name
 │   ├── ConstraintFailed  constraint_failed    the output met a limit of its constraint and is not whole
 │   └── NeverFits         never_fits           the request needs more memory than an empty worker has
 ├── SessionError          the session is at fault: say hello again
@@ -84,6 +85,12 @@ class UnknownRequest(RequestError):
     """The worker holds no such request: it was acknowledged, its session ended, or it never came."""
 
     code = "unknown_request"
+
+
+class UnknownModel(RequestError):
+    """The launcher offers no model of this name; the message names those that are spelt alike."""
+
+    code = "unknown_model"
 
 
 class ConstraintFailed(RequestError):

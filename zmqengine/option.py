@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from zmqengine.errors import ConfigError
 MIB = 1 << 20
 DAY_S = 86_400.0
 DAY_MS = 86_400_000
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?)(i?b)?\Z", re.IGNORECASE)
+_FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 T = TypeVar("T")
 Bounds = tuple["float | None", "float | None"]
@@ -91,6 +95,31 @@ class Option:
         if not self.kinds:
             return f"one of {', '.join(self.words)}"
         return f"{', '.join(self.words)} or a {'size such as 12G' if self.unit == 'bytes' else 'number'}"
+
+
+_BOUND = re.compile(
+    r"Expected `?\w+`? (?P<length>of length )?(?P<sign>[<>]=?) (?P<bound>[-+.\w]+) - at `?\$\.(?P<path>[\w.]+)"
+)
+_SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+
+
+def bound_in_words(message: str) -> tuple[str, str] | None:
+    """The field at fault and its bound in words, of msgspec's message on a value out of bounds; None for any other."""
+    found = _BOUND.search(message)
+    if found is None:
+        return None
+    bound = f"{_SIGNS[found['sign']]} {found['bound']}"
+    return found["path"].rpartition(".")[2], f"must have {bound} characters" if found[
+        "length"
+    ] else f"must be {bound}"
+
+
+def size_of(value: str | int) -> int:
+    """Bytes of `1048576`, `512M`, `2G` or `1.5GiB`, in units of 1024. Raises `ConfigError`."""
+    match = _SIZE.match(str(value).strip())
+    if match is None:
+        raise ConfigError(f"{value!r} is not a size: write it like 512M or 2G")
+    return int(float(match["number"]) * _FACTORS[match["unit"].lower()])
 
 
 def check(config: object) -> None:

@@ -5,6 +5,7 @@ reports the same errors in OpenAI's terms.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
 
 from zmqengine.errors import BadRequest, ContextExceeded
 from zmqengine.sampling_params import Sampling
@@ -46,3 +47,82 @@ def length_of(prompt: Sequence[int], max_tokens: int | None) -> str:
     """The length of a request, in words."""
     asked = "" if max_tokens is None else f" + max_tokens {max_tokens}"
     return f"prompt of {len(prompt)} tokens{asked}"
+
+
+class Vectors(NamedTuple):
+    """Contents of an embed, in the words of SPEC.md."""
+
+    texts: Sequence[Sequence[int]]
+    second: Sequence[int] = ()
+    output: str = "embedding"
+    dimensions: int | None = None
+
+
+class VectorFacts(Protocol):
+    """Facts of the model that an embed is checked against."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dimensions(self) -> int: ...
+    @property
+    def labels(self) -> int: ...
+
+
+class VectorLimits(Protocol):
+    """Limits of the worker that an embed is checked against."""
+
+    @property
+    def context_tokens_max(self) -> int: ...
+    @property
+    def texts_max(self) -> int: ...
+
+
+def no_generation(name: str) -> str:
+    """The error text for a request to generate with a model that only makes vectors."""
+    return f"the model {name} generates no text: it makes embeddings or scores"
+
+
+def vector_width(output: str, dimensions: int | None, model: VectorFacts) -> int:
+    """Floats of each vector of an embed. Raises `BadRequest` if the model makes no such vectors."""
+    whole = model.labels if output == "score" else model.dimensions
+    if not whole:
+        other = "embeddings" if model.dimensions else "scores" if model.labels else "text"
+        wanted = "scores, which need a reranker" if output == "score" else "embeddings"
+        raise BadRequest(f"the model {model.name} makes no {wanted}: it makes {other}")
+    if dimensions is None:
+        return whole
+    if output == "score" or dimensions > whole:
+        raise BadRequest(f"dimensions: {dimensions} are more than the {whole} of the model {model.name}")
+    return dimensions
+
+
+def check_vectors(vectors: Vectors, model: VectorFacts, limits: VectorLimits) -> None:
+    """Raise `BadRequest` or `ContextExceeded` for an embed that this worker cannot carry out, naming the text."""
+    vector_width(vectors.output, vectors.dimensions, model)
+    texts, second = vectors.texts, vectors.second
+    if len(texts) > limits.texts_max:
+        raise BadRequest(f"texts: {len(texts)}, the worker takes {limits.texts_max} at once")
+    for index, text in enumerate(texts):
+        check_text(text, index, limits.context_tokens_max)
+        fault = outside_vocabulary(text, model.vocab_size)
+        if fault is not None:
+            raise BadRequest(f"texts: text {index}: {fault}")
+    if second and (
+        len(second) != len(texts)
+        or any(start >= len(text) for start, text in zip(second, texts, strict=True))
+    ):
+        raise BadRequest("second: one index within its text for each of the texts")
+
+
+def check_text(text: Sequence[int], index: int, context_tokens: int) -> None:
+    """Raise for a text that is empty or longer than the model reads."""
+    if not text:
+        raise BadRequest(f"texts: text {index} is empty")
+    if len(text) > context_tokens:
+        raise ContextExceeded(
+            f"text {index} has {len(text)} tokens, over the {context_tokens} that the model reads: "
+            "shorten it, or ask for it to be truncated"
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 
-from zmqengine.engine.open import device_name  # first: it chooses what MLX binds to
+from zmqengine.engine.open import device_name, find_device, find_ops  # first: it chooses what MLX binds to
 
 # isort: split
 import msgspec
@@ -19,10 +19,10 @@ from benchmarks.speculation.edit.models import ask, load_bundled
 from benchmarks.speculation.erring_source import ErringSource
 from benchmarks.speculation.foreseeable import make_foreseeable
 from zmqengine.engine.autotune.remembered import Remembered
-from zmqengine.engine.autotune.tuning import tune
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
 from zmqengine.engine.load.loader import LoadedModel, evaluate, load
+from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.speculation.opening import open_draft_model, open_speculator
 from zmqengine.engine.speculation.source import DraftSource
 from zmqengine.engine.speculation.speculator import Speculator
@@ -30,6 +30,8 @@ from zmqengine.errors import ConfigError
 from zmqengine.pico import model_path
 
 _PROMPT_TOKENS = 16
+# As a worker's --warm-up by default.
+_SECONDS_MAX = 60.0
 # Nearly every token is as likely as any other. What a model says by itself comes again soon enough to be copied.
 _NO_REPEATS = Sampling(temperature=100.0)
 
@@ -160,9 +162,13 @@ def _load(model: str) -> LoadedModel:
 
 
 def _fitted(loaded: LoadedModel) -> LoadedModel:
-    """As a worker fits it to a GPU when it starts."""
-    device = device_name()
-    if device.startswith("gpu"):
-        tune(loaded.model, Remembered(device, version("mlx")))
-        return replace(loaded, info=replace(loaded.info, parameter_bytes=evaluate(loaded.model)))
-    return loaded
+    """As a worker opens it."""
+    opened = open_model(
+        loaded.model,
+        *find_ops(),
+        Remembered(device_name(), version("mlx")),
+        seconds_max=_SECONDS_MAX,
+        traces=find_device().is_gpu,
+    )
+    parameter_bytes = loaded.info.parameter_bytes + opened.copies_bytes
+    return replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))

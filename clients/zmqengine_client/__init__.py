@@ -13,6 +13,7 @@ from zmqengine_client.aio.client import AsyncClient
 from zmqengine_client.aio.group import AsyncGroup, AsyncNews
 from zmqengine_client.aio.streams import AsyncTextStream, AsyncTokenStream
 from zmqengine_client.core.chunks import Completion, PromptProgress, TextChunk, TokenChunk
+from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.keys import CurveKeys, load_keys
@@ -35,10 +36,13 @@ __all__ = [
     "CurveKeys",
     "Description",
     "Detokenizer",
+    "EmbedOptions",
+    "Embedded",
     "Group",
     "News",
     "Options",
     "PromptProgress",
+    "Ranked",
     "Status",
     "TextChunk",
     "TextStream",

@@ -51,7 +51,8 @@ _DONTWAIT_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 class Transport:
     """ctl, cmd and out, and a monitor of the first two. Used from one thread at a time.
 
-    `watch` and `unwatch` are called for every socket that the half has to poll.
+    `watch` and `unwatch` are called for every socket that the half has to poll. With `launcher` the address is that of
+    a launcher, and ctl is opened when it has told the worker's.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Transport:
         *,
         watch: Callable[[zmq.Socket[bytes]], None],
         unwatch: Callable[[zmq.Socket[bytes]], None],
+        launcher: bool = False,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keys = keys
@@ -69,7 +71,10 @@ class Transport:
         self._sockets: dict[Channel, zmq.Socket[bytes]] = {}
         self._monitors: dict[Channel, zmq.Socket[bytes]] = {}
         self._address = address
-        self._open("ctl", zmq.DEALER, address, monitored=True)
+        if launcher:
+            self._open("launcher", zmq.DEALER, address)
+        else:
+            self._open("ctl", zmq.DEALER, address, monitored=True)
 
     def perform(self, actions: list[Action]) -> None:
         """Carry out actions of the core, in order."""
@@ -77,6 +82,7 @@ class Transport:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, OpenControl):
+                self._address = action.address or self._address
                 self._open("ctl", zmq.DEALER, self._address, monitored=True)
             elif isinstance(action, OpenCommands):
                 self._open("cmd", zmq.DEALER, action.address, monitored=True)
@@ -90,7 +96,7 @@ class Transport:
         """Pass received messages to the core; returns whether there may be more."""
         received = 0
         # Replies before output before a disconnect: nothing that arrived is thrown away.
-        channels: tuple[Channel, ...] = ("ctl", "cmd", "out")
+        channels: tuple[Channel, ...] = ("ctl", "cmd", "out", "launcher")
         for channel in channels:
             socket = self._sockets.get(channel)
             if socket is not None:

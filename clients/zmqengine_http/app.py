@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -14,17 +15,20 @@ from starlette.types import ASGIApp
 
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import ZmqEngineError
+from zmqengine_http.answers.respond import COMMENT
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoint import Endpoint, Service
-from zmqengine_http.endpoints import ENDPOINTS
+from zmqengine_http.endpoints import ENDPOINTS, error_shape_at
 from zmqengine_http.prompt.prompts import Tokenizing
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.access import Access
+from zmqengine_http.serving.body import json_object
 from zmqengine_http.serving.errors import ApiError, ErrorShape, from_engine
 from zmqengine_http.serving.exchange import Disconnected, Exchange, Receive, Scope, Send
 from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import open_traces
 from zmqengine_http.stable_head import AnswerMemory, StableHead
+from zmqengine_http.workers.launched import ONLY_PATH, LaunchedModels, keep_alive_of, of_one_model
 from zmqengine_http.workers.pool import Pool
 from zmqengine_http.workers.worker import Connect, PooledWorker
 
@@ -52,13 +56,20 @@ class HttpApp:
     def __init__(self, config: HttpConfig, connect: Connect | None = None) -> None:
         make = connect or connector_of(config)
         workers = [PooledWorker(address, make, config.probe_ms) for address in dict.fromkeys(config.workers)]
+        if config.serve:
+            workers = []
+        pool = Pool(workers, config.aliases)
+        launched = None
+        if config.serve:
+            launched = LaunchedModels(pool, make, probe_ms=config.probe_ms, wait_ms=config.load_wait_ms)
         self.service = Service(
             config,
-            Pool(workers, config.aliases),
+            pool,
             Tokenizing(config.tokenize_threads),
             StableHead(AnswerMemory(), enabled=config.stable_head),
             Meter(),
             open_traces(config.tracing),
+            launched,
         )
         handled = {endpoint.path: _Handled(self.service, endpoint) for endpoint in ENDPOINTS}
         self._plain = {path: each for path, each in handled.items() if "{" not in path}
@@ -83,13 +94,17 @@ class HttpApp:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Paths without parameters skip the router, which handles everything else: parameters, mounts, the
         # lifespan.
+        if scope["type"] == "http" and scope["path"].startswith(ONLY_PATH):
+            scope = of_one_model(scope)
         direct = scope["type"] == "http" and not scope.get("root_path")
         plain = self._plain.get(scope["path"]) if direct else None
         await (plain or self._router)(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
-        following = [asyncio.create_task(worker.run()) for worker in self.service.pool.workers]
+        launched = self.service.launched
+        runs = [worker.run() for worker in self.service.pool.workers]
+        following = [asyncio.create_task(run) for run in (runs if launched is None else [launched.run()])]
         try:
             if self.service.config.processes > 1:
                 await self._wait_ready()
@@ -105,7 +120,10 @@ class HttpApp:
     async def _wait_ready(self) -> None:
         """Wait a while for a worker: the other processes may serve already, so waiting beats a refusal."""
         until = time.monotonic() + READY_WAIT_S
-        while not self.service.pool.ready and time.monotonic() < until:
+        while (
+            not (self.service.pool.ready or (self.service.launched and self.service.launched.entries))
+            and time.monotonic() < until
+        ):
             await asyncio.sleep(0.01)
 
 
@@ -125,6 +143,29 @@ async def _not_found(service: Service, exchange: Exchange) -> None:
     raise ApiError(404, f"there is no endpoint {exchange.scope['path'][:200]}", code="unknown_url")
 
 
+class ModelWait:
+    """Keeps a stream open while its model loads: an SSE comment after each silence of `keepalive_ms`."""
+
+    def __init__(self, exchange: Exchange, keepalive_ms: int) -> None:
+        self._exchange = exchange
+        self._keepalive_s = keepalive_ms / 1000
+        self._written_s = time.monotonic()
+
+    async def stream(self) -> None:
+        """Send a comment if one is due. Its status cannot be taken back: a later refusal is an event."""
+        exchange = self._exchange
+        if time.monotonic() < self._written_s + self._keepalive_s or exchange.scope["http_version"] == "1.0":
+            return
+        if not exchange.started:
+            exchange.waited = True
+            await exchange.start(200, exchange.stream_headers)
+        await exchange.write(COMMENT)
+        self._written_s = time.monotonic()
+
+    async def nothing(self) -> None:
+        """A response that is no stream cannot begin before it is complete."""
+
+
 class _Handled:
     """An endpoint as an ASGI application: access checks, the body, errors as responses, metrics, the log
     line."""
@@ -140,11 +181,13 @@ class _Handled:
             await send({"type": "websocket.close", "code": 1000})
             return
         exchange = Exchange(scope, receive, send)
-        shape = self._endpoint.error_shape
+        shape = self._endpoint.error_shape if self._endpoint.path else error_shape_at(scope["path"])
         started = time.monotonic()
         self._service.meter.began(self._endpoint.path)
         try:
-            self._access.check(exchange, open_to_all=self._endpoint.open)
+            self._access.check(
+                exchange, open_to_all=self._endpoint.open, takes_body=self._endpoint.body is not None
+            )
             self._check_method(scope["method"])
             await self._answer(exchange)
         except Disconnected:
@@ -153,6 +196,10 @@ class _Handled:
             await _refuse(exchange, from_engine(error), shape)
         except ApiError as error:
             await _refuse(exchange, error, shape)
+        except RecursionError:
+            # Only what a client nests is deep; no function here is recursive otherwise.
+            refusal = ApiError(400, "the request is nested too deep", code="invalid_value")
+            await _refuse(exchange, refusal, shape)
         except Exception as error:  # noqa: BLE001 - the edge: one failure becomes one response
             logs.logger.error("request failed", exc_info=error, extra={"fields": {"id": exchange.id}})
             failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
@@ -170,13 +217,29 @@ class _Handled:
             await endpoint.answer(self._service, exchange)
             return
         data = await exchange.read_body(config.body_bytes_max)
-        read = endpoint.body.read(data, ignore_unknown=config.unknown_fields == "ignore")
+        document = json_object(data)
         del data
+        if self._service.launched is not None and endpoint.needs_model:
+            exchange.keep_alive_s = keep_alive_of(document)
+        read = endpoint.body.read_document(document, ignore_unknown=config.unknown_fields == "ignore")
+        del document
         exchange.note_ignored(read.ignored, read.unknown_inside)
-        await exchange.unless_gone(endpoint.answer(self._service, exchange, read.request))
+        await exchange.unless_gone(self._answer_with_model(exchange, read.request))
         # Requests that came together end together. Metrics and the log line wait until the last of them has
         # ended: one kind of work after the other takes half the time of both in turn.
         await asyncio.sleep(0)
+
+    async def _answer_with_model(self, exchange: Exchange, request: Any) -> None:
+        """Answer once the request's model is loaded, where a launcher loads it."""
+        service, endpoint = self._service, self._endpoint
+        if service.launched is None or not endpoint.needs_model or getattr(request, "only_loads", False):
+            await endpoint.answer(service, exchange, request)
+            return
+        keepalive = ModelWait(exchange, service.config.keepalive_ms)
+        streams = endpoint.streams and getattr(request, "stream", False)
+        wait = keepalive.stream if streams else keepalive.nothing
+        async with service.launched.held(request.model, exchange.keep_alive_s, wait):
+            await endpoint.answer(service, exchange, request)
 
     def _check_method(self, method: str) -> None:
         allowed = self._endpoint.method
@@ -190,6 +253,9 @@ async def _refuse(exchange: Exchange, error: ApiError, shape: ErrorShape) -> Non
     exchange.facts["error"] = error.code
     if not exchange.started:
         await exchange.send(error.status, error.headers(), shape(error, exchange.id))
+    elif exchange.waited:
+        # The status is out already, with the keep-alives of the wait for its model.
+        await exchange.write(b"event: error\ndata: " + shape(error, exchange.id) + b"\n\n", last=True)
 
 
 def _log(exchange: Exchange, seconds: float) -> None:

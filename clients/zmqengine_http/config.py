@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from zmqengine.option import check, option
+from zmqengine.option import bound_in_words, check, option, options_of
 from zmqengine.protocol.addresses import resolve
 from zmqengine_client.errors import ConfigError
 
@@ -39,6 +39,14 @@ class HttpConfig:
         metavar="ADDRESS",
         help="Name or address of a worker; repeatable. Several of one model share its requests.",
         otherwise="$ZMQENGINE_ADDRESS, or default",
+    )
+    serve: bool = option(
+        False, help="Serve the models of this user's launcher (zmqengine serve) in place of --worker."
+    )
+    load_wait_ms: int = option(
+        300_000,
+        within=(0, None),
+        help="With --serve: how long a request waits for its model, in the queue and while it loads; then it gets 503.",
     )
     aliases: dict[str, str] = option(
         {},
@@ -81,8 +89,8 @@ class HttpConfig:
         (),
         flag="--api-key",
         metavar="KEY",
-        help="Ask for one of these keys at /v1, /tokenize and /detokenize; repeatable. Other users can see options: "
-        "better in the environment or the file.",
+        help="Ask for one of these keys everywhere but at /, /docs, /health and /ready; repeatable. Other users can "
+        "see options: better in the environment or the file.",
     )
     insecure_no_key: bool = option(False, help="Serve on a network without asking for a key.")
     allow_hosts: tuple[str, ...] = option(
@@ -125,7 +133,9 @@ class HttpConfig:
         "again.",
     )
     tracing: bool = option(False, help="Send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT.")
-    log_format: Literal["json", "text"] = option("json", help="How to log.")
+    log_format: Literal["auto", "json", "text"] = option(
+        "auto", help="How to log; auto is text on a terminal and JSON elsewhere."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", help="How much to log.")
     log_prompts: bool = option(
         False, help="Log the text of prompts. Otherwise no log line holds any text of a user."
@@ -175,7 +185,10 @@ def _checked(values: dict[str, object], source: str) -> dict[str, object]:
     try:
         converted = msgspec.convert(values, HttpConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {str(error).replace('`', '')}") from None
+        bound = bound_in_words(str(error))
+        flag = next((each.flag for each in options_of(HttpConfig) if bound and each.name == bound[0]), None)
+        said = f"{flag} {bound[1]}" if bound and flag else str(error).replace("`", "")
+        raise ConfigError(f"{source}: {said}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return {name: getattr(converted, name) for name in values}

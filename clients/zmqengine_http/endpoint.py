@@ -19,13 +19,17 @@ from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import Traces
 from zmqengine_http.stable_head import StableHead
+from zmqengine_http.workers.launched import LaunchedModels
 from zmqengine_http.workers.pool import Pool
 
 RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Service(NamedTuple):
-    """The state of one front-end process, shared by all endpoints; `traces` is None unless tracing is on."""
+    """The state of one front-end process, shared by all endpoints.
+
+    `traces` is None unless tracing is on, `launched` unless the models are those of a launcher.
+    """
 
     config: HttpConfig
     pool: Pool
@@ -33,6 +37,7 @@ class Service(NamedTuple):
     head: StableHead
     meter: Meter
     traces: Traces | None
+    launched: LaunchedModels | None = None
 
 
 class Endpoint(NamedTuple):
@@ -40,7 +45,7 @@ class Endpoint(NamedTuple):
 
     `answer` gets the service, the exchange and, if there is a `body`, the decoded request. An empty `method`
     accepts any. `open`: no API key is required. `streams`: the response may be server-sent events.
-    `error_shape` encodes refusals.
+    `error_shape` encodes refusals. `needs_model`: a launcher loads the `model` of the body first.
     """
 
     path: str
@@ -51,6 +56,7 @@ class Endpoint(NamedTuple):
     open: bool = False
     streams: bool = False
     error_shape: ErrorShape = openai_error
+    needs_model: bool = False
 
 
 def get(
@@ -73,6 +79,10 @@ def post(
     *,
     streams: bool = False,
     error_shape: ErrorShape = openai_error,
+    needs_model: bool = True,
 ) -> Endpoint:
     """An endpoint for POST with a JSON body; `answer` is cancelled if the client disconnects."""
-    return Endpoint(path, "POST", answer, summary, body, streams=streams, error_shape=error_shape)
+    return Endpoint(
+        path, "POST", answer, summary, body,
+        streams=streams, error_shape=error_shape, needs_model=needs_model and "model" in body.supported,
+    )  # fmt: skip

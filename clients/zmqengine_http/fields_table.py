@@ -10,7 +10,9 @@ from zmqengine_http.endpoints import ENDPOINTS
 _FATES = {
     "supported": "supported: honoured, or a 400 that says why not",
     "refused": "refused: a 400 that names it",
+    "foreign": "refused, or ignored with `--unknown-fields ignore`, unless the value changes nothing",
     "ignored": "ignored: accepted without effect",
+    "told": "ignored, and named in the header `x-ignored-fields` and the log",
 }
 
 

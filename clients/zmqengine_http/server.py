@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import sys
 from types import FrameType
 
 import uvicorn
@@ -45,9 +46,10 @@ def serve(config: HttpConfig) -> int:
                 "--insecure-no-key if whoever reaches this port may use it"
             )
         logs.warning("open to the network without an API key", host=host)
-    logs.info(
-        "listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", workers=list(config.workers)
-    )
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    logs.info("listening", url=url, workers=list(config.workers))
+    if sys.stderr.isatty():
+        logs.info(f"a browser may open {url}; programs: {url}/v1, or `zmqengine launch`")
     return run(config, listener) if config.processes == 1 else run_processes(config, listener, run)
 
 

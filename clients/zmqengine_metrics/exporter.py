@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -15,9 +15,10 @@ from prometheus_client.registry import Collector
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.addresses import is_loopback_host
+from zmqengine.protocol.launcher import ModelList
 from zmqengine_client import Client
 from zmqengine_client.errors import ConfigError
-from zmqengine_metrics.families import families
+from zmqengine_metrics.families import families, model_families
 from zmqengine_metrics.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -25,15 +26,24 @@ if TYPE_CHECKING:
 
 
 class WorkersCollector(Collector):
-    """Queries the workers at each scrape. A worker that does not answer in time has only `zmqengine_up` 0."""
+    """Queries the workers at each scrape. A worker that does not answer in time has only `zmqengine_up` 0.
 
-    def __init__(self, clients: Sequence[tuple[str, Client]]) -> None:
+    `models` asks a launcher for its list; None where there is none.
+    """
+
+    def __init__(
+        self, clients: Sequence[tuple[str, Client]], models: Callable[[], ModelList | None] | None = None
+    ) -> None:
         self._clients = list(clients)
+        self._list = models
         self._models: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of all workers."""
-        return families([self._read(worker, client) for worker, client in self._clients])
+        yield from families([self._read(worker, client) for worker, client in self._clients])
+        listed = self._list() if self._list is not None else None
+        if listed is not None:
+            yield from model_families(listed.models)
 
     def _read(self, worker: str, client: Client) -> Snapshot:
         before = self._models.get(worker, "")

@@ -15,6 +15,7 @@ from prometheus_client.core import (
 )
 
 from zmqengine.protocol import messages
+from zmqengine.protocol.launcher import ModelEntry, ModelState
 from zmqengine_metrics import table
 from zmqengine_metrics.snapshot import Snapshot
 
@@ -53,6 +54,28 @@ def families(snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
     for distribution in table.DISTRIBUTIONS:
         yield _distribution(distribution, snapshots, OURS)
     yield from _vllm(snapshots)
+
+
+def model_families(models: Sequence[ModelEntry]) -> Iterator[Metric]:
+    """The families of a launcher's models, loaded or not."""
+    labels = ("model_name",)
+    states = StateSetMetricFamily("zmqengine_model_state", "The state of a model.", labels=labels)
+    for model in models:
+        states.add_metric((model.name,), {state: state == model.state for state in get_args(ModelState)})
+    yield states
+    for name, help_text, value in (
+        ("zmqengine_model_need_bytes", "Memory that a model takes when it is loaded.", "need_bytes"),
+        ("zmqengine_model_waiting", "Requests that wait for a model to be loaded.", "waiting"),
+        ("zmqengine_model_load_seconds", "Time of the last load.", "load_s"),
+    ):
+        gauge = GaugeMetricFamily(name, help_text, labels=labels)
+        for model in models:
+            gauge.add_metric((model.name,), float(getattr(model, value)))
+        yield gauge
+    loads = CounterMetricFamily("zmqengine_model_loads", "Times that a model was loaded.", labels=labels)
+    for model in models:
+        loads.add_metric((model.name,), model.loads)
+    yield loads
 
 
 def _vllm(snapshots: Sequence[Snapshot]) -> Iterator[Metric]:

@@ -19,9 +19,9 @@ class Zmqengine < Formula
   end
 
   service do
-    run [opt_bin/"zmqengine", "worker", "--no-supervise", "--log-format", "json"]
-    # 5 s between starts: launchd tries again whatever the reason was.
-    keep_alive successful_exit: false
+    # Its own supervisor starts it again, but not what would fail again; launchd would, every few seconds.
+    run [opt_bin/"zmqengine", "worker", "--log-format", "json"]
+    keep_alive crashed: true
     throttle_interval 5
     process_type :interactive
     error_log_path var/"log/zmqengine-worker.log"

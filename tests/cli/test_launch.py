@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import Front, serving
-from zmqengine.cli.commands.launch_programs import PROGRAMS
+from tests.http.serving import Front, serving, wait_until
+from zmqengine.cli.launch_programs import PROGRAMS
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine_http import HttpConfig
 
@@ -69,14 +70,26 @@ def test_claude_is_told_the_context_and_to_keep_its_head(front: Front) -> None:
     assert environment["ANTHROPIC_MODEL"] == environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "big"
     assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "100000"
     assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
-    assert "totalTokensReminder" in done.stdout
+    settings = json.loads(shlex.split(done.stdout.split("# then: ")[1].split("\n")[0])[2])
+    assert settings == {"totalTokensReminder": "off", "permissions": {"defaultMode": "default"}}
+
+
+def test_claude_is_not_told_a_window_that_it_takes_for_a_mistake() -> None:
+    """Below 100,000 tokens it warns at each start, and compacts when the front-end says that it is too long."""
+    client = ScriptedClient(lambda prompt: "x", context_tokens=62_000)
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
+        environment = exports(run("claude", "--url", front.url).stdout)
+    assert environment["ANTHROPIC_BASE_URL"] == front.url
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in environment
 
 
 def test_codex_gets_a_catalogue_of_the_models(front: Front, tmp_path: Path) -> None:
     """Without one it guesses the context."""
     run("codex", "--url", front.url, "--api-key", KEY, XDG_CONFIG_HOME=str(tmp_path), HOME=str(tmp_path))
     (catalog,) = tmp_path.rglob("codex-models.json")
-    assert json.loads(catalog.read_text())["models"][0]["context_window"] == 100_000
+    model = json.loads(catalog.read_text())["models"][0]
+    assert model["context_window"] == 100_000
+    assert model["input_modalities"] == ["text"]
 
 
 def test_run_starts_the_program_with_all_that(front: Front, tmp_path: Path) -> None:
@@ -108,11 +121,39 @@ def test_what_is_wrong_is_one_line_with_what_to_do(front: Front, arguments: list
     assert done.stderr.count("\n") == 1
 
 
-def test_a_model_that_cannot_do_the_work_is_told() -> None:
-    """No tools in its template, and no room for the program's own prompt."""
-    client = ScriptedClient(lambda prompt: "x", template=CHAT_TEMPLATE)
+def test_a_context_that_the_programs_own_prompt_fills_is_refused() -> None:
+    """With both numbers: opencode would compact its conversation for ever. It may be tried anyway."""
+    client = ScriptedClient(lambda prompt: "x")
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
+        for program, needed in (("opencode", "20000"), ("claude", "40000")):
+            done = run(program, "--url", front.url)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert "4096" in done.stderr
+            assert needed in done.stderr
+            assert "--anyway" in done.stderr
+            assert run(program, "--url", front.url, "--anyway").returncode == 0
+
+
+def test_a_model_without_tools_is_told(tmp_path: Path) -> None:
+    """An agent can only talk with it; a program that needs none gets no complaint."""
+    client = ScriptedClient(lambda prompt: "x", template=CHAT_TEMPLATE, context_tokens=100_000)
     with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
         done = run("claude", "--url", front.url)
-    assert done.returncode == 0
-    assert "takes no tools" in done.stderr
-    assert "40000" in done.stderr
+        assert done.returncode == 0
+        assert "takes no tools" in done.stderr
+        assert run("aider", "--url", front.url, XDG_CONFIG_HOME=str(tmp_path)).stderr == ""
+
+
+def test_a_model_with_tools_and_room_is_chosen(tmp_path: Path) -> None:
+    """Of three workers; by name the others come first."""
+    clients = {
+        "a": ScriptedClient(lambda prompt: "x", name="a", template=CHAT_TEMPLATE, context_tokens=100_000),
+        "b": ScriptedClient(lambda prompt: "x", name="b"),
+        "c": ScriptedClient(lambda prompt: "x", name="c", context_tokens=100_000),
+    }
+    config = HttpConfig(workers=tuple(clients))
+    with serving(config, lambda address, on_event: clients[address.rpartition("/")[2]]) as front:
+        wait_until(lambda: len(front.service.pool.models()) == 3, "all models are known")
+        assert exports(run("claude", "--url", front.url).stdout)["ANTHROPIC_MODEL"] == "c"
+        assert exports(run("aider", "--url", front.url, XDG_CONFIG_HOME=str(tmp_path)).stdout)
+        assert "with a (" in run("aider", "--url", front.url, XDG_CONFIG_HOME=str(tmp_path)).stdout

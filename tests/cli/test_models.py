@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.cli.fake_hub import FakeHub
 from zmqengine.cli.main import zmqengine
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.machine import Machine
-from zmqengine.pico import model_path
+from zmqengine.pico import BUNDLED, model_path
 
 pytest.importorskip("huggingface_hub")
 
@@ -45,6 +46,8 @@ class Shell:
             **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1",
             "ZMQENGINE_DIR": str(home / "d"), "HF_HUB_DISABLE_TELEMETRY": "1",
         }  # fmt: skip
+        # Models of other programs are those in this home alone.
+        self._environment |= {"HOME": str(home), "OLLAMA_MODELS": str(home / "ollama")}
         for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN", "ZMQENGINE_ADDRESS"):
             self._environment.pop(name, None)
 
@@ -74,14 +77,34 @@ def test_a_model_is_pulled_listed_and_found_fit(shell: Shell, hub: FakeHub) -> N
     assert not [path for path in hub.paths if "pytorch_model" in path]
     assert "qwen3" in pulled.stderr
     listed = {model["model"]: model for model in json.loads(shell.run("models", "--json").stdout)}
-    assert set(listed) == {"pico", "pico-tools", hub.model}
+    assert set(listed) == {*BUNDLED, hub.model}
     assert listed[hub.model]["bytes"] == listed["pico"]["bytes"] > 3_000_000
     assert listed[hub.model]["fits"] is True
     table = shell.run("models", "--memory-limit", "1M").stdout
-    assert table.count("too large") == 3
+    assert table.count("too large") == len(BUNDLED) + 1
     seen = shell.run("doctor", "--model", hub.model)
     assert seen.returncode == 0, seen.stdout
     assert f"{hub.model}: qwen3" in seen.stdout
+
+
+def test_models_of_other_programs_are_listed_with_what_mlx_can_load(shell: Shell, tmp_path: Path) -> None:
+    """LM Studio's directories, and why Ollama's files are of no use."""
+    lm_studio = tmp_path / ".lmstudio" / "models"
+    shutil.copytree(model_path(), lm_studio / "maker" / "pico-mlx")
+    (lm_studio / "maker" / "old").mkdir()
+    (lm_studio / "maker" / "old" / "old.gguf").write_bytes(b"GGUF")
+    manifest = tmp_path / "ollama" / "manifests" / "registry.ollama.ai" / "library" / "llama3" / "8b"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "size": 4_000_000_000, "digest": "sha256:0"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    listed = {model["model"]: model for model in json.loads(shell.run("models", "--json").stdout)}
+    assert listed["maker/pico-mlx"]["need_bytes"] > listed["maker/pico-mlx"]["bytes"]
+    assert listed["maker/pico-mlx"]["directory"] == str(lm_studio / "maker" / "pico-mlx")
+    assert "GGUF" in listed["maker/old"]["error"]
+    assert "GGUF" in listed["llama3:8b"]["error"]
+    assert listed["llama3:8b"]["bytes"] == 4_000_000_000
+    table = shell.run("models", "--memory-limit", "8G").stdout
+    assert "Ollama: it is a GGUF file" in table
 
 
 def test_a_download_that_broke_off_goes_on(shell: Shell, hub: FakeHub) -> None:

@@ -36,7 +36,12 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
         for option in worker.params
         if getattr(option, "help", "") and not getattr(option, "hidden", False)
     }
-    assert {option.name for option in worker.params} == fields - {"bind_cmd", "bind_out"}
+    assert {option.name for option in worker.params} == fields - {
+        "bind_cmd",
+        "bind_out",
+        "memory_total_bytes",
+        "model_name",
+    }
     assert {option.name for option in worker.params} - shown == {"engine", "fault_drop_frames"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,7 +22,8 @@ from zmqengine.errors import (
 )
 from zmqengine.protocol.messages import Description, GetMetrics, Metrics, Ping, TokenizerBundle
 from zmqengine.testing import FakeWorker
-from zmqengine_client import Completion
+from zmqengine_client import AsyncClient, Completion
+from zmqengine_client.core.request import Request
 from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
 
@@ -207,6 +209,68 @@ def test_every_way_of_dropping_a_stream_aborts_it(connect: Connect, worker: Fake
                 with pytest.raises(ZeroDivisionError):
                     await fail_while_reading(stream)
             await until(lambda: rows_free(client))
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_closed_before_its_prompt_was_tokenised_is_never_sent(worker: FakeWorker) -> None:
+    """The first stream of a client, too: a task that is cancelled at once leaves nothing running."""
+
+    async def scenario() -> None:
+        async with AsyncClient(worker.address) as asking, AsyncClient(worker.address) as client:
+            before = (await asking.status()).numbers["accepted"]
+            stream = client.generate("hello", max_tokens=4000)
+            stream.close()
+            # Its tokenisation is over before that of a later one.
+            await client.generate("hello", max_tokens=1).read()
+            assert (await asking.status()).numbers["accepted"] == before + 1
+            assert (await client.generate("hi", max_tokens=1).read()).finish == "length"
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_another_thread_collects_is_aborted_on_the_loop(worker: FakeWorker) -> None:
+    """The garbage collector runs in any thread; a loop in debug mode raises if one touches it."""
+
+    async def scenario() -> None:
+        async with AsyncClient(worker.address) as client:
+            streams = [client.generate_tokens([1], max_tokens=4000)]
+            await streams[0].__anext__()
+            aborted = threading.get_ident()
+            abort = client._session.abort_request
+
+            def spy(request: Request, now: float) -> None:
+                nonlocal aborted
+                aborted = threading.get_ident()
+                abort(request, now)
+
+            client._session.abort_request = spy  # type: ignore[method-assign]
+            aborted = 0
+            await asyncio.to_thread(streams.clear)
+            await until(lambda: rows_free(client))
+            assert aborted == threading.get_ident()
+
+    asyncio.run(scenario(), debug=True)
+
+
+class _Panic(BaseException):
+    """Stands in for pyo3's PanicException."""
+
+
+def test_a_panic_while_a_prompt_is_tokenised_ends_its_stream(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Rust extension panics with a BaseException; the reader must not wait for ever."""
+
+    def panic(*_: object, **__: object) -> list[int]:
+        raise _Panic("out of order")
+
+    monkeypatch.setattr(Tokenizer, "encode", panic)
+
+    async def scenario() -> None:
+        async with AsyncClient(worker.address) as client:
+            with pytest.raises(ZmqEngineError, match="cannot be prepared"):
+                await asyncio.wait_for(client.generate("hello").read(), HANG_S)
 
     asyncio.run(scenario())
 

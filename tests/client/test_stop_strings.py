@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqengine.errors import BadRequest
-from zmqengine_client.text.stop_strings import StopStrings, stop_list
+from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings, stop_list
 
 letters = st.text("ab\n", max_size=30)
 stops_lists = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
@@ -28,7 +28,7 @@ def test_any_cut_of_the_text_gives_what_a_search_of_the_whole_gives(
     text: str, stops: list[str], data: st.DataObject
 ) -> None:
     """A search of the full text is the reference."""
-    finder = StopStrings(stops)
+    finder = StopStrings(StopAutomaton(stops))
     out = ""
     rest = text
     while rest and finder.match is None:
@@ -53,7 +53,7 @@ def naive_up_to(text: str, stops: list[str], rest: str) -> str:
 @given(letters, stops_lists)
 def test_character_by_character_the_match_is_the_naive_one(text: str, stops: list[str]) -> None:
     """Which stop string it was is told, and nothing comes after it."""
-    finder = StopStrings(stops)
+    finder = StopStrings(StopAutomaton(stops))
     out = "".join(finder.push(character) for character in text) + finder.finish()
     assert (out, finder.match) == naive(text, stops)
 
@@ -61,7 +61,7 @@ def test_character_by_character_the_match_is_the_naive_one(text: str, stops: lis
 @given(letters, stops_lists)
 def test_no_more_is_held_back_than_could_become_a_stop_string(text: str, stops: list[str]) -> None:
     """A reader waits only for characters that may have to be taken back."""
-    finder = StopStrings(stops)
+    finder = StopStrings(StopAutomaton(stops))
     out = "".join(finder.push(character) for character in text)
     if finder.match is None:
         held = text[len(out) :]

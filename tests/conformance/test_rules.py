@@ -13,11 +13,12 @@ from tests.support.workers import START_S, WorkerProcess
 from zmqengine.cli.commands.conformance import conformance
 from zmqengine.conformance import check
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_vectors import FakeTexts, fake_vector
 from zmqengine.protocol.messages import Done, Replay, TokenRow
 from zmqengine.testing import FakeWorker
 from zmqengine.worker.intake import commands
 from zmqengine.worker.intake.commands import CommandHandler
-from zmqengine.worker.wire import outgoing
+from zmqengine.worker.requests import token_log, vector_log
 
 
 def test_our_worker_keeps_every_rule() -> None:
@@ -26,6 +27,17 @@ def test_our_worker_keeps_every_rule() -> None:
         outcomes = list(check(worker.address, answer_s=START_S))
     assert len(outcomes) >= 30
     assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
+
+
+def test_a_worker_of_vectors_keeps_every_rule_of_them() -> None:
+    """Beside a model that generates as well; and one that only makes vectors refuses to generate."""
+    both = FakeEngineConfig(dimensions=24, prefill_chunk=8)
+    scores = FakeEngineConfig(labels=1, generates=False)
+    for config in (both, scores):
+        with FakeWorker(config) as worker:
+            outcomes = list(check(worker.address, answer_s=START_S, only="E embed"))
+        assert len(outcomes) >= 6
+        assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
 
 
 def typed(*words: str) -> Result:
@@ -59,7 +71,7 @@ def no_tail(handler: CommandHandler, *resume: Any, real: Any = CommandHandler._r
 
 DEFECTS: dict[str, tuple[object, str, object, str, str]] = {
     "a gap at the start": (
-        outgoing,
+        token_log,
         "TokenRow",
         lambda request, index, *rest: TokenRow(request, index + 1, *rest),
         "accepted, then",
@@ -72,6 +84,14 @@ DEFECTS: dict[str, tuple[object, str, object, str, str]] = {
     "a replay that lacks a token": (CommandHandler, "_resume", no_tail, "resume", "from 0 on comes something else"),
     "acknowledged and kept": (
         CommandHandler, "_ack", lambda *_: None, "K ack", "expected 'e' unknown_request, got 'u'"
+    ),
+    "vectors of other texts": (
+        FakeTexts, "_vector", lambda texts, request, index: fake_vector([index], 24), "for each text in order",
+        "equal texts have other vectors",
+    ),
+    "the end of an embed": (
+        vector_log, "TokenRow", lambda request, index, *rest: TokenRow(request, index + 1, *rest),
+        "for each text in order", "expected vector 0, got 1",
     ),
     "any token id": (
         CommandHandler, "_check_ids", lambda *_: None, "out of range",
@@ -87,7 +107,7 @@ def test_a_worker_with_a_defect_breaks_the_rule_it_is_about(
     """Ours, with a line of it broken on purpose."""
     owner, name, broken, only, problem = DEFECTS[defect]
     monkeypatch.setattr(owner, name, broken)
-    with FakeWorker(FakeEngineConfig(context_tokens=300)) as worker:
+    with FakeWorker(FakeEngineConfig(context_tokens=300, dimensions=24)) as worker:
         result = typed("--address", worker.address, "--only", only)
     assert result.exit_code == 1, result.output
     assert problem in result.stdout

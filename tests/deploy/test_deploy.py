@@ -17,6 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from tests.support.workers import wait_until
 from zmqengine.cli.main import zmqengine
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError
@@ -45,7 +46,7 @@ EXPOSURE_MAX = {"zmqengine-worker@.service": 1.9, "zmqengine-http.service": 1.6}
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
-    """The configurations that unsupervised workers were started with; none really starts."""
+    """The configurations that workers were started with; none really starts."""
     configs: list[WorkerConfig] = []
 
     def serve(config: WorkerConfig) -> int:
@@ -53,6 +54,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
         return 0
 
     monkeypatch.setattr("zmqengine.worker.main.serve", serve)
+    monkeypatch.setattr("zmqengine.worker.process.supervisor.supervise", serve)
     return configs
 
 
@@ -60,6 +62,12 @@ def run(arguments: list[str]) -> None:
     """Call the command line."""
     result = CliRunner().invoke(zmqengine, arguments, standalone_mode=False)
     assert result.exception is None, result.exception
+
+
+def command_of(path: Path) -> list[str]:
+    """What the shell of a launchd job runs."""
+    _, _, _, _, *command = plistlib.loads(path.read_bytes())["ProgramArguments"]
+    return [str(word) for word in command]
 
 
 @pytest.mark.parametrize("path", [PLIST, HTTP_PLIST], ids=lambda path: path.stem)
@@ -74,18 +82,41 @@ def test_the_launchd_job_is_a_valid_property_list(path: Path) -> None:
         subprocess.run(["plutil", "-lint", str(path)], check=True)
 
 
+@pytest.mark.parametrize("path", [PLIST, HTTP_PLIST], ids=lambda path: path.stem)
+@pytest.mark.parametrize(("ends", "code"), [("0", 0), ("1", 1), ("2", 0), ("78", 0), ("term", 5)])
+def test_the_shell_of_a_launchd_job_logs_and_never_asks_for_what_would_fail_again(
+    path: Path, ends: str, code: int, tmp_path: Path
+) -> None:
+    """launchd starts again what ends with another code than 0. SIGTERM reaches the program, which may take its time."""
+    logs = tmp_path / "Library" / "Logs"
+    logs.mkdir(parents=True)
+    program = (
+        "import signal, sys, time\n"
+        "def stop(*_): time.sleep(0.2); print('drained', file=sys.stderr, flush=True); sys.exit(5)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('started', file=sys.stderr, flush=True)\n"
+        "time.sleep(600) if sys.argv[1] == 'term' else sys.exit(int(sys.argv[1]))\n"
+    )
+    shell = plistlib.loads(path.read_bytes())["ProgramArguments"][:4]
+    job = subprocess.Popen([*shell, sys.executable, "-c", program, ends], env={"HOME": str(tmp_path)})
+    log = logs / f"{shell[3]}.log"
+    wait_until(lambda: log.exists() and "started" in log.read_text(), "the job does not start")
+    if ends == "term":
+        job.terminate()
+    assert job.wait(60) == code
+    assert log.read_text() == ("started\ndrained\n" if ends == "term" else "started\n")
+
+
 def test_the_launchd_job_runs_an_unsupervised_worker(served: list[WorkerConfig]) -> None:
     """Its arguments are ones that our command line takes."""
-    _, *arguments = plistlib.loads(PLIST.read_bytes())["ProgramArguments"]
-    run(arguments)
+    run(command_of(PLIST)[1:])
     assert [config.supervise for config in served] == [False]
 
 
 def test_the_launchd_job_of_the_front_end_is_a_command_of_ours() -> None:
     """Its arguments are taken, and its variables are options."""
     job = plistlib.loads(HTTP_PLIST.read_bytes())
-    _, *arguments = job["ProgramArguments"]
-    run([*arguments, "--print-config"])
+    run([*command_of(HTTP_PLIST)[1:], "--print-config"])
     assert set(job["EnvironmentVariables"]) <= {
         f"ZMQENGINE_HTTP_{field.name.upper()}" for field in dataclasses.fields(HttpConfig)
     }
@@ -260,5 +291,7 @@ def test_the_formula_installs_extras_and_starts_a_command_that_exist(served: lis
     assert extras <= known
     (words,) = re.findall(r'run \[opt_bin/"zmqengine", (.+)\]', text)
     run([word.strip().strip('"') for word in words.split(",")])
-    assert [config.supervise for config in served] == [False]
+    # launchd starts again what crashed only, and the supervisor what may succeed.
+    assert [config.supervise for config in served] == [True]
+    assert "keep_alive crashed: true" in text
     run(["doctor", "--help"])

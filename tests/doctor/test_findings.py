@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+import zmqengine
 from zmqengine.doctor import machine, workers
 from zmqengine.doctor.finding import Finding
+from zmqengine.doctor.front_ends import look_at_front_end
 from zmqengine.doctor.model import look_at_model
 from zmqengine.doctor.sockets import look_at_sockets
 from zmqengine.doctor.workers import look_at_worker
@@ -60,7 +65,7 @@ def test_an_mlx_that_cannot_be_imported_is_one_line(monkeypatch: pytest.MonkeyPa
     looked = machine.look_at_machine()
     (fault,) = [finding for finding in looked.findings if finding.level == "fail"]
     assert "libcuda.so.1" in fault.line
-    assert "pip install" in fault.advice
+    assert "pip install" in fault.line
     assert looked.limit_bytes == 0
 
 
@@ -74,10 +79,8 @@ def test_a_slow_blas_and_little_memory_are_warnings() -> None:
     """Things work, and could work better."""
     assert bad(machine._blas("reference (slow: ...)")) == [("warn", "blas")]
     assert bad(machine._blas("libopenblas.so.0")) == []
-    report: dict[str, object] = {"system_bytes": GIB, "recommended_bytes": GIB // 2, "metal": False}
+    report = {"system_bytes": GIB, "recommended_bytes": GIB // 2}
     assert bad(machine._memory(report)) == [("warn", "memory")]
-    report = {"system_bytes": 64 * GIB, "recommended_bytes": 32 * GIB, "metal": True}
-    assert bad(machine._memory(report)) == [("warn", "wired")]
 
 
 def test_socket_directories_are_looked_at(base: Path) -> None:
@@ -170,3 +173,57 @@ def test_a_wired_limit_beyond_the_weights_is_a_warning() -> None:
     assert bad(workers._wired("weights (4.10 GiB)")) == bad(workers._wired("off")) == []
     for told in ("all (48.00 GiB)", "12884901888 (12.00 GiB)"):
         assert bad(workers._wired(told)) == [("warn", "wired")]
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Whatever a program at the port may say, by path."""
+
+    said: ClassVar[dict[str, tuple[int, object]]] = {}
+
+    def do_GET(self) -> None:
+        status, document = self.said.get(self.path, (404, {}))
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+US = {"name": "zmqengine", "version": zmqengine.__version__}
+READY = {"workers": [{"model": "pico", "ready": True}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"/": (200, US), "/ready": (200, READY)}, []),
+        ({"/": (200, US), "/ready": (503, {})}, [("warn", "front-end")]),
+        ({"/": (200, US | {"version": "0.0"}), "/ready": (200, READY)}, [("warn", "version")]),
+        ({"/": (200, {"name": "other"})}, [("warn", "front-end")]),
+        ({"/": (200, US), "/ready": (200, {"odd": 1})}, [("warn", "front-end")]),
+        ({}, [("warn", "front-end")]),
+    ],
+)
+def test_a_front_end_is_looked_at(said: dict[str, tuple[int, object]], found: list[tuple[str, str]]) -> None:
+    """What answers there, its version, and whether it has a worker."""
+    handler = type("Handler", (Answers,), {"said": said})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        findings = list(look_at_front_end(url))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert bad(iter(findings)) == found
+    assert bool(found) or "pico" in findings[0].text
+
+
+def test_no_front_end_is_no_fault() -> None:
+    """It is told how to start one."""
+    (finding,) = look_at_front_end("http://127.0.0.1:9")
+    assert finding.level == "ok"
+    assert "zmqengine http" in finding.text

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from tests.support.constrained import HOT, PERSON, Pico, run_all
-from tests.support.drafts import by_worth
+from tests.support.drafts import by_worth, speculator
 from tests.support.engines import Run, finish, step
 from zmqengine.engine.grammar.grammar import Kind, compile_grammar, vocabulary
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
 from zmqengine.engine.interface import Sampling
+from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.engine.speculation.ngrams import Ngrams
 from zmqengine.errors import BadRequest
@@ -274,3 +275,35 @@ def test_what_a_grammar_forces_saves_steps(pico: Pico) -> None:
     wanted, run = run_all(plain, rows), run_all(drafting, rows)
     assert [run.ids(row.row) for row in rows] == [wanted.ids(row.row) for row in rows]
     assert drafting.stats().steps < 0.7 * plain.stats().steps
+
+
+class Partly:
+    """Knows the next token of an output, and goes on with tokens that no grammar here allows."""
+
+    name = "partly"
+    prior = 0.9
+
+    def __init__(self, output: Sequence[int], wrong: int) -> None:
+        self._output = output
+        self._wrong = wrong
+
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        made = len(rows[0].tokens) - rows[0].prompt_tokens
+        return [[*self._output[made : made + 1], *[self._wrong] * count][:count] for count in counts]
+
+    def release(self) -> None:
+        """It keeps nothing of a row."""
+
+    def clear(self) -> None:
+        """It keeps nothing of a row."""
+
+
+def test_draft_tokens_that_the_grammar_forbids_are_not_verified(pico: Pico) -> None:
+    """A draft ends before the first of them: masks would stop it all the same, after a block that was for nothing."""
+    row = pico.row(0, pico.grammar("regex", "[0-9]{30}"), sampling=HOT)
+    wanted = run_all(pico.engine(), [row])
+    (wrong,) = pico.text.encode("a").ids
+    run = run_all(pico.engine(speculator=speculator(Partly(wanted.ids(0), wrong), widths=(4,))), [row])
+    assert run.ids(0) == wanted.ids(0)
+    assert len(run.drafts) >= 3
+    assert {(draft.proposed, draft.accepted) for draft in run.drafts} == {(1, 1)}

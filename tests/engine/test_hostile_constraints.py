@@ -8,16 +8,17 @@ import re
 import resource
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.constrained import HOT, Pico
 from tests.support.drafts import by_worth
-from tests.support.engines import finish
+from tests.support.engines import Run, finish, step
 from tests.support.hostile_constraints import HOSTILE, LARK
 from zmqengine.engine.grammar.grammar import Grammar
-from zmqengine.engine.grammar.matcher import ConstraintBroken
+from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.errors import BadRequest
 
@@ -160,13 +161,59 @@ def test_a_row_whose_parser_meets_a_limit_ends_with_an_error(pico: Pico) -> None
     a, *_ = pico.text.encode("a").ids
     with pytest.raises(ConstraintBroken, match="items"):
         grammar.start([a] * 2000)
-    row = grammar.start([a] * 20)
+    row = grammar.start([a] * 10)
     while not row.parser.is_error():
         row.parser.compute_bitmask()
         row.parser.consume_token(a)
     assert not row.is_complete
     with pytest.raises(ConstraintBroken):
         row.consume(pico.eos[0])
+
+
+@pytest.mark.parametrize("name", ["schema many patterns", "schema long pattern"])
+def test_an_output_near_the_limits_can_be_followed_again(pico: Pico, name: str) -> None:
+    """A stream that the next worker resumes, or a resumed row, meets no limit that it did not meet before."""
+    followed = 0
+    for seed in range(6):
+        engine = pico.engine()
+        engine.insert([pico.row(seed, compiled(pico, name), max_tokens=200, sampling=HOT)])
+        run = finish(engine)
+        if run.failures:
+            continue
+        grammar = compiled(pico, name)
+        assert grammar is not None
+        matcher = grammar.start(run.ids(seed))
+        assert matcher.is_complete == (run.finish(seed) == "stop")
+        followed += 1
+    assert followed > 2
+
+
+@pytest.mark.parametrize("may_keep", [True, False])
+def test_a_resumed_row_takes_the_matcher_that_was_kept(
+    pico: Pico, may_keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To follow a long output again would hold up all streams; another output is followed from its beginning."""
+    grammar = compiled(pico, "schema long text")
+    assert grammar is not None
+    row = pico.row(0, grammar, max_tokens=40, sampling=HOT)
+    alone, engine, run = pico.engine(), pico.engine(), Run()
+    alone.insert([pico.row(0, compiled(pico, "schema long text"), max_tokens=40, sampling=HOT)])
+    wanted = finish(alone).ids(0)
+    engine.insert([row])
+    while len(run.ids(0)) < 20:
+        step(engine, run)
+    engine.park(0)
+    if not may_keep:
+        grammar.keep(grammar.start([]))
+    starts: list[int] = []
+    follow = RowMatcher.consume
+    monkeypatch.setattr(
+        RowMatcher, "consume", lambda self, token: (starts.append(token), follow(self, token))[1]
+    )
+    engine.insert([replace(row, row=1, emitted=run.ids(0))])
+    assert len(starts) == (0 if may_keep else 20)
+    finish(engine, run)
+    assert run.ids(0) + run.ids(1) == wanted
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_step_that_was_not_begun_is_found(model, kernels):
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "deepseek_v2"])
 def test_engines_make_the_same_tokens_in_place(kernels, kind):
     """Rows come, go, are parked and begin like others, in models whose layers know nothing of it."""
-    from tests.engine.test_architectures import ARCHITECTURES
+    from zmqengine.bench.models.small_models import ARCHITECTURES
 
     model = build_model(ARCHITECTURES.get(kind, LLAMA))
     draw = random.Random(3)

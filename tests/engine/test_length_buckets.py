@@ -98,7 +98,7 @@ class Batch:
     def join(self, rows, caches):
         self.rows += rows
 
-    def step(self, result, may_speculate):
+    def begin(self, result, may_speculate):
         self.may_speculate = may_speculate()
 
     @property
@@ -134,12 +134,12 @@ def test_nobody_drafts_while_there_are_several_batches():
 
     buckets = LengthBuckets(new_batch, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
     buckets.join([(rows(500, 510), KVBatch())])
-    buckets.step(StepResult())
+    buckets.step(StepResult(), model=None)
     assert [batch.may_speculate for batch in made] == [True]
     buckets.join([(rows(10), KVBatch())])
-    buckets.step(StepResult())
+    buckets.step(StepResult(), model=None)
     assert [batch.may_speculate for batch in made] == [False, False]
     made[1].rows.clear()
     for _ in range(2):
-        buckets.step(StepResult())
+        buckets.step(StepResult(), model=None)
     assert made[0].may_speculate

@@ -83,7 +83,7 @@ def test_a_container_has_the_memory_of_its_control_group(tmp_path):
 
 def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
     """vllm-mlx, measured: 5.5 GB resident for a 100 MB model. Buffers kept for reuse have a bound of their own."""
-    from zmqengine.engine.open import buffer_cache_bytes
+    from zmqengine.engine.host.memory import buffer_cache_bytes
 
     gib = 1 << 30
     if not mx.cuda.is_available():
@@ -155,6 +155,38 @@ def test_an_engine_wires_what_is_in_use_when_its_weights_are_loaded(models, monk
     assert [call for call in metal.calls if call != "clear"] == [6_000, 17]
 
 
+def test_steps_change_nothing_of_what_is_wired(models, monkeypatch):
+    """mlx #3186: each change of the residency set is a commit. Rows come, grow, leave and are cached meanwhile."""
+    metal = Metal(monkeypatch)
+    engine = make_engine(models["llama"])
+    metal.calls.clear()
+    for start in range(4):
+        engine.insert([RowRequest(start * 2 + row, [start, row] * 40, max_tokens=30) for row in range(2)])
+        for _ in range(12):
+            engine.next()
+    for _ in range(40):
+        engine.next()
+    assert engine.stats().generated_tokens == 8 * 30
+    assert metal.calls == []
+    engine.close()
+
+
+@pytest.mark.parametrize(("asked", "wired"), [("all", [5_000]), ("weights", []), ("off", []), (5_500, [])])
+def test_a_smaller_share_reaches_mlx(models, monkeypatch, asked, wired):
+    """Another worker came: MLX's own limits fall too, and the wired one where all of the limit was to be wired."""
+    metal, told = Metal(monkeypatch), dict[str, int]()
+    monkeypatch.setattr(mx, "set_memory_limit", lambda size: told.update(memory=size))
+    monkeypatch.setattr(mx, "set_cache_limit", lambda size: told.update(cache=size))
+    engine = make_engine(models["llama"], wired_limit=asked)
+    metal.calls.clear()
+    engine.limit_memory(5_000)
+    assert told == {"memory": 5_000, "cache": 625}
+    assert metal.calls == wired
+    engine.close()
+    engine.limit_memory(5_000)
+    assert metal.limit == 17
+
+
 def test_nothing_is_wired_without_metal(monkeypatch):
     """CUDA and the CPU have no such limit."""
     metal = Metal(monkeypatch)
@@ -179,8 +211,6 @@ def test_an_engine_that_cannot_be_built_leaves_no_limit_behind(models, monkeypat
 
 
 @pytest.mark.parametrize(("speculate", "drafts"), [("auto", False), ("ngram", True), ("off", False)])
-def test_speculation_is_off_by_default_on_metal(monkeypatch, speculate, drafts):
-    """No benchmark of it was run there; who asks for a source gets it."""
-    monkeypatch.setattr("zmqengine.engine.speculation.opening.on_gpu", lambda: True)
-    monkeypatch.setattr("zmqengine.engine.speculation.opening.on_cuda", lambda: False)
-    assert (open_speculator(speculate, 320) is not None) == drafts
+def test_speculation_is_off_by_default_where_it_was_not_measured(speculate, drafts):
+    """As on Metal; who asks for a source gets it."""
+    assert (open_speculator(speculate, 320, by_default=False) is not None) == drafts

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import plain_arithmetic
 from tests.support.drafts import Self, speculator
 from tests.support.engines import make_engine
-from tests.support.fused_models import written_in_place
 from tests.support.kv_kernels import MemoryKernels
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine.host.backend import on_cuda
@@ -129,25 +127,28 @@ def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, ope
 def test_what_the_longest_row_leaves_is_given_back(monkeypatch, longest):
     """Where rows stay in place, as on a GPU: the columns that only it had are closed when the caches are full, and rows
     that are empty are told, and are no more than an eighth."""
-    plain_arithmetic.stand_in(monkeypatch)
+    cuda_kernels = pytest.importorskip("tests.support.cuda_kernels", exc_type=ImportError)
+    from tests.support.in_place import model_on_kernels
+
+    cuda_kernels.stand_in(monkeypatch)
     empty = set()
-    with written_in_place() as model:
-        engine = make_engine(
-            model,
-            rows_max=8,
-            prompt_cache_bytes=0,
-            padding_bytes_max=1 << 23,
-            kernels=MemoryKernels(gpu=True),
-        )
-        known = Known(engine)
-        known.insert(RowRequest(0, prompt(longest, 0), 9))
-        while not engine.stats().rows_decoding:
-            known.step()
-        for row in range(1, 8):
-            known.insert(RowRequest(row, prompt(10, row), 40 + (row > 1)))
-        while known.requests:
-            known.step()
-            empty.add((len(known.requests), engine.empty_bytes))
+    engine = make_engine(
+        model_on_kernels(),
+        rows_max=8,
+        prompt_cache_bytes=0,
+        padding_bytes_max=1 << 23,
+        kernels=MemoryKernels(gpu=True),
+    )
+    known = Known(engine)
+    known.insert(RowRequest(0, prompt(longest, 0), 9))
+    while not engine.stats().rows_decoding:
+        known.step()
+    for row in range(1, 8):
+        known.insert(RowRequest(row, prompt(10, row), 40 + (row > 1)))
+    while known.requests:
+        known.step()
+        empty.add((len(known.requests), engine.empty_bytes))
+    cuda_kernels.forget()
     row_bytes = engine.project_bytes(0)
     # Where a copy would have fewer columns, it is made.
     assert ((7, row_bytes) in empty) == (longest == 240)

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 
-from zmqengine.engine.load import prompt_sizes
 from zmqengine.engine.step.pacing import TOKENS_MIN, TOKENS_START, StepPace
 from zmqengine.engine.step.step_clock import StepClock
 
@@ -156,18 +155,17 @@ def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
 
 def test_on_a_gpu_streams_are_silent_for_fewer_steps() -> None:
     """The host starts the next chunk while the tokens of a step wait to be told."""
-    reading = Reading(StepPace(2048, 2048, 0.2, even=True), 40_000, step_s=0.006)
+    reading = Reading(StepPace(2048, 2048, 0.2, gpu=True), 40_000, step_s=0.006)
     for _ in range(10):
         reading.step(0)
     for _ in range(40):
         reading.step()
-    assert reading.tokens % prompt_sizes.WHOLE == 0
     assert 5 * 0.006 <= reading.tokens / 40_000 <= 6 * 0.006
 
 
 def test_a_bunch_is_read_at_once_where_nobody_is_silent_for_it() -> None:
     """64 short prompts, or 63 beside one that decodes; a long one keeps nobody waiting who comes after it."""
-    gpu, cpu = StepPace(2048, 2048, 0.2, even=True), StepPace(2048, 2048, 0.2)
+    gpu, cpu = StepPace(2048, 2048, 0.2, gpu=True), StepPace(2048, 2048, 0.2)
     for pace in (gpu, cpu):
         pace.begin((40_000, 0.006))
         for _ in range(12):
@@ -177,7 +175,7 @@ def test_a_bunch_is_read_at_once_where_nobody_is_silent_for_it() -> None:
     assert gpu.choose(decoding=1, waiting=63) == gpu.choose(decoding=0, waiting=1) == 2048
     assert gpu.choose(decoding=32, waiting=32) <= 6 * 0.006 * 40_000
     assert cpu.choose(decoding=0, waiting=64) == cpu.largest_tokens == 2048
-    slow = StepPace(2048, 2048, 0.2, even=True)
+    slow = StepPace(2048, 2048, 0.2, gpu=True)
     slow.begin((1_000, 0.1))
     assert slow.choose(decoding=0, waiting=64) <= 2.5 * 0.2 * 1_000
 
@@ -252,10 +250,10 @@ def test_what_many_rows_may_take_is_not_held_against_the_prompts() -> None:
     assert beside_many(2.0) <= 0.3
 
 
-@pytest.mark.parametrize("even", [False, True])
-def test_a_shrunk_pace_halves_its_largest_chunk_down_to_a_floor(even: bool) -> None:
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_shrunk_pace_halves_its_largest_chunk_down_to_a_floor(gpu: bool) -> None:
     """A device that ran out of time or memory is given less; below the floor, time decides alone."""
-    pace = StepPace(2048, 4096, 0.0, even=even)
+    pace = StepPace(2048, 4096, 0.0, gpu=gpu)
     before = pace.largest_tokens
     sizes: list[int] = []
     while not sizes or sizes[-1] != TOKENS_START:
@@ -266,3 +264,16 @@ def test_a_shrunk_pace_halves_its_largest_chunk_down_to_a_floor(even: bool) -> N
     assert pace.choose(decoding=1, waiting=1) == TOKENS_START
     small = StepPace(64, 64, 0.0)
     assert small.shrink() == 64
+
+
+def test_rows_of_another_process_shorten_a_chunk_as_own_rows_do():
+    """Two workers on one GPU: the streams of one wait for the prefill of the other."""
+    alone, beside, own = (StepPace(2048, 4096, 0.2, gpu=True) for _ in range(3))
+    for pace in (alone, beside, own):
+        pace.begin((20_000.0, 0.004))
+    beside.decoding_elsewhere = 8
+    short = own.choose(decoding=8, waiting=1)
+    assert beside.choose(decoding=0, waiting=1) == short
+    assert short < alone.choose(decoding=0, waiting=1) / 3
+    beside.decoding_elsewhere = 0
+    assert beside.choose(decoding=0, waiting=1) == alone.choose(decoding=0, waiting=1)

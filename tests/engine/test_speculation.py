@@ -143,6 +143,27 @@ def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model)
         assert run.ids(longer.row) == alone(model, [longer]).ids(longer.row)
 
 
+def test_draft_tokens_behind_the_end_of_an_output_do_not_count_as_accepted(model):
+    """Usage, metrics and the choice of widths go by accepted tokens: in no step are they more than the tokens made."""
+    rows = [replace(request, max_tokens=20, sampling=HOT) for request in requests(8)]
+    wanted = alone(model, rows)
+    known = Erring(outputs(rows, wanted), right=1.0, drafting=1.0)
+    engine = make_engine(model, speculator=speculator(known, widths=(6,)))
+    ended_inside = 0
+    for request in rows:
+        stop = wanted.ids(request.row)[9]
+        assert engine.insert([replace(request, stop_token_ids=frozenset({stop}))]) == []
+        made: list[int] = []
+        while engine.stats().rows_decoding + engine.stats().rows_prefilling:
+            result = engine.next()
+            made += [token.token for token in result.tokens]
+            for draft in result.drafts:
+                assert draft.accepted <= len(result.tokens)
+                ended_inside += draft.proposed > draft.accepted
+        assert made[-1] == stop
+    assert ended_inside > 4
+
+
 @pytest.mark.parametrize("shape", ["sliding", "mamba"])
 def test_rows_whose_caches_cannot_go_back_do_not_draft(models, shape):
     """A window that has moved on and a state that was overwritten hold no way back: one token a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 from tests.support.drafts import Erring, by_worth, even_costs, rows_of
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine.host.device import Device
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.load.probe import probe
 from zmqengine.engine.seeds import seed_key
@@ -273,9 +275,23 @@ def test_costs_are_measured_for_few_and_many_rows(model, monkeypatch):
     assert costs.ratio(20, 8) == costs.ratio(21, 4) == float("inf")
 
 
-def test_a_gpu_has_seen_verify_blocks_of_long_rows_before_anybody_asks(model, monkeypatch):
+def test_a_spell_of_other_work_while_costs_are_measured_does_not_count(model, monkeypatch):
+    """Plain steps that were slow in the first tries made blocks seem free, for as long as the worker ran."""
+    monkeypatch.setattr(width_costs, "_TRIES_S", 2.0)
+
+    class Disturbed(Counted):
+        def __call__(self, inputs: Any, **options: Any) -> Any:
+            if inputs.shape[1] == 1 and self.widths[8] < 5:
+                time.sleep(0.04)
+            return super().__call__(inputs, **options)
+
+    drafting = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts())
+    make_engine(Disturbed(model), speculator=drafting, rows_max=1)
+    assert drafting.costs.step_s(1) < 0.015
+
+
+def test_a_gpu_has_seen_verify_blocks_of_long_rows_before_anybody_asks(model):
     """Their attention has kernels of its own, and to compile one takes seconds."""
-    monkeypatch.setattr(width_costs, "on_gpu", lambda: True)
     shapes = set()
 
     class Seen(Counted):
@@ -284,7 +300,8 @@ def test_a_gpu_has_seen_verify_blocks_of_long_rows_before_anybody_asks(model, mo
             shapes.add((*inputs.shape, 0 if cache.keys is None else cache.size()))
             return super().__call__(inputs, **options)
 
-    make_engine(Seen(model), speculator=by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts()), rows_max=2)
+    drafting = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts())
+    make_engine(Seen(model), speculator=drafting, rows_max=2, device=Device(is_gpu=True))
     assert {(width, held) for _, width, held in shapes if width > 1} >= {(4, 256), (4, 1024)}
 
 

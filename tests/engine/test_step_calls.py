@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 import zmqengine
-from tests.support.engines import make_engine
+from tests.support.engines import decoder_of, make_engine
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.speculation.opening import open_speculator
@@ -24,7 +24,7 @@ BOUNDS = {1: 60, 8: 80, 32: 120}
 
 
 class NeverRepeating:
-    """A model of mlx-lm that says 5x + 7 modulo 256 after x: no step verifies drafts."""
+    """The model of a worker, made to say 5x + 7 modulo 256 after x: no step verifies drafts."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -63,7 +63,7 @@ def test_a_steady_greedy_step_makes_few_calls(model: Any, rows: int) -> None:
     """Of a model of two layers, in each of which the forward pass calls the KV cache."""
     options = {"prefill_ms": 200, "prefill_chunk": 2048}
     speculator = open_speculator("auto", VOCAB_SIZE)
-    engine = make_engine(NeverRepeating(model), speculator=speculator, rows_max=32, **options)
+    engine = make_engine(NeverRepeating(decoder_of(model)), speculator=speculator, rows_max=32, **options)
     assert engine.insert([RowRequest(row, [1 + row, 2, 3], 200) for row in range(rows)]) == []
     for _ in range(40):
         engine.next()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engines import make_engine
-from zmqengine.engine.interface import RowRequest, StepResult
+from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.load import warm_up
 
 
@@ -55,55 +55,6 @@ def test_its_rounds_fit(rows_max, context):
     assert all(any(one.sampling == kind for one in rounds) for kind in warm_up.KINDS)
     if rows_max == 32:
         assert {len(one.prompts) for one in rounds} >= {1, 2, 4, 8, 16, 32}
-
-
-def test_prompts_of_every_size_are_read_within_its_time(model):
-    """The most usual ones before all else, and the others when every number of rows was met."""
-    engine = make_engine(model, rows_max=2, context_tokens=300)
-    order: list[Any] = []
-    measured = warm_up.warm_up(
-        engine, 64, 500.0, order.append, order.append, lambda until_s: order.append(("sizes", until_s))
-    )
-    engine.close()
-    assert isinstance(measured, warm_up.Measured)
-    first, *begun, last, before_long = [found for found in order if not isinstance(found, float)]
-    assert order[0] == first
-    assert first[1] < last[1] < first[1] + 500.0
-    # Each of these rounds is read at the pace that was measured.
-    assert begun == [measured] * len(list(warm_up.every_number(2, 294)))
-    assert before_long == measured
-    assert [found for found in order if isinstance(found, float)][-1] == 1
-
-
-def test_every_number_of_rows_is_met(model, monkeypatch):
-    """Read together, a step of it, and an end of so many at once; one by one they join, and one by one they end."""
-    engine = make_engine(model, rows_max=6, context_tokens=500)
-    read, decoded, ended = set[int](), set[int](), set[int]()
-    joined = set[tuple[int, int]]()
-    inner = engine.next
-
-    def watched() -> StepResult:
-        before = engine.stats().rows_decoding
-        result = inner()
-        after = engine.stats().rows_decoding
-        firsts = [one for one in result.prefills if one.done == one.total]
-        assert all(one.cached == 0 for one in result.prefills), "a prompt was found instead of read"
-        ends = sum(token.finish is not None for token in result.tokens)
-        read.add(len(firsts))
-        decoded.add(len(result.tokens))
-        ended.add(ends)
-        if len(firsts) == 1 and not ends:
-            joined.add((before, after))
-        return result
-
-    monkeypatch.setattr(engine, "next", watched)
-    warm_up.warm_up(engine, 128, 600.0, read_shapes=lambda until_s: None)
-    engine.close()
-    every = set(range(1, 7))
-    assert every <= read
-    assert every <= decoded
-    assert every <= ended
-    assert {(rows, rows + 1) for rows in range(6)} <= joined
 
 
 def test_what_is_met_once_is_no_measurement(model, monkeypatch):

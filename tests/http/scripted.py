@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import numpy as np
 import tokenizers
 
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
@@ -22,6 +23,7 @@ from zmqengine.protocol.messages import (
     WorkerState,
 )
 from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
+from zmqengine_client.core.embedding import Embedded
 from zmqengine_client.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 300
@@ -82,6 +84,10 @@ class ScriptedClient:
     async def close(self) -> None:
         for stream in self.streams:
             stream.close()
+
+    async def embed_counted(self, texts: Sequence[str], **options: object) -> Embedded:
+        """Vectors of two floats, which say nothing."""
+        return Embedded(np.ones((len(texts), 2), np.float32), len(texts))
 
     def generate_tokens(self, prompt: Sequence[int], **options: object) -> ScriptedStream:
         text = self._tokenizer.decode(prompt)

@@ -45,7 +45,7 @@ def others(front: Front) -> Iterator[None]:
 
 # What the field's servers were asked, and more of the kind: fields beside a good message, the field to be named.
 CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -3}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
@@ -108,7 +108,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     (
         {"messages": [USER, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages[1].content[0].type",
+        "messages[1].content[0]",
     ),
 ]  # fmt: skip
 TEXT_FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -122,7 +122,7 @@ TEXT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": {"a": 1}}, "prompt"),
     ({"prompt": [1] * 4080 + [2] * 800}, "prompt"),
     ({"prompt": [[1]] * 9}, "n"),
-    ({"prompt": "a", "echo": True}, "echo"),
+    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "best_of": 2}, "best_of"),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
@@ -198,6 +198,11 @@ def test_tokenize_checks_what_a_chat_checks(front: Front) -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": [USER], "tools": [{"function": {"name": "f"}}]}, "tools"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "messages[1].tool_calls[0].function",
+        ),
+        ({"messages": [USER], "tools": [{"type": "custom"}]}, "tools[0].custom"),
         ({"messages": [USER], "prompt": "both"}, "prompt"),
         ({}, "prompt"),
         ({"prompt": "a", "colour": 1}, "colour"),

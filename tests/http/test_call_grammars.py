@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
 from zmqengine_http.generating.constraints import OutputConstraint, OutputRules, make_constraint
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.errors import ApiError
-from zmqengine_http.tool_calls import FORMATS, Delta, make_splitter
+from zmqengine_http.tool_calls import FORMATS, Delta, make_splitter, schema_types
 from zmqengine_http.tool_calls.json_formats import BAR, GAP
 from zmqengine_http.workers.worker import Model
 
@@ -356,3 +357,109 @@ def test_tools_of_agents_are_called_rightly_in_every_format(name: str) -> None:
                 checked += len(calls)
     print(f"{name}: {checked} calls valid, {passed} of {len(TOOLS)} schemas with something passed over")
     assert checked > 5 * AGENT_SEEDS
+
+
+def _referring(beside: Mapping[str, Any]) -> Any:
+    """A tree whose places refer to the tree, with these keywords beside the references."""
+    node = {"$ref": "#/$defs/node", **beside}
+    return {
+        "type": "object",
+        "properties": {"tree": node},
+        "required": ["tree"],
+        "additionalProperties": False,
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 4}, "left": node, "right": dict(node)},
+                "required": ["name"],
+                "additionalProperties": False,
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        *((name, beside) for name in EVERY for beside in ({}, {"description": "A branch."})),
+        # In JSON the worker refuses these by name.
+        *((name, {"minProperties": 1}) for name in ("pythonic", "olmo3", "gemma4", "function_gemma")),
+    ],
+)
+def test_a_tree_with_documented_references_is_held(name: str, beside: dict[str, Any]) -> None:
+    """pydantic writes a description beside each reference of a documented field."""
+    family = Family(name)
+    tools = [tool("plant", _referring(beside), strict=False)]
+    held = family.hold(tools, tool_choice="required")
+    for text in family.walks(held, SEEDS[:3]):
+        check(family.read(text, tools)[1], tools)
+    if name in ("pythonic", "gemma4"):
+        quote = '"' if name == "pythonic" else '<|"|>'
+        inner = {"pythonic": '"left": {"name": "b"}', "gemma4": 'left:{name:<|"|>b<|"|>}'}[name]
+        key, colon, comma = ('"name"', ": ", ", ") if name == "pythonic" else ("name", ":", ",")
+        tree = f"{{{key}{colon}{quote}a{quote}{comma}{inner}}}"
+        call = f"[plant(tree={tree})]" if name == "pythonic" else f"call:plant{{tree:{tree}}}"
+        assert family.allows(held, f"{FORMATS[name].start}{call}{FORMATS[name].end}")
+
+
+@pytest.mark.parametrize("word", ["anyOf", "oneOf"])
+@pytest.mark.parametrize("name", EVERY)
+def test_choices_that_refer_to_themselves_cost_no_more_than_their_size(
+    name: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four references to itself, each with a description: a tree of them has 4**16 leaves."""
+    resolved, count = schema_types.resolved, 0
+
+    def counted(schema: Any, root: Any) -> Any:
+        nonlocal count
+        count += 1
+        return resolved(schema, root)
+
+    monkeypatch.setattr(schema_types, "resolved", counted)
+    itself = [{"$ref": "#/$defs/a", "description": str(place)} for place in range(4)]
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/a"}},
+        "required": ["x"],
+        "additionalProperties": False,
+        "$defs": {"a": {word: [*itself, {"type": "string", "maxLength": 9}]}},
+    }
+    family = Family(name)
+    tools = [tool("f", parameters, strict=False)]
+    family.hold(tools)
+    count_to_hold, count = count, 0
+    text = CANONICAL.get(name, "").replace("@@", '{"x": "y"}')
+    family.read(text, tools)
+    assert count_to_hold <= 100
+    assert count <= 100
+
+
+def test_a_place_that_many_refer_to_is_not_written_for_each() -> None:
+    """Past the longest grammar that a worker takes, building it ends with a 400."""
+    wide = {"anyOf": [{"type": "string", "const": f"{place:06d}"} for place in range(200)]}
+    names = {f"p{place}": {"$ref": "#/$defs/wide", "minLength": 1} for place in range(20_000)}
+    parameters = {"type": "object", "properties": names, "$defs": {"wide": wide}}
+    for name in ("pythonic", "gemma4", "qwen3_coder"):
+        family = Family(name)
+        started = time.process_time()
+        with pytest.raises(ApiError, match="shorten the schemas"):
+            family.hold([tool("f", parameters, strict=False)])
+        # Written for each it would take minutes.
+        assert time.process_time() - started < 10
+
+
+def test_alternatives_are_read_in_order_and_only_so_many() -> None:
+    """References are followed, a list is read once, and one over the bound is left out."""
+    root = {"$defs": {"two": {"anyOf": [{"const": 1}, {"$ref": "#/$defs/two"}, {"$ref": "#/$defs/deep"}]},
+                      "deep": {"title": "D", "const": 2}}}  # fmt: skip
+    parts = schema_types.alternatives(
+        {"oneOf": [{"$ref": "#/$defs/two", "title": "own"}, {"const": 3}, True]}, root
+    )
+    assert [dict(part) for part in parts] == [{"const": 1}, {"title": "D", "const": 2}, {"const": 3}]
+    many = {"anyOf": [{"const": place} for place in range(2 * schema_types.ALTERNATIVES_MAX)]}
+    assert len(list(schema_types.alternatives(many, {}))) < schema_types.ALTERNATIVES_MAX
+    own = schema_types.resolved({"$ref": "#/$defs/deep", "title": "own"}, root)
+    assert dict(own) == {"title": "own", "const": 2}
+    assert len(own) == 2
+    long = "#/$defs/" + "x" * schema_types.REFERENCE_CHARS_MAX
+    assert "$ref" in schema_types.resolved({"$ref": long}, {"$defs": {long[8:]: {"const": 1}}})

@@ -52,7 +52,7 @@ def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path)
         ({}, "port = ", "http.toml"),
         ({}, "port = 70000", "http.toml: --port is 70000: it must be from 0 to 65535"),
         ({}, "choices_max = 0", "--choices-max is 0: it must be at least 1"),
-        ({}, 'api_keys = ["short"]', "api_keys"),
+        ({}, 'api_keys = ["short"]', "--api-key must have at least 8 characters"),
         ({}, 'log_prompts = "maybe"', "log_prompts"),
     ],
 )

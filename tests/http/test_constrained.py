@@ -64,12 +64,7 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    directory = Path(shutil.copytree(model_path(), tmp_path_factory.mktemp("models") / "tools"))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    (directory / "chat_template.jinja").unlink(missing_ok=True)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    (directory / "tokenizer.json").write_text(json.dumps(with_thinking(tokenizer)))
+    directory = tool_directory(tmp_path_factory.mktemp("models"))
     with WorkerProcess(None, model=str(directory)) as worker:
         with worker.client() as native:
             native.wait_ready()
@@ -78,6 +73,17 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
             openai.OpenAI(base_url=front.url + "/v1", api_key="-", max_retries=0, timeout=60) as client,
         ):
             yield client
+
+
+def tool_directory(models: Path) -> Path:
+    """The bundled model, below `models`, with a template that knows tools and marks of reasoning."""
+    directory = Path(shutil.copytree(model_path(), models / "tools"))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    (directory / "tokenizer.json").write_text(json.dumps(with_thinking(tokenizer)))
+    return directory
 
 
 def with_thinking(tokenizer: Any) -> Any:
@@ -117,6 +123,15 @@ def test_an_answer_that_is_cut_says_so(client: openai.OpenAI) -> None:
     )
     assert answer.choices[0].finish_reason == "length"
     assert (answer.choices[0].message.content or "").startswith("{")
+
+
+def test_an_answer_that_a_stop_string_cuts_says_so(client: openai.OpenAI) -> None:
+    """The string is told, and the reason is not that of a whole answer."""
+    answer = client.chat.completions.create(
+        model="tools", messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=50, stop=["{"]
+    )
+    choice: Any = answer.choices[0]
+    assert (choice.finish_reason, choice.stop_reason, choice.message.content) == ("length", "{", "")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -141,11 +141,13 @@ def test_two_messages_of_the_user_are_merged_where_the_template_wants_it() -> No
     with Asked(ALTERNATING) as asked:
         assert asked.chat(messages=messages).status == 200
         assert asked.client.prompts == ["user: Hi\n\nthere;assistant: A;user: Hi;"]
-        refusal = asked.chat(messages=[{"role": "assistant", "content": "A"}])
+        messages = [{"role": "assistant", "content": "A"}]
+        refusal = asked.chat(messages=messages, continue_final_message=False)
         assert "roles must alternate" in refusal.error["message"]
+    messages = [USER, {"role": "user", "content": "there"}]
     with Asked("{% for m in messages %}{{ m.content }};{% endfor %}") as asked:
         asked.chat(messages=messages)
-        assert asked.client.prompts == ["Hi;there;A;Hi;"]
+        assert asked.client.prompts == ["Hi;there;"]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, front: Front) -> None
         client.chat.completions.create(model="gpt-99", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=-1)
+        client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=0)
     assert bad.value.param == "max_tokens"
     with pytest.raises(openai.BadRequestError) as unknown:
         client.chat.completions.create(model="fake", messages=MESSAGES, extra_body={"colour": "red"})

@@ -85,6 +85,30 @@ def test_countdowns_go_from_system_prompts_and_where_they_stand_alone(head: Stab
     assert made.changes.countdowns == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"a \t{countdown(1)} \t\nb", "ab"),
+        (f"a  {countdown(1)}  {countdown(2)}\n\nb", "a\nb"),
+        (f"  x{countdown(1)}", "  x"),
+        ("a <total_tokens>" + "1" * 81 + "</total_tokens> b", None),
+        ("a <total_tokens>1 b", None),
+    ],
+)
+def test_a_countdown_goes_with_the_blanks_around_it(head: StableHead, text: str, left: str | None) -> None:
+    """And with one line break behind it, so that the lines around it are as they were."""
+    made = head.normalize([system(text), user("hi")], []).messages
+    assert made[0] == system(text if left is None else left)
+
+
+@pytest.mark.parametrize("opening", ["", " <system-reminder> "])
+@pytest.mark.parametrize("closing", ["", "\n</system-reminder>\n"])
+def test_a_users_message_of_a_countdown_alone_goes(head: StableHead, opening: str, closing: str) -> None:
+    """In a reminder, in half of one, or bare."""
+    messages = [system("s"), user(f"{opening}{countdown(1)}{closing}"), user("hi")]
+    assert head.normalize(messages, []).messages == [system("s"), user("hi")]
+
+
 def test_a_user_who_speaks_of_a_countdown_is_left_alone(head: StableHead) -> None:
     """And so is what a tool read from a file."""
     messages = [user(f"What is {countdown(5)}?"), calls("c1"), result("c1", countdown(7))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -215,6 +216,23 @@ def test_a_prompt_goes_where_its_prefix_was_unless_that_worker_is_busy() -> None
         assert home([9], "a key") is third
         first.running, third.running = SLACK + 1, 0
         assert home(chat_a) is not first
+
+
+def test_long_cache_keys_hold_no_memory() -> None:
+    """A key may be as long as a body; the pool keeps thousands of them."""
+    clients = [ScriptedClient(lambda prompt: "") for _ in range(2)]
+    connect: Any = lambda address, _: clients["xy".index(address)]  # noqa: E731
+    with serving(HttpConfig(workers=("x", "y")), connect) as front:
+        pool: Pool = front.service.pool
+        wait_until(lambda: all(worker.ready for worker in pool.workers), "both are ready")
+        model = pool.model("scripted")
+        tracemalloc.start()
+        try:
+            for number in range(50):
+                pool.choose(model, [1], f"{number}" * 1_000_000)
+            assert tracemalloc.get_traced_memory()[0] < 1_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_silent_stream_is_kept_alive() -> None:

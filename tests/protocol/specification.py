@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import zmqengine.protocol
-from zmqengine.protocol import messages
+from zmqengine.protocol import launcher, messages
 from zmqengine.protocol.messages import Message
 
 TEXT = (Path(zmqengine.protocol.__file__).parent / "SPEC.md").read_text(encoding="utf-8")
@@ -19,6 +19,8 @@ UNIONS = {
     "output": messages.Output,
     "control": messages.ControlRequest,
     "control_reply": messages.ControlReply,
+    "launcher": launcher.LauncherRequest,
+    "launcher_reply": launcher.LauncherReply,
 }
 KINDS = {cls.KIND.decode(): cls for union in UNIONS.values() for cls in get_args(union)}
 

@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from tests.protocol import specification
 from zmqengine import errors
-from zmqengine.protocol import codec, messages
+from zmqengine.protocol import codec, launcher, messages
 from zmqengine.sampling_params import Sampling
 
 DECODERS = {
@@ -21,6 +21,8 @@ DECODERS = {
     "output": codec.output_decoder(),
     "control": codec.control_decoder(),
     "control_reply": codec.control_reply_decoder(),
+    "launcher": launcher.launcher_decoder(),
+    "launcher_reply": launcher.launcher_reply_decoder(),
 }
 # Any bound as wide as these is "uint" in the tables; the page states both once, under Frames.
 GENERAL_BOUNDS = {messages.TOKEN_ID_MAX, 2**63 - 1}
@@ -118,6 +120,7 @@ def test_every_field_is_named_in_the_paragraph_of_its_message(cls: type[messages
     [
         ("### `H` hello", messages.Hello),
         ("### `I` insert", messages.Insert),
+        ("### `E` embed", messages.Embed),
         ("`sampling`, applied in this order", Sampling),
     ],
 )
@@ -155,6 +158,8 @@ def _assert_notation(notation: str, described: Any, field: Any) -> None:
         stated = {"{}": {}, "[]": [], "false": False, "true": True}.get(default[1])
         if isinstance(value, msgspec.Struct):
             assert value == type(value)()
+        elif isinstance(value, str):
+            assert value == default[1], field.name
         else:
             assert value == (float(default[1]) if stated is None else stated), field.name
     else:
@@ -199,7 +204,7 @@ def test_the_rejection_codes_are_those_of_the_errors() -> None:
     """Each code is an error that a client can catch, and no error that a worker answers is left out."""
     codes = [row[0] for row in specification.table("code")]
     assert len(set(codes)) == len(codes)
-    never_rejections = {"error", "worker_lost", "timeout", "config", "model_load"}
+    never_rejections = {"error", "worker_lost", "timeout"}
     finishes = set(get_args(messages.Finish))
     assert set(codes) == set(errors.BY_CODE) - never_rejections - finishes
 

@@ -14,7 +14,9 @@ from mlx_lm.generate import generate_step
 from tests.support.kv_kernels import device_kernels
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowRequest, RowToken
+from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.load.probe import Abilities, probe
+from zmqengine.engine.open import find_device, find_ops
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
@@ -66,7 +68,14 @@ def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> Ml
         return _make_engine(model, context_tokens, options)
 
 
+def decoder_of(model: Any) -> Any:
+    """The decoder for a model of mlx-lm, as a worker runs it; other models as they are."""
+    return once(model, "decoder", lambda: open_model(model, *find_ops()).model)
+
+
 def _make_engine(model: Any, context_tokens: int, options: dict[str, Any]) -> MlxEngine:
+    model = decoder_of(model)
+    options.setdefault("device", find_device())
     info = ModelInfo("test", VOCAB_SIZE, context_tokens, frozenset(), 0)
     options.setdefault("kernels", device_kernels())
     return MlxEngine(model, info, engine_options(options), **options)

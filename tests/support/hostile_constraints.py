@@ -141,6 +141,9 @@ CHOICES = (
     [chr(0x10000 + n) for n in range(5000)],
 )
 
+OVER_A_LIMIT_PATTERN = "(.*[aeiou].{12}){30}"
+"""Compiles, and meets a limit of llguidance's lexer after 40 to 80 tokens of the bundled model."""
+
 HOSTILE: dict[str, tuple[Kind, str, list[str]]] = (
     {f"regex {text[:40]}": ("regex", text, []) for text in REGEX}
     | {f"lark {text[:40]}": ("lark", text, []) for text in LARK}

@@ -19,6 +19,7 @@ from zmqengine.protocol.addresses import Endpoints
 from zmqengine.protocol.messages import (
     Abort,
     Accepted,
+    Embed,
     End,
     Granted,
     Hello,
@@ -32,6 +33,10 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.worker.actor import Actor, PassReport
 from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.main import TEXTS_MAX
+from zmqengine.worker.process.memory_pressure import Level
+from zmqengine.worker.process.memory_share import MemoryShare
+from zmqengine.worker.process.power import PowerAssertion
 from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.telemetry.shared_status import SharedStatus
 from zmqengine.worker.wire.sockets import Sockets
@@ -64,6 +69,8 @@ class Harness:
         *,
         memory_limit_bytes: int = 1 << 40,
         compiler: Any = None,
+        memory_share: MemoryShare | None = None,
+        power: PowerAssertion | None = None,
         **options: Any,
     ) -> None:
         self.engine = engine if isinstance(engine, FakeEngine) else FakeEngine(engine)
@@ -73,6 +80,8 @@ class Harness:
             frame_bytes_max=self.config.frame_bytes_max,
         )
         self.clock = FakeClock()
+        self.pressure: Level = "normal"
+        self.asleep_s = 0.0
         self.board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
         info = self.engine.info
         context_tokens = min(info.context_tokens, self.config.context_max or info.context_tokens)
@@ -85,9 +94,20 @@ class Harness:
             requests_per_session_max=self.config.requests_per_session_max,
             open_max_tokens=True,
             constraints=compiler is not None,
+            texts_max=TEXTS_MAX if info.makes_vectors else 0,
         )
         context = WorkerContext(
-            self.config, self.board, limits, info, memory_limit_bytes, compiler=compiler, clock=self.clock
+            self.config,
+            self.board,
+            limits,
+            info,
+            memory_limit_bytes,
+            compiler=compiler,
+            clock=self.clock,
+            memory_share=memory_share,
+            memory_pressure=lambda: self.pressure,
+            power=power or PowerAssertion(None),
+            asleep_s=lambda: self.asleep_s,
         )
         self.actor = Actor(context, self.engine, self.sockets)
         self.front_ends: list[FrontEnd] = []
@@ -185,6 +205,7 @@ class FrontEnd:
         self.out.setsockopt(zmq.RCVHWM, receive_frames_max)
         self.welcome: Welcome | None = None
         self.tokens: dict[str, list[int]] = {}
+        self.vectors: dict[str, list[bytes]] = {}
         self.ends: dict[str, list[End]] = {}
         self.replies: list[Message] = []
         self.outputs: list[Message] = []
@@ -257,6 +278,10 @@ class FrontEnd:
         assert isinstance(reply, Rejected), reply
         return reply
 
+    def embed(self, request: str, texts: Sequence[Sequence[int]], **fields: Any) -> Message:
+        fields = {"call": next(self._calls), "epoch": self.epoch, **fields}
+        return self.call(Embed(request=request, texts=[list(text) for text in texts], **fields))
+
     def abort(self, request: str) -> Message:
         return self.call(Abort(next(self._calls), request))
 
@@ -277,8 +302,11 @@ class FrontEnd:
     def _take(self, frame: TokenFrame) -> None:
         for row in frame.rows:
             have = self.tokens.setdefault(row.request, [])
-            assert self.expects_gaps or row.first_index == len(have), f"gap or repetition in {row.request}"
+            vectors = self.vectors.setdefault(row.request, [])
+            index = len(have) + len(vectors)
+            assert self.expects_gaps or row.first_index == index, f"gap or repetition in {row.request}"
             have.extend(row.tokens)
+            vectors.extend(row.vectors or ())
             if row.end is not None:
                 self.ends.setdefault(row.request, []).append(row.end)
 

@@ -57,7 +57,7 @@ class PlainOrder:
     def waiting(self) -> list[Ticket]:
         return [one for plain in self.classes.values() for one in plain.waiting]
 
-    def may_enqueue(self, flow: str) -> bool:
+    def may_admit(self, flow: str) -> bool:
         own = sum(one.flow == flow for one in self.waiting())
         return own < self.queue_max - len(self.waiting())
 

@@ -42,7 +42,7 @@ class Serving:
         """Start what finds a row, serve all; (flow, starts of others while it waited) of what was started."""
         self._passes += 1
         for flow, (weight, prompt, output) in self._saturating.items():
-            while self.order.waiting_of(flow) < self._rows + 2:
+            while self.order.places_of(flow) < self._rows + 2:
                 self.insert(flow, prompt=prompt, output=output, weight=weight)
         begun = []
         now_s = self._passes * 0.01

@@ -13,7 +13,7 @@ from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, Fake
 from zmqengine.engine.interface import RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.protocol.messages import Accepted, Done, Fatal, Rejected, Watermark
 from zmqengine.worker.actor import PassReport
-from zmqengine.worker.timers import REST_S
+from zmqengine.worker.idle import REST_S
 
 Make = Callable[..., Harness]
 

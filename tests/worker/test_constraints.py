@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.hostile_constraints import OVER_A_LIMIT_PATTERN
 from tests.support.workers import START_S, WorkerProcess
 from zmqengine.conformance.front_end import FrontEnd
-from zmqengine.errors import BadRequest
+from zmqengine.errors import BadRequest, ConstraintFailed
 from zmqengine.protocol.messages import Constraint
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client, TokenStream
@@ -39,6 +40,7 @@ PATH = Constraint(
     json.dumps({"type": "array", "items": json.loads(POINT.text), "minItems": 8, "maxItems": 12}),
 )
 YES = Constraint("choice", choices=["yes"])
+OVER_A_LIMIT = Constraint("regex", OVER_A_LIMIT_PATTERN)
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +164,18 @@ def check_path(path: Any) -> None:
         assert set(point) == {"x", "s"}
         assert point["x"] in range(1000)
         assert point["s"] in ("up", "down")
+
+
+def test_an_output_that_meets_a_limit_of_its_constraint_is_an_error_of_its_own(pico: WorkerProcess) -> None:
+    """Read whole or as a stream: `constraint_failed` with the limit and no word of the output, and never `stop`."""
+    with pico.client() as client:
+        alone = client.generate("Once", max_tokens=120, ignore_eos=True).read().tokens
+        beside = client.generate("Once", max_tokens=120, ignore_eos=True)
+        with pytest.raises(ConstraintFailed, match="too many expressions") as failed:
+            client.generate("Tell me about Tom.", constraint=OVER_A_LIMIT, max_tokens=400).read()
+        assert "Tom" not in str(failed.value)
+        stream = client.generate("Tell me about Tom.", constraint=OVER_A_LIMIT, max_tokens=400)
+        assert len(next(stream).tokens) > 0
+        with pytest.raises(ConstraintFailed):
+            list(stream)
+        assert beside.read().tokens == alone

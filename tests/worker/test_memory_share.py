@@ -134,7 +134,7 @@ def test_a_stopped_process_that_holds_the_lock_stops_nobody(tmp_path, monkeypatc
         mine = MemoryShare(tmp_path, "mine", None)
         assert mine.claim(10, 100).limit_bytes == 100
         assert mine.look() is None
-    assert mine.look() == View(100, "0.00 GiB of 0.00 GiB", False)
+    assert mine.look() == View(100, "0.00 GiB of 0.00 GiB", False, 0)
     mine.close()
 
 
@@ -148,21 +148,73 @@ def test_limits_that_are_too_high_together_are_told(tmp_path):
         30,
         "0.00 GiB of 0.00 GiB; " + f"first (pid {os.getpid()}) has 0.00 GiB",
         False,
+        0,
     )
     first.close()
     second.close()
 
 
 def test_a_directory_that_is_gone_or_cannot_be_is_no_disaster(tmp_path):
-    """A look finds nothing new; a start says what is wrong."""
+    """A look finds nothing; a start says what is wrong."""
     mine = MemoryShare(tmp_path / "claims", "mine", None)
     mine.claim(1, 100)
     shutil.rmtree(tmp_path / "claims")
+    (tmp_path / "claims").touch()
     assert mine.look() is None
     mine.close()
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         MemoryShare(tmp_path / "file", "mine", None)
+
+
+@pytest.mark.parametrize("what", ["the claim", "the lock", "the directory"])
+def test_a_claim_that_was_removed_is_written_anew_and_counts_once(tmp_path, children, what):
+    """Whoever cleans /tmp: the other worker never takes this one's memory for longer than until the next look."""
+    mine = MemoryShare(tmp_path / "claims", "mine", None)
+    mine.claim(GIB, 12 * GIB)
+    children.append(Child(tmp_path / "claims", "other", weights=GIB))
+    assert children[0].ask() == 6 * GIB
+    if what == "the directory":
+        shutil.rmtree(tmp_path / "claims")
+    elif what == "the lock":
+        (tmp_path / "claims" / "lock").unlink()
+    else:
+        for path in (tmp_path / "claims").glob(f"{os.getpid()}-*"):
+            path.unlink()
+    for _ in range(2):
+        assert mine.look() is not None
+        assert children[0].ask() == 6 * GIB
+    assert mine.look() is not None
+    assert mine.look().limit_bytes == 6 * GIB
+    assert len(list((tmp_path / "claims").glob("*.json"))) == 2
+    mine.close()
+    assert children[0].ask() == 12 * GIB
+
+
+def test_rows_that_decode_are_told_to_others(tmp_path):
+    """While they do: an engine that reads long prompts beside them keeps its chunks short. Memory is not concerned."""
+    streams, reads = (MemoryShare(tmp_path, name, None) for name in ("streams", "reads"))
+    for share in (streams, reads):
+        share.claim(0, 12 * GIB)
+    assert streams.look(8).rows_decoding == 0
+    assert reads.look(0).rows_decoding == 8
+    assert reads.look(0).limit_bytes == 6 * GIB
+    assert streams.look(0).rows_decoding == 0
+    assert reads.look(0).rows_decoding == 0
+    streams.close()
+    reads.close()
+
+
+def test_a_touched_claim_is_not_old(tmp_path):
+    """What cleans /tmp goes by these times."""
+    mine = MemoryShare(tmp_path, "mine", None)
+    paths = [tmp_path, *tmp_path.glob("*.json")]
+    for path in paths:
+        os.utime(path, (0, 0))
+    mine.touch()
+    assert len(paths) == 2
+    assert all(path.stat().st_mtime > 1e9 and path.stat().st_atime > 1e9 for path in paths)
+    mine.close()
 
 
 def test_a_worker_starts_where_no_claim_can_be_made(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from typing import Literal
 
@@ -12,6 +14,7 @@ from zmqengine.config import WorkerConfig
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, FakeEngineError, FakeFault
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.errors import ConfigError, ModelLoadError
+from zmqengine.pico import model_path
 from zmqengine.worker.main import frame_bound
 from zmqengine.worker.open_engine import open_engine, warm_up
 from zmqengine.worker.scheduler.memory import MemoryLedger
@@ -106,3 +109,50 @@ def test_the_warm_up_compiles_what_applies_masks(monkeypatch: pytest.MonkeyPatch
     warm_up(engine)
     assert applied
     assert engine.stats().rows_decoding == engine.stats().rows_prefilling == 0
+
+
+@pytest.mark.parametrize(
+    ("metal", "prefill_ms", "warns"), [(True, 0, True), (True, 200, False), (False, 0, False)]
+)
+def test_chunks_without_a_bound_in_time_are_a_warning_on_metal(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    metal: bool,
+    prefill_ms: float,
+    warns: bool,
+) -> None:
+    """mlx #3267: macOS ends a command buffer after 5 s."""
+    mx = pytest.importorskip("mlx.core")
+    from zmqengine.engine.open import open_mlx_engine
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    monkeypatch.setattr(mx, "set_wired_limit", lambda size: 0)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1 << 32})
+    options = WorkerConfig(warm_up_s=0, prefill_ms=prefill_ms)
+    open_mlx_engine(str(model_path("pico")), options).engine.close()
+    assert ("--prefill-ms 0" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_rounding_of_float32_is_the_workers_choice(tf32: bool) -> None:
+    """mlx #3860: MLX's own default rounds. Off unless asked for, and told in the facts of the worker."""
+    pytest.importorskip("mlx.core")
+    program = (
+        "import sys\n"
+        "from zmqengine.config import WorkerConfig\n"
+        "from zmqengine.engine.host import environment\n"
+        "environment.settings = lambda: list(environment._metal('Apple M5'))\n"
+        "from zmqengine.worker.open_engine import open_engine\n"
+        f"config = WorkerConfig(warm_up_s=0, tf32={tf32})\n"
+        "print(open_engine(config, lambda stage, fraction: None).facts['MLX_ENABLE_TF32'])\n"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=inherited,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout.strip() == ("1 (set you)" if tf32 else "0 (set here)"), ended.stderr

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.worker.harness import Harness
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Constraint
+from zmqengine.protocol.messages import Accepted, Constraint, Rejected
+from zmqengine.worker.preparing.preparer import LONG_PROMPT_TOKENS
 
 MakeHarness = Callable[..., Harness]
 JSON = Constraint("json")
@@ -17,6 +22,17 @@ JSON = Constraint("json")
 
 class Panic(BaseException):
     """Stands for pyo3's PanicException, which is no Exception."""
+
+
+class Gate:
+    """Compiles nothing before it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def compile(self, constraint: Constraint) -> Any:
+        assert self.opened.wait(60)
+        raise BadRequest("the gate was opened")
 
 
 class Compiler:
@@ -47,3 +63,86 @@ def test_a_preparation_that_fails_ends_its_request_alone(
     (end,) = front_end.wait_for_end("bad")
     assert (end.finish, end.code) == ("error", code)
     assert front_end.wait_for_end("beside")[0].finish == "length"
+
+
+@pytest.mark.parametrize("kind", ["constraint", "long prompt"])
+def test_the_queue_is_bounded_while_requests_are_prepared(make_harness: MakeHarness, kind: str) -> None:
+    """The share of one front-end holds whatever phase its requests are in, and each end gives its place back."""
+    gate = Gate()
+    if kind == "constraint":
+        harness = make_harness(compiler=gate, queue_max=8)
+        fields: dict[str, Any] = {"constraint": JSON}
+    else:
+        harness = make_harness(
+            FakeEngineConfig(context_tokens=20_000, rows_max=1),
+            compiler=gate,
+            queue_max=8,
+            context_max=20_000,
+        )
+        fields = {"prompt": [5] * LONG_PROMPT_TOKENS}
+        harness.front_end().accepted("row", max_tokens=5000)
+    greedy, other = harness.front_end(), harness.front_end()
+    replies = [greedy.insert(f"r{number}", **fields) for number in range(10)]
+    assert [isinstance(reply, Accepted) for reply in replies] == [True] * 4 + [False] * 6
+    assert {reply.code for reply in replies if isinstance(reply, Rejected)} == {"overloaded"}
+    other.accepted("other", **fields)
+    assert greedy.rejected("early", **fields).code == "overloaded"
+    greedy.abort("r0")
+    greedy.accepted("late", **fields)
+    gate.opened.set()
+
+
+def test_a_peer_that_may_not_is_told_nothing_of_the_load(make_harness: MakeHarness) -> None:
+    """A priority that is not allowed is refused as such, though the queue is full."""
+    gate = Gate()
+    harness = make_harness(compiler=gate, queue_max=1, priority_min=("te*=5",))
+    front_end = harness.front_end()
+    front_end.accepted("first", priority=5, constraint=JSON)
+    assert front_end.rejected("second", priority=5).code == "overloaded"
+    assert front_end.rejected("second", priority=0).code == "not_authorized"
+    gate.opened.set()
+
+
+def test_slow_grammars_of_one_front_end_delay_another_by_one_at_most(make_harness: MakeHarness) -> None:
+    """The next that is compiled is of the front-end that took the least time, whoever came first."""
+    turns = threading.Semaphore(0)
+    order: list[str] = []
+
+    def compile_(constraint: Constraint) -> Any:
+        assert turns.acquire(timeout=60)
+        order.append(constraint.text)
+        raise BadRequest("made by a test")
+
+    harness = make_harness(FakeEngineConfig(context_tokens=20_000), compiler=Compiler(compile_))
+    greedy, modest = harness.front_end(), harness.front_end()
+    for number in range(20):
+        greedy.accepted(f"g{number}", constraint=Constraint("regex", "greedy"))
+    modest.accepted("m", constraint=Constraint("regex", "modest"))
+    # No other kind of preparation waits for these.
+    modest.accepted("long", [5] * LONG_PROMPT_TOKENS, max_tokens=1)
+    modest.wait_for_end("long")
+    turns.release(6)
+    modest.wait_for_end("m")
+    assert order.index("modest") <= 5
+    turns.release(20)
+    greedy.wait_for_end(*(f"g{number}" for number in range(20)))
+
+
+def test_a_preparation_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    """A read of a disk that is gone never returns."""
+    script = """
+import threading
+from zmqengine.worker.preparing.preparer import Preparer
+from zmqengine.worker.requests.ticket import Ticket
+class Request:
+    ticket = Ticket("a", 1.0, 0, 1, 1, 0, 0.0)
+began = threading.Event()
+def hang():
+    began.set()
+    threading.Event().wait()
+preparer = Preparer(lambda: None)
+preparer.start(Request(), hang, "read")
+began.wait()
+preparer.close()
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

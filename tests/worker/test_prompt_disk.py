@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.worker.harness import Harness
+from tests.worker.harness import FrontEnd, Harness
 from zmqengine.engine.disk_cache import RestorePlan
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
-from zmqengine.worker.requests import prompt_disk
+from zmqengine.worker.preparing import prompt_disk
 
 LONG = list(range(5, 105))
 BLOCK_BYTES = 1 << 20
@@ -36,7 +36,10 @@ class FakeDisk:
         self.plan_bytes = 3 * BLOCK_BYTES
         self.gate = threading.Event()
         self.gate.set()
-        self.reading = 0
+        self.look_up_gate = threading.Event()
+        self.look_up_gate.set()
+        self.looked_up = 0
+        self.reads: list[int] = []
         self.failing = False
         self.restored: list[int] = []
         self.awaited: set[Hashable] = set()
@@ -45,16 +48,22 @@ class FakeDisk:
         self.closed_with: float | None = None
         self.tokens_per_s = 0.0
 
+    @property
+    def reading(self) -> int:
+        return len(self.reads)
+
     def salt(self, scope: str) -> bytes:
         return scope.encode()
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> RestorePlan | None:
+        self.looked_up += 1
+        assert self.look_up_gate.wait(60)
         if self.failing:
             raise RuntimeError("a bug")
         return RestorePlan([b"key"] * self.count, self.plan_bytes, 64) if self.count else None
 
     def read(self, plan: RestorePlan, tokens: np.ndarray) -> deque[Block]:
-        self.reading += 1
+        self.reads.append(int(tokens[0]))
         assert self.gate.wait(60)
         return deque(Block() for _ in plan.keys)
 
@@ -106,11 +115,24 @@ class DiskHarness(Harness):
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[DiskHarness]:
-    made = DiskHarness(tmp_path)
-    yield made
-    made.disk.gate.set()
-    made.close()
+def make_disk_harness(tmp_path: Path) -> Iterator[Callable[..., DiskHarness]]:
+    """Builds harnesses and closes them, whatever their disk still waits for."""
+    made: list[DiskHarness] = []
+
+    def make(**config: Any) -> DiskHarness:
+        made.append(DiskHarness(tmp_path, **config))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.disk.gate.set()
+        harness.disk.look_up_gate.set()
+        harness.close()
+
+
+@pytest.fixture
+def harness(make_disk_harness: Callable[..., DiskHarness]) -> DiskHarness:
+    return make_disk_harness()
 
 
 def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskHarness) -> None:
@@ -134,9 +156,11 @@ def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskH
     assert set(pieces) >= {1, 2}, "more than one piece in a pass"
 
 
-def test_what_was_restored_stays_until_its_row_has_begun(tmp_path: Path) -> None:
+def test_what_was_restored_stays_until_its_row_has_begun(
+    make_disk_harness: Callable[..., DiskHarness],
+) -> None:
     """Not only until it has a row: what others read meanwhile would have it go. A request that ends gives it up."""
-    harness = DiskHarness(tmp_path, rows_max=1)
+    harness = make_disk_harness(rows_max=1)
     front_end = harness.front_end()
     front_end.accepted("first", max_tokens=500)
     harness.pass_()
@@ -151,7 +175,6 @@ def test_what_was_restored_stays_until_its_row_has_begun(tmp_path: Path) -> None
     front_end.abort("first")
     harness.run_until(lambda: front_end.read() or front_end.ends.get("waits"))
     assert not harness.disk.awaited
-    harness.close()
 
 
 def test_short_prompts_and_what_is_not_there_start_at_once(harness: DiskHarness) -> None:
@@ -200,6 +223,130 @@ def test_a_request_that_ends_meanwhile_is_forgotten(harness: DiskHarness, stage:
     front_end.accepted("next", LONG)
     harness.run_until(lambda: front_end.read() or front_end.ends.get("next"))
     assert [end.finish for end in front_end.ends["next"]] == ["length"]
+
+
+def ends(front_end: FrontEnd, *names: str) -> Callable[[], bool]:
+    def have_ended() -> bool:
+        front_end.read()
+        return all(name in front_end.ends for name in names)
+
+    return have_ended
+
+
+def test_reads_that_hang_delay_nobody_else(harness: DiskHarness) -> None:
+    """Neither a prompt that is not on disk, nor, once they took too long, any other; then the disk is left alone."""
+    front_end = harness.front_end()
+    harness.disk.gate.clear()
+    front_end.accepted("hangs 0", LONG)
+    front_end.accepted("hangs 1", LONG)
+    harness.run_until(lambda: harness.disk.reading == 2)
+    front_end.accepted("behind", LONG)
+    behind, wanted = harness.actor.lifecycle.live()[-1], harness.actor.lifecycle.prompt_disk._wanted
+    harness.run_until(lambda: wanted[behind].stage == "found")
+    harness.disk.count = 0
+    front_end.accepted("absent", LONG)
+    harness.run_until(ends(front_end, "absent"))
+    assert set(front_end.ends) == {"absent"}
+    harness.disk.count = 3
+    harness.clock.advance(prompt_disk.READ_S)
+    harness.run_until(ends(front_end, "hangs 0", "hangs 1", "behind"))
+    looked_up = harness.disk.looked_up
+    front_end.accepted("later", LONG)
+    harness.run_until(ends(front_end, "later"))
+    assert (harness.disk.looked_up, harness.disk.reading) == (looked_up, 2)
+    assert {end.finish for found in front_end.ends.values() for end in found} == {"length"}
+    harness.disk.gate.set()
+    preparer = harness.actor.lifecycle.prompt_disk._preparer
+    harness.run_until(lambda: preparer.free_threads("read") == 2)
+    front_end.accepted("again", LONG)
+    harness.run_until(ends(front_end, "again"))
+    assert harness.disk.reading == 3
+
+
+def test_look_ups_that_hang_delay_a_request_once_and_for_a_bounded_time(harness: DiskHarness) -> None:
+    """Those that wait for them are prefilled after a second, later ones at once."""
+    front_end = harness.front_end()
+    harness.disk.look_up_gate.clear()
+    for number in range(3):
+        front_end.accepted(f"r{number}", LONG)
+    harness.run_until(lambda: harness.disk.looked_up)
+    harness.passes(3)
+    assert not front_end.ends
+    harness.clock.advance(prompt_disk.LOOK_UP_S)
+    harness.run_until(ends(front_end, "r0", "r1", "r2"))
+    front_end.accepted("later", LONG)
+    harness.run_until(ends(front_end, "later"))
+    assert harness.disk.looked_up == 1
+
+
+def test_an_urgent_request_takes_the_room_of_batch_work(
+    make_disk_harness: Callable[..., DiskHarness],
+) -> None:
+    """A restored batch job without a row is prefilled instead; the urgent one preempts, as it does without a disk."""
+    harness = make_disk_harness(rows_max=1, context_tokens=1_000_000)
+    harness.disk.plan_bytes = 1 << 60
+    batch, person = harness.front_end(), harness.front_end()
+    batch.accepted("running", max_tokens=900_000, priority=10)
+    harness.pass_()
+    batch.accepted("waits", [5, *LONG], priority=10)
+    harness.run_until(lambda: len(harness.disk.awaited) == 1)
+    person.accepted("now", [7, *LONG], priority=-10)
+    urgent = harness.actor.lifecycle.live()[-1]
+    # Its threads take time and no passes.
+    harness.run_until(lambda: urgent.phase != "preparing")
+    assert harness.run_until(ends(person, "now")) < 100
+    assert harness.disk.reads == [5, 7]
+    batch.abort("running")
+    harness.run_until(ends(batch, "waits"))
+    assert batch.ends["waits"][0].finish == "length"
+    assert harness.disk.reads == [5, 7]
+    assert not harness.disk.awaited
+
+
+def test_a_prompt_that_waits_for_room_stands_in_line(make_disk_harness: Callable[..., DiskHarness]) -> None:
+    """Its class and flow count as they do for anybody; it is read as soon as the room is free."""
+    harness = make_disk_harness(rows_max=1, context_tokens=1_000_000)
+    harness.disk.plan_bytes = 1 << 60
+    first, second = harness.front_end(), harness.front_end()
+    first.accepted("running", max_tokens=900_000)
+    harness.pass_()
+    first.accepted("held", [5, *LONG])
+    harness.run_until(lambda: len(harness.disk.awaited) == 1)
+    second.accepted("waits", [7, *LONG])
+    harness.run_until(lambda: harness.actor.lifecycle.live()[-1].phase == "queued")
+    assert harness.disk.reads == [5]
+    first.abort("running")
+    harness.run_until(lambda: ends(first, "held")() and ends(second, "waits")())
+    assert sorted(harness.disk.reads) in ([5], [5, 7])
+    assert not harness.disk.awaited
+
+
+def test_prompts_that_come_together_are_read_one_after_the_other(harness: DiskHarness) -> None:
+    """There is room for one and a row for each: to wait for a working disk is faster than prefill."""
+    harness.disk.plan_bytes = 1 << 60
+    front_end = harness.front_end()
+    names = [f"r{number}" for number in range(4)]
+    for message in [front_end.insert_message(name, LONG) for name in names]:
+        front_end.send(message)
+    harness.read_commands(4)
+    harness.run_until(ends(front_end, *names))
+    assert harness.disk.reading == 4
+    assert not harness.disk.awaited
+
+
+def test_reads_are_fair_between_flows(harness: DiskHarness) -> None:
+    """Twenty prompts of one front-end do not hold up the one of another."""
+    greedy, modest = harness.front_end(), harness.front_end()
+    harness.disk.gate.clear()
+    for number in range(20):
+        greedy.accepted(f"g{number}", [5, *LONG])
+    harness.run_until(lambda: harness.disk.reading == 2)
+    modest.accepted("m", [7, *LONG])
+    harness.run_until(lambda: harness.disk.looked_up == 21)
+    harness.passes(3)
+    harness.disk.gate.set()
+    harness.run_until(ends(modest, "m"))
+    assert harness.disk.reads.index(7) <= 4
 
 
 def test_saving_takes_a_share_of_the_steps_and_all_of_idle_time(harness: DiskHarness) -> None:

@@ -17,8 +17,8 @@ from zmqengine.engine.interface import EngineMemory
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Accepted, Ack
 from zmqengine.worker import lifecycle as lifecycle_module
+from zmqengine.worker.preparing.preparer import LONG_PROMPT_TOKENS
 from zmqengine.worker.requests.live_request import LiveRequest, Prepared
-from zmqengine.worker.requests.preparing import LONG_PROMPT_TOKENS
 from zmqengine.worker.scheduler.rates import ServiceRates
 from zmqengine.worker.wire.session import Session
 
@@ -352,7 +352,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Every request is prepared for as long as the gate is closed; a prompt with token 13 is then refused."""
     opened = threading.Event()
 
-    def preparation_of(insert: Any, compiler: object, look_up: object) -> Any:
+    def preparation_of(insert: Any, compiler: object) -> Any:
         def prepare() -> Prepared:
             assert opened.wait(60)
             if 13 in insert.prompt:
@@ -361,7 +361,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
                 raise ValueError("a defect")
             return Prepared()
 
-        return prepare
+        return prepare, "compile"
 
     monkeypatch.setattr(lifecycle_module, "preparation_of", preparation_of)
     yield opened

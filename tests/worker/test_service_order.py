@@ -274,20 +274,38 @@ def restarted(order: ServiceOrder, one: Ticket) -> Ticket:
 def test_no_flow_fills_the_queue() -> None:
     """One alone gets half, two a third each, and a newcomer always finds a place."""
     order = ServiceOrder(queue_max=120)
-    while order.may_enqueue("a"):
+    while order.may_admit("a"):
         enqueued(order, ticket("a"))
-    assert order.waiting_of("a") == 60
-    while order.may_enqueue("b"):
+    assert order.places_of("a") == 60
+    while order.may_admit("b"):
         enqueued(order, ticket("b"))
-    assert order.waiting_of("b") == 30
+    assert order.places_of("b") == 30
     for number in range(20):
-        assert order.may_enqueue(f"new {number}")
+        assert order.may_admit(f"new {number}")
         enqueued(order, ticket(f"new {number}"))
     assert len(order) == 110
     full = ServiceOrder(queue_max=1)
-    assert full.may_enqueue("a")
+    assert full.may_admit("a")
     enqueued(full, ticket("a"))
-    assert not full.may_enqueue("b")
+    assert not full.may_admit("b")
+
+
+def test_a_place_is_held_from_admission_to_the_row() -> None:
+    """While a request is prepared it is not in line, and counts against the queue all the same."""
+    order = ServiceOrder(queue_max=4)
+    prepared, aborted = ticket("a"), ticket("a")
+    order.admit(prepared)
+    order.admit(aborted)
+    assert (order.places, len(order), order.first(0.0)) == (2, 0, None)
+    assert not order.may_admit("a")
+    order.withdraw(aborted)
+    assert order.may_admit("a")
+    order.enqueue(prepared, 0.0)
+    assert (order.places, len(order)) == (1, 1)
+    assert started(order) is prepared
+    assert order.places == order.places_of("a") == 0
+    order.enqueue(prepared, 0.0)
+    assert order.places == 1
 
 
 def test_what_is_paid_and_not_used_goes_back() -> None:
@@ -389,8 +407,8 @@ def test_it_agrees_with_a_plain_model_over_random_operations(seed: int) -> None:
                 weight={"c": 2.0}.get(flow, 1.0),
                 prompt=chance.randrange(1, 200),
             )
-            assert order.may_enqueue(flow) == plain.may_enqueue(flow)
-            if order.may_enqueue(flow):
+            assert order.may_admit(flow) == plain.may_admit(flow)
+            if order.may_admit(flow):
                 order.enqueue(one, now_s)
                 plain.enqueue(one, now_s)
                 waiting.append(one)
@@ -420,7 +438,7 @@ def test_it_agrees_with_a_plain_model_over_random_operations(seed: int) -> None:
         assert order.first(now_s) is plain.first(now_s)
         assert len(order) == len(waiting)
         for flow in "abcd":
-            assert order.waiting_of(flow) == sum(one.flow == flow for one in waiting)
+            assert order.places_of(flow) == sum(one.flow == flow for one in waiting)
         for one in waiting[:1]:
             assert order.victim(running, for_=one) is plain.victim(running, for_=one)
             assert order.reason(one, now_s)

@@ -12,7 +12,19 @@ import zmq
 from tests.worker.harness import FrontEnd, Harness, row_of
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.protocol import codec
-from zmqengine.protocol.messages import Abort, Ack, Bye, Done, Hello, Ping, Rejected, Replay, Resume, Welcome
+from zmqengine.protocol.messages import (
+    Abort,
+    Ack,
+    Bye,
+    Done,
+    Hello,
+    Ping,
+    Rejected,
+    Replay,
+    Resume,
+    TokenFrame,
+    Welcome,
+)
 from zmqengine.worker.intake import commands
 from zmqengine.worker.intake.sessions import SUBSCRIBE_S
 from zmqengine.worker.wire import outgoing
@@ -334,7 +346,8 @@ def test_a_reader_that_does_not_read_does_not_delay_the_others_and_catches_up(
 ) -> None:
     """Slow reader: EAGAIN marks it lagging, the others go on, and it gets everything in the end. A frame for it is made
     again after a while only, not in each pass: it holds all since, up to a bound, and the next goes on there."""
-    monkeypatch.setattr(outgoing, "FRAME_TOKENS_MAX", 200)
+    # 200 tokens with 20 log-probabilities each.
+    monkeypatch.setattr(outgoing, "FRAME_TOKENS_MAX", 200 * 22)
     harness = make_harness(FakeEngineConfig(context_tokens=100_000), lease_ms=10_000_000)
     slow, other = harness.front_end(receive_frames_max=10), harness.front_end()
     insert = slow.insert_message("r", max_tokens=3_000, logprobs=20)
@@ -441,17 +454,71 @@ def test_a_session_that_holds_too_much_is_refused_more(make_harness: Make) -> No
     assert refused.code == "overloaded"
 
 
-def test_a_session_that_holds_too_many_bytes_is_refused_more(make_harness: Make) -> None:
-    """Output that may still be asked for is kept, and bounded by refusing the next request."""
-    harness = make_harness(token_log_bytes_max=65_536)
+def test_output_that_was_read_locks_nobody_out(make_harness: Make) -> None:
+    """A running request with log-probabilities stays within the bound, and others of its front-end are accepted."""
+    harness = make_harness(FakeEngineConfig(rows_max=2), token_log_bytes_max=65_536)
     front_end = harness.front_end()
-    front_end.accepted("long", max_tokens=4000, logprobs=20)
+    front_end.accepted("long", max_tokens=1000, logprobs=20)
     (session,) = harness.actor.sessions
-    harness.run_until(lambda: harness.actor.outgoing.held_bytes(session) > 65_536)
-    refused = front_end.rejected("next")
-    assert refused.code == "overloaded"
-    assert "bytes of output" in refused.message
-    assert refused.retry_after_ms
+    held: list[int] = []
+    for number in range(4):
+        for _ in range(100):
+            harness.clock.advance(0.05)
+            harness.pass_()
+            held.append(harness.actor.outgoing.held_bytes(session))
+        front_end.accepted(f"beside {number}", max_tokens=1)
+    # A pass makes one token of 2.7 KB.
+    assert 65_536 // 2 < max(held) <= 65_536 + 4_000
+    assert front_end.wait_for_end("long")[0].finish == "length"
+    rows = [row for one in front_end.outputs if isinstance(one, TokenFrame) for row in one.rows]
+    logprobs = [entry for row in rows if row.request == "long" for entry in row.logprobs or ()]
+    assert [len(entry.top) for entry in logprobs] == [20] * 1000
+
+
+def test_a_resume_of_dropped_log_probabilities_leads_to_a_new_insert(make_harness: Make) -> None:
+    """The request ends, is forgotten, and comes again with the same id; a resume of what is kept is answered."""
+    harness = make_harness(token_log_bytes_max=65_536)
+    front_end = harness.front_end(expects_gaps=True)
+    insert = front_end.insert_message("r", max_tokens=300, logprobs=20)
+    front_end.call(insert)
+    (session,) = harness.actor.sessions
+
+    def has_dropped() -> bool:
+        harness.clock.advance(0.05)
+        return session.requests["r"].log.kept_from > 20
+
+    harness.run_until(has_dropped)
+    kept_from = session.requests["r"].log.kept_from
+    replay = front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, kept_from))
+    assert isinstance(replay, Replay)
+    refused = front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, kept_from - 1))
+    assert isinstance(refused, Rejected)
+    assert refused.code == "unknown_request"
+    assert not session.requests
+    front_end.read()
+    expected = expected_tokens(row_of(insert))
+    front_end.tokens["r"] = expected[: kept_from - 1]
+    front_end.accepted("r", max_tokens=300, logprobs=20, emitted=expected[: kept_from - 1])
+    front_end.wait_for_end("r")
+    assert front_end.tokens["r"] == expected
+
+
+def test_log_probabilities_nobody_reads_count_as_tokens(make_harness: Make) -> None:
+    """A reader that stalls has a budget of memory, whatever its tokens carry."""
+    harness = make_harness(
+        FakeEngineConfig(context_tokens=1_000_000), session_backlog_tokens_max=3000, lease_ms=10_000_000
+    )
+    slow = harness.front_end(receive_frames_max=1)
+    slow.call(slow.insert_message("r", max_tokens=900_000, logprobs=20))
+
+    def is_ended() -> bool:
+        harness.clock.advance(0.1)
+        return harness.actor.counters.ended.get("slow_consumer") == 1
+
+    harness.run_until(is_ended, passes_max=60_000)
+    (session,) = harness.actor.sessions
+    request = session.requests["r"]
+    assert 3000 / 22 <= len(request.log) - request.log.sent < 4000 / 22
 
 
 def test_sessions_are_bounded(make_harness: Make) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import zmq
 
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints
+from zmqengine.worker.wire.socket_files import hidden
 from zmqengine.worker.wire.sockets import Sockets
 
 
@@ -49,7 +52,7 @@ def test_socket_files_of_a_killed_worker_are_no_hindrance(tmp_path: Path) -> Non
     """Stale files without a lock are removed."""
     directory = tmp_path / "w"
     directory.mkdir(mode=0o700)
-    for name in ("ctl", "cmd", "out", "lock"):
+    for name in ("ctl", "cmd", "out"):
         (directory / name).touch()
     Sockets(ipc(directory), frame_bytes_max=4096).close(linger_ms=0)
 
@@ -83,10 +86,10 @@ def test_a_port_in_use_is_one_clear_error() -> None:
     holder.destroy(linger=0)
 
 
-def test_a_lock_file_that_was_just_unlinked_is_not_taken_for_the_lock(
+def test_a_directory_that_was_just_removed_is_not_taken_for_the_locked_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between open and lock the holder may unlink the file: a lock on the dead file would let two workers in."""
+    """Between open and lock the holder may remove it: a lock on the dead directory would let two workers in."""
     directory = tmp_path / "w"
     first = Sockets(ipc(directory), frame_bytes_max=4096)
     real_open, opened = os.open, []
@@ -96,7 +99,6 @@ def test_a_lock_file_that_was_just_unlinked_is_not_taken_for_the_lock(
         opened.append(fd)
         if len(opened) == 1:
             first.close(linger_ms=0)
-            directory.mkdir(mode=0o700, exist_ok=True)
         return fd
 
     monkeypatch.setattr(os, "open", open_then_release)
@@ -106,3 +108,114 @@ def test_a_lock_file_that_was_just_unlinked_is_not_taken_for_the_lock(
     with pytest.raises(ConfigError, match="already running"):
         Sockets(ipc(directory), frame_bytes_max=4096)
     second.close(linger_ms=0)
+
+
+def keep(sockets: Sockets) -> None:
+    """As the two threads of a worker do."""
+    sockets.keep_ctl()
+    sockets.keep_cmd_and_out()
+
+
+def passes_through(peer: zmq.Socket[bytes], sockets: Sockets) -> bool:
+    """Whether what `peer` sends arrives at cmd."""
+    peer.send(b"x")
+    arrived = sockets.cmd.poll(60_000) != 0
+    sockets.cmd.recv_multipart()
+    return arrived
+
+
+@pytest.mark.parametrize("what", ["a file", "all files", "the directory"])
+def test_what_was_removed_under_a_running_worker_is_there_again(tmp_path: Path, what: str) -> None:
+    """Earlier connections stay, new ones find it, nobody else can take the name, and a clean exit leaves nothing."""
+    directory = tmp_path / "w"
+    sockets = Sockets(ipc(directory), frame_bytes_max=4096)
+    context = zmq.Context()
+    before, after = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    before.connect(sockets.endpoints.cmd)
+    assert passes_through(before, sockets)
+    if what == "the directory":
+        shutil.rmtree(directory)
+    for path in sockets.files[1:2] if what == "a file" else sockets.files:
+        path.unlink(missing_ok=True)
+    keep(sockets)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, *sockets.files)]
+    assert modes == [0o700, 0o600, 0o600, 0o600]
+    after.connect(sockets.endpoints.cmd)
+    assert passes_through(after, sockets)
+    assert passes_through(before, sockets)
+    with pytest.raises(ConfigError, match="already running"):
+        Sockets(ipc(directory), frame_bytes_max=4096)
+    inodes = [path.stat().st_ino for path in sockets.files]
+    keep(sockets)
+    assert [path.stat().st_ino for path in sockets.files] == inodes
+    context.destroy(linger=0)
+    sockets.close(linger_ms=0)
+    assert not directory.exists()
+
+
+def test_live_sockets_are_not_stolen_where_the_lock_is_gone(tmp_path: Path) -> None:
+    """Somebody listens there, so they are no leftovers of a dead worker."""
+    directory = tmp_path / "w"
+    first = Sockets(ipc(directory), frame_bytes_max=4096)
+    directory.rename(tmp_path / "away")
+    directory.mkdir(mode=0o700)
+    for path in first.files:
+        (tmp_path / "away" / path.name).rename(path)
+    with pytest.raises(ConfigError, match="already running"):
+        Sockets(ipc(directory), frame_bytes_max=4096)
+    assert all(path.exists() for path in first.files)
+    first.close(linger_ms=0)
+
+
+def test_a_worker_whose_name_was_taken_leaves_its_heir_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither its look nor its end removes a file of the other, and it says once that nobody finds it."""
+    first = Sockets(ipc(tmp_path / "w"), frame_bytes_max=4096)
+    shutil.rmtree(tmp_path / "w")
+    second = Sockets(ipc(tmp_path / "w"), frame_bytes_max=4096)
+    inodes = [path.stat().st_ino for path in second.files]
+    for _ in range(3):
+        keep(first)
+        first.touch()
+    first.close(linger_ms=0)
+    assert [path.stat().st_ino for path in second.files] == inodes
+    assert caplog.text.count("another worker has its name") == 1
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(second.endpoints.cmd)
+    assert passes_through(peer, second)
+    context.destroy(linger=0)
+    second.close(linger_ms=0)
+
+
+def test_closed_doors_are_no_removed_file(tmp_path: Path) -> None:
+    """While there are too many connections the files have another name, and stay so."""
+    sockets = Sockets(ipc(tmp_path / "w"), frame_bytes_max=4096)
+    for path in sockets.files:
+        path.rename(hidden(path))
+    keep(sockets)
+    assert not any(path.exists() for path in sockets.files)
+    for path in sockets.files:
+        hidden(path).rename(path)
+    sockets.close(linger_ms=0)
+
+
+def test_a_file_that_cannot_be_restored_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker serves on, and tries again."""
+    sockets = Sockets(ipc(tmp_path / "w"), frame_bytes_max=4096)
+    shutil.rmtree(tmp_path / "w")
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", no_room)
+        for _ in range(3):
+            sockets.keep_ctl()
+    assert caplog.text.count("cannot restore a socket file") == 1
+    sockets.keep_ctl()
+    assert sockets.files[0].exists()
+    sockets.close(linger_ms=0)

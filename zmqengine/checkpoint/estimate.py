@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
+from zmqengine.checkpoint.recipe import FAMILIES
 from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
 
 ACTIVATION_SHARE = 0.1
 """Share of the memory limit that a worker keeps free for activations."""
 CHAT_TOKENS = (2_048, 8_192, 32_768, 131_072)
+LEAST_TOKENS = 8_192
+"""Tokens of the one chat that a model must have room for beside its weights, or it is of no use."""
+PADDING_BYTES_MIN = 64 << 20
+"""Least bytes that an engine sets aside for the padding of its batches, however small the model is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,13 @@ class ModelCheckpoint:
     def kv_budget(self, limit_bytes: int) -> int:
         """Bytes that a limit leaves for KV caches; negative if not even the weights fit."""
         return int(limit_bytes * (1 - ACTIVATION_SHARE)) - self.weights.total_bytes
+
+    def need_bytes(self, context_max: int | None = None) -> int:
+        """Bytes that a worker needs at least: weights, one chat of `LEAST_TOKENS`, padding, and activations."""
+        tokens = min(LEAST_TOKENS, self.shape.context_tokens, context_max or LEAST_TOKENS)
+        held = self.weights.total_bytes + self.shape.bytes_for(tokens, self.weights.float_bytes)
+        held += PADDING_BYTES_MIN
+        return int(held / (1 - ACTIVATION_SHARE))
 
     def chats(self, limit_bytes: int, tokens: int) -> int | None:
         """The number of chats of this length that fit at once; None for caches that do not grow."""
@@ -58,8 +70,13 @@ def open_checkpoint(directory: Path) -> ModelCheckpoint:
         model_type=str(config.get("model_type", "unknown")),
         quantisation=_quantisation(config),
         weights=read_weights(directory),
-        shape=shape_of(config),
+        shape=_without_cache(shape_of(config)) if config.get("model_type") in FAMILIES else shape_of(config),
     )
+
+
+def _without_cache(shape: ConfigShape) -> ConfigShape:
+    """The shape of an encoder, which keeps nothing of a text."""
+    return replace(shape, full_layers=0, sliding_layers=0, fixed_layers=0)
 
 
 def _quantisation(config: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqengine import errors
 from zmqengine.errors import ZmqEngineError
+from zmqengine.option import bound_in_words
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -37,6 +38,10 @@ def one_line(error: ZmqEngineError) -> str:
     message = error.message.strip().rstrip(".")
     if "zmqengine " in message:
         return message
+    bound = bound_in_words(message)
+    if bound is not None:
+        # The options of a command have the names of the request's fields.
+        return f"--{bound[0].replace('_', '-')} {bound[1]}"
     advice = next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")
     if error.retry_after_ms:
         advice = f"try again in {max(1, round(error.retry_after_ms / 1000))} s"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,22 +16,86 @@ import click
 from zmqengine.cli.options import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ConfigError, ZmqEngineError
+from zmqengine.protocol.addresses import ipc_path, resolve
+from zmqengine.protocol.launcher import ModelList, launcher_address
 from zmqengine_client import Client, ClientEvent
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, CurveKeys, load_keys
+from zmqengine_client.launcher import AsyncLauncher
+
+LAUNCHER_ANSWER_S = 2.0
 
 
 def connect(target: WorkerTarget, *, name: str, **more: Any) -> Client:
-    """A client that connects with its first call."""
-    return Client(target.address, name=name, keys=keys_of(target), **more)
+    """A client that connects with its first call. On a terminal it says at once if no worker is there."""
+    _tell_if_absent(target)
+    return Client(target.address, model=target.model, name=name, keys=keys_of(target), **more)
 
 
 @contextlib.contextmanager
 def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
     """A client of a worker that has its model loaded."""
-    with connect(target, name=name, on_event=_tell) as client:
-        with ProgressLine(lambda: loading(client)):
+    told: list[str] = []
+
+    def tell(event: ClientEvent) -> None:
+        if event.kind == "loading":
+            told[:] = [event.message]
+        else:
+            _tell(event)
+
+    with connect(target, name=name, on_event=tell) as client:
+        with ProgressLine(lambda: told[-1] if told else None if target.model else loading(client)):
             client.wait_ready()
         yield client
+
+
+def launched_models() -> ModelList | None:
+    """The models of this user's launcher; None if there is none that answers."""
+    address = launcher_address()
+    if not ipc_path(address).exists():
+        return None
+
+    async def ask() -> ModelList:
+        async with AsyncLauncher(address, answer_timeout_s=LAUNCHER_ANSWER_S) as launcher:
+            return await launcher.models()
+
+    try:
+        return asyncio.run(ask())
+    except ZmqEngineError:
+        return None
+
+
+def worker_addresses(given: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Names and addresses of workers: those given, or those of the launcher's models, or the default worker."""
+    if not given and not os.environ.get("ZMQENGINE_ADDRESS") and (listed := launched_models()) is not None:
+        return [(entry.name, entry.address) for entry in listed.models if not entry.never]
+    return [(address or "default", address) for address in given or (None,)]
+
+
+def _tell_if_absent(target: WorkerTarget) -> None:
+    """Tell a person at once that no worker is there, if its socket shows it: the client waits for one to start.
+
+    A program gets one line, at the end.
+    """
+    if target.model is not None or not sys.stderr.isatty():
+        return
+    address = resolve(target.address)
+    if not address.startswith("ipc://") or _is_listening(ipc_path(address)):
+        return
+    named = target.address is not None and "://" not in target.address
+    command = f"zmqengine worker --name {target.address}" if named else "zmqengine worker"
+    click.echo(
+        f"zmqengine: no worker runs at {address} yet, waiting for one: `{command}` starts it", err=True
+    )
+
+
+def _is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def keys_of(target: WorkerTarget) -> CurveKeys | None:

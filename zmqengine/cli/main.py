@@ -16,9 +16,11 @@ from zmqengine.cli.advice import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit
 from zmqengine.errors import ZmqEngineError
 
 COMMANDS = {
+    "serve": "Serve many models: each is loaded when it is asked for.",
     "worker": "Run a worker: load a model and share it.",
     "generate": "Continue a text.",
     "chat": "Talk with the model.",
+    "embed": "Turn texts into vectors.",
     "status": "Show state and load of a worker.",
     "top": "Watch workers: requests, rates, memory.",
     "metrics": "Serve the metrics of workers to Prometheus.",

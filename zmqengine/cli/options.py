@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,11 +35,15 @@ _GENERATION: tuple[tuple[str, type, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerTarget:
-    """The worker a command talks to, and its key files; None to take them from the environment."""
+    """The worker a command talks to, and its key files; None to take them from the environment.
+
+    With a `model` it is the worker that the launcher has for it.
+    """
 
     address: str | None = None
     client_key: str | None = None
     server_key: str | None = None
+    model: str | None = None
 
 
 def worker_options(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -68,6 +73,17 @@ def worker_options_or(*aliases: str) -> Callable[[Callable[..., Result]], Callab
         return with_target
 
     return decorate
+
+
+def model_option(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Add `--model` to a command with `worker_options`, as a part of its `target`."""
+
+    @click.option("-m", "--model", metavar="NAME", help="A model of `zmqengine serve`, loaded if need be.")
+    @functools.wraps(command)
+    def with_model(*, target: WorkerTarget, model: str | None, **options: Any) -> Result:
+        return command(target=dataclasses.replace(target, model=model), **options)
+
+    return with_model
 
 
 def several_workers_options(command: Command) -> Command:

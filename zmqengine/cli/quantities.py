@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?)(i?b)?\Z", re.IGNORECASE)
-_FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+from zmqengine.errors import ConfigError
+from zmqengine.option import size_of
+
+_FACTORS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def byte_size(value: str | int) -> int:
     """Bytes of `1048576`, `512M`, `2G` or `1.5GiB`, in units of 1024. For `type=` of an option."""
-    match = _SIZE.match(str(value).strip())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size: write it like 512M or 2G")
-    return int(float(match["number"]) * _FACTORS[match["unit"].lower()])
+    try:
+        return size_of(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def shown(size: int) -> str:
     """A short form such as `1.5G` that `byte_size` reads back, at most 1/20 off."""
     for unit in "TGMK":
-        factor = _FACTORS[unit.lower()]
+        factor = _FACTORS[unit]
         if size >= factor:
             return f"{size / factor:.1f}".removesuffix(".0") + unit
     return str(size)

@@ -10,7 +10,8 @@ import zmq
 # Imported to register their rules.
 import zmqengine.conformance.control
 import zmqengine.conformance.requests
-import zmqengine.conformance.sessions  # noqa: F401
+import zmqengine.conformance.sessions
+import zmqengine.conformance.vectors  # noqa: F401
 from zmqengine.conformance.front_end import FrontEnd, NotConforming
 from zmqengine.conformance.rules import RULES, Rule
 

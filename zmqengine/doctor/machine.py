@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import zmqengine
 from zmqengine.doctor.finding import Finding
+from zmqengine.doctor.macs import look_at_mac, releases_differ
+from zmqengine.engine.host.machine_probe import probe_machine
 
-PROBE_S = 120.0
 _SMALL_LIMIT_BYTES = 2 << 30
 
 
@@ -34,16 +33,13 @@ def look_at_machine() -> Machine:
     if importlib.util.find_spec("mlx") is None:
         install = "pip install 'zmqengine[worker]' if a worker is to run here"
         return Machine([*findings, Finding("warn", "mlx", "MLX is not installed", install)], 0)
-    report, problem = _probe()
-    if report is None:
-        return Machine(
-            [*findings, Finding("fail", "mlx", f"MLX does not work here ({problem})", _mlx_advice())], 0
-        )
-    limit = int(str(report["recommended_bytes"]))
-    return Machine(
-        [*findings, *_mlx(report), *_environment(report), *_blas(str(report["blas"])), *_memory(report)],
-        limit,
-    )
+    probe = probe_machine()
+    if probe.report is None:
+        return Machine([*findings, Finding("fail", "mlx", probe.problem)], 0)
+    report = probe.report
+    findings += [*_mlx(report), *releases_differ(report["origin"]["packages"]), *look_at_mac(report)]
+    findings += [*_environment(report), *_blas(str(report["blas"])), *_memory(report)]
+    return Machine(findings, int(report["recommended_bytes"]))
 
 
 def _python() -> Finding:
@@ -67,33 +63,10 @@ def _clock() -> Iterator[Finding]:
         yield Finding("ok", "clock", time.strftime("%Y-%m-%d %H:%M:%S %Z"))
 
 
-def _probe() -> tuple[dict[str, object] | None, str]:
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "zmqengine.engine.host.machine_report"],
-            capture_output=True,
-            text=True,
-            timeout=PROBE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"no answer in {PROBE_S:.0f} s"
-    if ended.returncode != 0:
-        lines = ended.stderr.strip().splitlines()
-        return None, lines[-1][:200] if lines else f"it ended with code {ended.returncode}"
-    report: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])
-    return report, ""
-
-
-def _mlx_advice() -> str:
-    if sys.platform == "linux":
-        return "pip install 'zmqengine[worker]' for the CPU, or [cuda] with NVIDIA's driver"
-    return "pip install --force-reinstall 'zmqengine[worker]'"
-
-
-def _mlx(report: dict[str, object]) -> Iterator[Finding]:
+def _mlx(report: dict[str, Any]) -> Iterator[Finding]:
     where = f"{report['device']} ({report['device_name'] or 'unnamed'})"
-    yield Finding("ok", "mlx", f"MLX {report['mlx']} computes on {where}")
+    worst = max(report["products"].values())
+    yield Finding("ok", "mlx", f"MLX {report['mlx']} computes on {where}, products are exact to {worst:.1g}")
     try:
         found = importlib.metadata.version("mlx-lm")
     except importlib.metadata.PackageNotFoundError:
@@ -122,9 +95,9 @@ def _release(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
-def _environment(report: dict[str, object]) -> Iterator[Finding]:
+def _environment(report: dict[str, Any]) -> Iterator[Finding]:
     """Environment variables of MLX, set by the worker at its start or by the user."""
-    for standing in cast("list[dict[str, str]]", report.get("environment", [])):
+    for standing in report.get("environment", []):
         by = "set by the worker" if standing["by"] == "here" else "set by you"
         yield Finding("ok", "environment", f"{standing['name']}={standing['value']}, {by}: {standing['why']}")
 
@@ -137,14 +110,10 @@ def _blas(blas: str) -> Iterator[Finding]:
         yield Finding("ok", "blas", f"BLAS {blas}")
 
 
-def _memory(report: dict[str, object]) -> Iterator[Finding]:
-    whole, limit = int(str(report["system_bytes"])), int(str(report["recommended_bytes"]))
+def _memory(report: dict[str, Any]) -> Iterator[Finding]:
+    whole, limit = int(report["system_bytes"]), int(report["recommended_bytes"])
     text = f"{whole / 2**30:.1f}G of memory, of which MLX may hold {limit / 2**30:.1f}G"
     if limit < _SMALL_LIMIT_BYTES:
         yield Finding("warn", "memory", text, "take a small model, or raise the container's limit")
     else:
         yield Finding("ok", "memory", text)
-    if report["metal"] and limit < whole * 0.6:
-        most = int(whole * 0.8 / 2**20)
-        text = f"macOS lets the GPU wire {limit / 2**30:.1f}G"
-        yield Finding("warn", "wired", text, f"for larger models: sudo sysctl iogpu.wired_limit_mb={most}")

@@ -12,9 +12,9 @@ grammar/         output that follows a grammar: compiled, matched, masked
 speculation/     draft tokens: sources, policy, verify blocks
 kv/              KV caches of rows and batches; nothing else looks inside one
 prefix_cache/    blocks of prompts that were computed before, in memory and on disk
-models/          the border to mlx-lm
+models/          the decoder family's own forward pass, and the border to mlx-lm
 load/            weights, tokenizer, probe of a model's abilities, warm-up
-autotune/        kernel variants of a loaded model, measured on this device
+autotune/        kernel variants of products and of the draw, measured on this device
 cuda/            kernels in CUDA C++
 host/            back-end, BLAS, memory limits, environment
 fake/            a deterministic engine without a model

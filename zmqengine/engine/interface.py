@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from zmqengine.sampling_params import Sampling as Sampling
 
@@ -52,6 +52,21 @@ class RowRequest:
     prediction: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TextsRequest:
+    """A row of texts to turn into vectors, which ends after the last one. All ids and numbers were checked.
+
+    `second[i]` is where the second part of text i begins, if it is a pair, and else 0. `output` is `embedding` for a
+    vector of length 1 with `dimensions` floats, or `score` for the logits of the model's head.
+    """
+
+    row: int
+    texts: Sequence[Sequence[int]]
+    second: Sequence[int] = ()
+    output: Literal["embedding", "score"] = "embedding"
+    dimensions: int | None = None
+
+
 class TokenLogprobs(NamedTuple):
     """Natural-log probabilities after bias and penalties, before sampling; `top` is sorted, best first."""
 
@@ -79,6 +94,17 @@ class RowPrefill(NamedTuple):
     done: int
     total: int
     cached: int
+
+
+class RowVectors(NamedTuple):
+    """Vectors of the next texts of one row, in their order: an array (texts, floats) of float32.
+
+    A row whose last text this was `is_whole` and has left the batch.
+    """
+
+    row: int
+    vectors: Any
+    is_whole: bool
 
 
 class RowFailure(NamedTuple):
@@ -123,6 +149,7 @@ class StepResult:
     failures: list[RowFailure] = field(default_factory=list)
     divergences: list[RowDivergence] = field(default_factory=list)
     drafts: list[RowDraft] = field(default_factory=list)
+    vectors: list[RowVectors] = field(default_factory=list)
 
     def add(self, other: StepResult) -> None:
         """Append the results of `other`, a later step."""
@@ -131,13 +158,15 @@ class StepResult:
         self.failures += other.failures
         self.divergences += other.divergences
         self.drafts += other.drafts
+        self.vectors += other.vectors
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts about the loaded model that requests are checked against. `context_tokens` bounds prompt + output.
 
-    A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then.
+    A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then. `generates`: it takes
+    `RowRequest`s. `dimensions` of its embeddings and `labels` of its scores are 0 where it makes none.
     """
 
     name: str
@@ -146,6 +175,14 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     parameter_bytes: int
     batchable: bool = True
+    generates: bool = True
+    dimensions: int = 0
+    labels: int = 0
+
+    @property
+    def makes_vectors(self) -> bool:
+        """Whether its engine is a `VectorEngine`."""
+        return bool(self.dimensions or self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +306,21 @@ class Engine(Protocol):
         """
         ...
 
+    def limit_memory(self, bytes_max: int) -> None:
+        """Have the platform hold at most `bytes_max` in all, as far as it can: another worker came or left."""
+        ...
+
     @property
     def empty_bytes(self) -> int:
         """Bytes allocated for rows to come; no row's `project_bytes` counts them."""
+        ...
+
+    def share_device(self, rows_decoding: int) -> None:
+        """Keep prefill as short as if so many more rows decoded: those of other processes wait for the device too."""
+        ...
+
+    def keep_warm(self) -> bool:
+        """Make a tiny computation, on a device that lowers its clock soon after the last one; False on others."""
         ...
 
     def release_buffers(self) -> None:
@@ -288,4 +337,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the batch and restore what the engine changed in the process (the wired limit). Idempotent."""
+        ...
+
+
+@runtime_checkable
+class VectorEngine(Engine, Protocol):
+    """An engine whose model turns texts into vectors, beside the tokens it may generate."""
+
+    def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
+        """Add rows of texts. Each `next()` computes at most one bounded batch of texts, of several rows together.
+
+        Such a row holds no KV cache between two steps. `park` returns 0 for it: it comes back with the texts that
+        have no vector yet.
+        """
         ...

@@ -18,17 +18,18 @@ _ENVIRONMENT = prepare_environment()
 import mlx.core as mx  # noqa: E402
 
 from zmqengine.engine.autotune.drawing import choose_draw  # noqa: E402
-from zmqengine.engine.autotune.quantised import copies_bytes  # noqa: E402
 from zmqengine.engine.autotune.remembered import Remembered  # noqa: E402
-from zmqengine.engine.autotune.tuning import tune  # noqa: E402
 from zmqengine.engine.host.backend import on_cuda, on_gpu  # noqa: E402
+from zmqengine.engine.host.device import Device  # noqa: E402
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
-from zmqengine.engine.host.memory import recommended_bytes  # noqa: E402
+from zmqengine.engine.host.memory import limit_mlx, recommended_bytes  # noqa: E402
 from zmqengine.engine.kv import KVKernels, PlainKernels  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
+from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
+from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.speculation.opening import open_draft_model, open_speculator  # noqa: E402
@@ -36,7 +37,6 @@ from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
 
-_BUFFER_CACHE_BYTES_MIN = 256 << 20
 _DRAWS = {
     "search": "top_p by halving an interval",
     "sort": "top_p by sorting",
@@ -46,9 +46,10 @@ _DRAWS = {
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A loaded engine. `memory_limit_bytes` is what MLX was told to stay within; `facts` are for people."""
+    """A loaded engine of `model`. `memory_limit_bytes` is what MLX was told to stay within; `facts` are for people."""
 
     engine: MlxEngine
+    model: LoadedModel
     tokenizer: ExportedTokenizer
     memory_limit_bytes: int
     facts: dict[str, str]
@@ -72,45 +73,38 @@ def open_mlx_engine(
     recommended = recommended_bytes()
     mx.set_memory_limit(recommended)
     loaded = load(model, report, name=name)
-    device = device_name()
-    if device.startswith("cpu"):
+    device, name_of_device = find_device(), device_name()
+    if not device.is_gpu:
         keep_freed_arrays()
     facts = {standing.name: f"{standing.value} (set {standing.by})" for standing in _ENVIRONMENT}
-    # Of the weights as they came: fitting joins some of them.
+    # Of the weights as they came: the decoder joins some of them.
     found = fingerprint(loaded.model, loaded.directory) if options.cache_path is not None else None
     draw: Draw = PLAIN_DRAW
-    if options.warm_up_s:
-        remembered = Remembered(device, version("mlx"))
+    remembered = Remembered(name_of_device, version("mlx")) if options.warm_up_s else None
+    if remembered is not None:
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, remembered)
-        choices = tune(
-            loaded.model,
-            remembered,
-            rows_max=options.rows_max,
-            copy_bytes_max=options.widened_bytes,
-            seconds_max=options.warm_up_s,
-            report=report,
-        )
-        facts |= choices.as_facts()
-        copied = copies_bytes(loaded.model)
-        loaded = replace(
-            loaded, info=replace(loaded.info, parameter_bytes=loaded.info.parameter_bytes + copied)
-        )
+    opened = _open_model(loaded, options, remembered, device, report)
+    facts |= opened.facts
+    parameter_bytes = loaded.info.parameter_bytes + opened.copies_bytes
+    loaded = replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
-    mx.set_memory_limit(limit)
-    mx.set_cache_limit(buffer_cache_bytes(limit, loaded.info.parameter_bytes))
+    limit_mlx(limit, loaded.info.parameter_bytes)
     kernels = kv_kernels()
     draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
-    speculator = open_speculator(options.speculate, loaded.info.vocab_size, draft_model)
+    speculator = open_speculator(
+        options.speculate, loaded.info.vocab_size, draft_model, by_default=device.drafts_by_default
+    )
+    _check_pace(options)
     engine = MlxEngine(
         loaded.model,
         loaded.info,
         options,
         speculator=speculator,
         draw=draw,
-        few_sizes=on_cuda(),
         kernels=kernels,
+        device=device,
     )
-    if options.warm_up_s and device.startswith("gpu"):
+    if options.warm_up_s and device.is_gpu:
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:
         engine.keep_on_disk(found, options, ring)
@@ -123,7 +117,7 @@ def open_mlx_engine(
         **facts,
         "engine": "mlx",
         "model_path": str(loaded.directory),
-        "device": device,
+        "device": name_of_device,
         "mlx": version("mlx"),
         "mlx_lm": mlx_lm_version,
         "blas": _BLAS,
@@ -131,7 +125,42 @@ def open_mlx_engine(
     }
     if engine.wired.told:
         facts["wired"] = engine.wired.told
-    return OpenedEngine(engine, loaded.tokenizer, limit, facts)
+    return OpenedEngine(engine, loaded, loaded.tokenizer, limit, facts)
+
+
+def find_device() -> Device:
+    """Traits of the device that computes."""
+    if on_cuda():
+        return Device(is_gpu=True, keeps_buffers=True)
+    is_metal = on_gpu()
+    return Device(is_gpu=is_metal, rests=is_metal, drafts_by_default=not is_metal)
+
+
+def find_ops() -> tuple[Ops, Ops]:
+    """Operations of a decoder layer for the device that computes, and those to compare them with."""
+    if on_cuda():
+        from zmqengine.engine.cuda.cuda_ops import PACKED_ROWS_MAX, CudaOps
+
+        return CudaOps(), PlainOps(PACKED_ROWS_MAX)
+    plain = PlainOps()
+    return plain, plain
+
+
+def _open_model(
+    loaded: LoadedModel, options: EngineOptions, remembered: Remembered | None, device: Device, report: Report
+) -> OpenedModel:
+    ops, trusted = find_ops()
+    return open_model(
+        loaded.model,
+        ops,
+        trusted,
+        remembered,
+        rows_max=options.rows_max,
+        copy_bytes_max=options.widened_bytes,
+        seconds_max=options.warm_up_s,
+        traces=device.is_gpu,
+        report=report,
+    )
 
 
 def kv_kernels() -> KVKernels:
@@ -163,17 +192,15 @@ def _open_draft_model(
     return open_draft_model(loaded, target, draw, kernels)
 
 
+def _check_pace(options: EngineOptions) -> None:
+    if not options.prefill_ms and mx.metal.is_available():
+        log.warning(
+            "--prefill-ms 0 bounds no prefill chunk in time: macOS ends what takes the GPU 5 s, "
+            "or less while a display waits for it"
+        )
+
+
 def device_name() -> str:
     """The device that computes, for people."""
     kind = "gpu" if on_gpu() else "cpu"
     return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"
-
-
-def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
-    """Bytes of freed buffers that MLX may keep for reuse.
-
-    Left alone it keeps what it ever had up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
-    """
-    most = memory_limit_bytes // 8
-    # On CUDA memory that is given back is unmapped, which takes longer than what it was used for.
-    return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))

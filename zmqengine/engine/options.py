@@ -77,6 +77,11 @@ class EngineOptions:
         within=(0, 1 << 50),
         help="Memory for copies of quantised weights in full width, where those are faster.",
     )
+    tf32: bool = option(
+        False,
+        help="Round factors of float32 to 10 bits where the GPU is faster so (M5, CUDA). A row's tokens may then "
+        "depend on the rows beside it.",
+    )
     wired_limit: WiredLimit = option(
         "weights",
         within=(0, 1 << 50),

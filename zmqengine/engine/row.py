@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zmqengine.engine.interface import EngineFinish, RowRequest, TokenLogprobs
+from zmqengine.engine.interface import EngineFinish, RowFailure, RowRequest, TokenLogprobs
 from zmqengine.engine.seeds import seed_key
+from zmqengine.errors import ConstraintFailed
 from zmqengine.request_rules import check_token_ids
 from zmqengine.sampling_params import check_sampling
 
@@ -119,3 +120,8 @@ class Row:
         check_sampling(self.sampling)
         if self.max_tokens <= self.sampled:
             raise ValueError("max_tokens leaves nothing to generate")
+
+
+def constraint_failure(row: int, reason: object) -> RowFailure:
+    """The failure of a row whose output left its constraint or met a limit of it."""
+    return RowFailure(row, f"the constraint failed: {reason}", ConstraintFailed.code)

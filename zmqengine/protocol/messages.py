@@ -39,6 +39,7 @@ DeadlineMs = Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 WorkerState = Literal["loading", "warming", "ready", "draining", "failed"]
+VectorKind = Literal["embedding", "score"]
 CacheScope = Literal["session", "key", "shared"]
 RequestState = Literal["queued", "running", "ended"]
 Finish = Literal["stop", "length", "abort", "deadline", "error", "lease", "slow_consumer", "shutdown"]
@@ -87,6 +88,8 @@ class Limits(Struct, frozen=True):
     """Whether an insert may have `speculate`."""
     prediction_tokens_max: int = 0
     """How long the `prediction` of an insert may be. 0: an insert may have none."""
+    texts_max: int = 0
+    """How many texts an embed may have. 0: the model makes no vectors."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -98,6 +101,12 @@ class ModelCard(Struct, frozen=True):
     eos_token_ids: list[int]
     tokenizer_hash: str
     parameter_bytes: int
+    generates: bool = True
+    """Whether it takes inserts."""
+    dimensions: int = 0
+    """Floats of an embedding; 0 if it makes none."""
+    labels: int = 0
+    """Floats of a score; 0 if it makes none."""
 
 
 class Progress(Struct, frozen=True):
@@ -133,13 +142,22 @@ class End(Struct, frozen=True, omit_defaults=True):
 
 
 class TokenRow(Struct, frozen=True, array_like=True):
-    """New tokens of one request; `first_index` is the place of the first one in the request's output."""
+    """New tokens of one request; `first_index` is the place of the first one in the request's output.
+
+    The output of an embed is `vectors`, each as the bytes of its 32-bit floats, and no tokens.
+    """
 
     request: str
     first_index: TokenIndex
     tokens: list[TokenId]
     logprobs: list[TokenLogprob] | None = None
     end: End | None = None
+    vectors: list[bytes] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of its tokens or vectors."""
+        return len(self.tokens) + len(self.vectors or ())
 
 
 class ProgressRow(Struct, frozen=True, array_like=True):
@@ -230,6 +248,22 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     pin: bool = False
     speculate: bool = True
     prediction: list[TokenId] = []
+
+
+class Embed(Message, frozen=True, forbid_unknown_fields=True):
+    """Make a vector of each text. Unknown keys are refused by name."""
+
+    KIND = b"E"
+    call: CallId
+    request: RequestId
+    epoch: Epoch
+    texts: Annotated[list[Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
+    output: VectorKind = "embedding"
+    second: list[TokenIndex] = []
+    dimensions: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)] | None = None
+    first_index: TokenIndex = 0
+    priority: Priority = 1
+    deadline_ms: DeadlineMs | None = None
 
 
 class Abort(Message, frozen=True):
@@ -474,7 +508,7 @@ class EndRequest(Message, frozen=True):
     request: RequestId
 
 
-Command = Hello | Insert | Abort | Resume | Ack | Bye | Ping
+Command = Hello | Insert | Embed | Abort | Resume | Ack | Bye | Ping
 CommandReply = Welcome | Accepted | Done | Replay | Rejected
 Output = Granted | TokenFrame | Watermark | Fatal
 ControlRequest = Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain | EndRequest

@@ -31,6 +31,9 @@ from zmqengine.worker.wire.sockets import Sockets
 log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
+STILL_S = 1.0
+"""A pass that takes longer was held up: the process was stopped, the machine slept, or the device hung for a while. No
+front-end could be heard in that time."""
 
 __all__ = ["Actor", "EngineBroken", "PassReport"]
 
@@ -59,7 +62,7 @@ class Actor:
         self.batch = Batch(context, engine, self.scheduler, self.lifecycle, self.outgoing)
         self._prompt_disk = self.lifecycle.prompt_disk
         self._timers = Timers(
-            context, self.sessions, self.scheduler, self.lifecycle, self.batch, self.outgoing
+            context, self.sessions, self.scheduler, self.lifecycle, self.batch, self.outgoing, sockets
         )
         self._inbox = Inbox(
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.lifecycle)
@@ -68,6 +71,7 @@ class Actor:
         self._heap = Heap()
         self._sessions_seen = 0
         self._board_s = 0.0
+        self._asleep_s = context.asleep_s()
         self._poller = zmq.Poller()
         for source in (sockets.cmd, sockets.out, self._board.wakeup):
             self._poller.register(source, zmq.POLLIN)
@@ -83,10 +87,15 @@ class Actor:
 
     def run_pass(self, wait_ms: int = 0) -> PassReport:
         """One pass; with nothing to do, wait up to `wait_ms` for something first."""
+        asked_s = self._context.clock()
         if wait_ms > 0:
             self._wait(wait_ms)
         started_ns = time.perf_counter_ns()
         now_s = self._board.pass_started_s = self.counters.latencies.now_s = self._context.clock()
+        asleep_s, self._asleep_s = self._asleep_s, self._context.asleep_s()
+        still_s = now_s - asked_s - wait_ms / 1000 + self._asleep_s - asleep_s
+        if still_s > STILL_S:
+            self._timers.stood_still(still_s, now_s)
         if self._watchdog is not None:
             self._watchdog.beat(now_s)
         report = PassReport()
@@ -114,6 +123,9 @@ class Actor:
             self._sessions_seen = len(self.sessions)
             self._heap.keep(now_s)
         self._measure(report, started_ns, received_ns, stepped_ns, step_ns)
+        ended_s = self._context.clock()
+        if ended_s - now_s > STILL_S:
+            self._timers.stood_still(ended_s - now_s, ended_s)
         return report
 
     def fail_all(self, message: str) -> None:

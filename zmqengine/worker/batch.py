@@ -6,7 +6,7 @@ import logging
 import time
 
 from zmqengine.engine.host.device_errors import device_error
-from zmqengine.engine.interface import Engine, RowDraft, RowFailure, RowPrefill, StepResult
+from zmqengine.engine.interface import Engine, RowDraft, RowFailure, RowPrefill, RowVectors, StepResult
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.requests.live_request import LiveRequest
@@ -50,6 +50,19 @@ class Batch:
     def has_work(self) -> bool:
         """Whether a pass now would advance a request."""
         return self._scheduler.has_work or self._lifecycle.prompt_disk.is_restoring
+
+    @property
+    def rows_decoding(self) -> int:
+        """Rows that decode now."""
+        return self._engine.stats().rows_decoding
+
+    def share_device(self, rows_decoding: int) -> None:
+        """Shorten prefill for rows that decode in other workers."""
+        self._engine.share_device(rows_decoding)
+
+    def keep_warm(self) -> bool:
+        """Keep the device's clock up; False if that is not needed."""
+        return self._engine.keep_warm()
 
     def release_buffers(self) -> None:
         """Give back memory that only speeds up the next request, after a while without work."""
@@ -106,9 +119,11 @@ class Batch:
             if finish is not None:
                 scheduler.free(request)
                 self._lifecycle.end(request, finish)
-            elif len(request.log.tokens) >= request.grows_at:
+            elif len(request.log) >= request.grows_at:
                 scheduler.needs_growth(request)
         self._counters.latencies.stepped(stepped)
+        for vectors in result.vectors:
+            self._note_vectors(vectors)
         for divergence in result.divergences:
             self._divergences.note(divergence, running.get(divergence.row))
         for prefill in result.prefills:
@@ -125,6 +140,19 @@ class Batch:
             before = request.drafts.get(source, (0, 0))
             request.drafts[source] = (before[0] + proposed, before[1] + accepted)
 
+    def _note_vectors(self, result: RowVectors) -> None:
+        request = self._scheduler.running.get(result.row)
+        if request is None:
+            return
+        self._outgoing.vectors(request, result.vectors)
+        self._counters.vectors += len(result.vectors)
+        if request.first_token_s is None:
+            request.first_token_s = self._counters.latencies.now_s
+        self._scheduler.recovery.made_token(request)
+        if result.is_whole:
+            self._scheduler.free(request)
+            self._lifecycle.end(request, "stop")
+
     def _note_prefill(self, prefill: RowPrefill) -> None:
         request = self._scheduler.running.get(prefill.row)
         if request is None:
@@ -133,6 +161,8 @@ class Batch:
         self._scheduler.note_prefill(request, prefill)
         # A prompt that is prefilled in one pass has no progress to report but its cached part, which a client may want
         # to know with the first token.
+        if request.embeds:
+            return
         if prefill.done < prefill.total or prefill.cached or request.progress_told:
             request.progress_told = True
             self._outgoing.progress(request, prefill.done, prefill.total, prefill.cached)

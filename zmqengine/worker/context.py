@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.protocol.messages import Limits
+from zmqengine.worker.process.memory_pressure import Source
 from zmqengine.worker.process.memory_share import MemoryShare
+from zmqengine.worker.process.power import PowerAssertion
 from zmqengine.worker.telemetry.counters import Counters
 from zmqengine.worker.telemetry.shared_status import SharedStatus
 
@@ -35,6 +37,11 @@ class WorkerContext:
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     memory_share: MemoryShare | None = None
+    power: PowerAssertion = field(default_factory=lambda: PowerAssertion(None))
+    asleep_s: Callable[[], float] = lambda: 0.0
+    """How long the machine has slept in all, by a clock that goes on meanwhile."""
+    memory_pressure: Source = lambda: "normal"
+    """Pressure on the memory that the engine's device shares with the system."""
     tokenizer_json: bytes | None = None
     """Decoder of tokens to text, for the log."""
 

@@ -9,12 +9,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from zmqengine.errors import Draining, NotAuthorized, ZmqEngineError
-from zmqengine.protocol.messages import End, Finish, Insert
+from zmqengine.protocol.messages import Embed, End, Finish, Insert
+from zmqengine.request_rules import vector_width
 from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.preparing.preparer import LaneName, Preparation, Preparer, preparation_of
+from zmqengine.worker.preparing.prompt_disk import PromptDisk
 from zmqengine.worker.requests.deadlines import Deadlines
 from zmqengine.worker.requests.live_request import LiveRequest
-from zmqengine.worker.requests.preparing import Preparation, Preparer, preparation_of
-from zmqengine.worker.requests.prompt_disk import PromptDisk
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.scheduler.scheduler import Scheduler
 from zmqengine.worker.wire.outgoing import Outgoing
@@ -40,6 +41,7 @@ class Lifecycle:
         self._preparer = Preparer(context.board.wakeup.ring)
         memory = scheduler.memory
         self.prompt_disk = PromptDisk(disk, self._preparer, lambda: memory.prompt_cache_bytes)
+        scheduler.away = self.prompt_disk
         self._deadlines = Deadlines()
         self._live: dict[LiveRequest, None] = {}
         self._arrivals = count()
@@ -69,17 +71,46 @@ class Lifecycle:
 
     # --- start ---
 
-    def add(self, insert: Insert, session: Session, now_s: float) -> LiveRequest:
-        """Accept a request whose token ids have been checked.
+    def check_authorized(self, command: Insert | Embed, session: Session) -> None:
+        """Raise `NotAuthorized` if the session may not have this request, whatever else stands against it."""
+        urgency = int(self._priorities_min.of(session.client, session.user))
+        if command.priority < urgency:
+            raise NotAuthorized(
+                f"priority {command.priority} is not allowed for this front-end: {urgency} is the most urgent"
+            )
 
-        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded`, `NotAuthorized` or
-        `DeadlineExceeded`; nothing is kept of a refused request.
+    def add(self, command: Insert | Embed, session: Session, now_s: float) -> LiveRequest:
+        """Accept an authorized request whose token ids have been checked.
+
+        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded` or `DeadlineExceeded`; nothing is
+        kept of a refused request.
         """
         if self._draining:
             raise Draining("the worker is draining: it takes no new requests")
+        preparation: tuple[Preparation, LaneName] | None = None
+        if isinstance(command, Embed):
+            request = self._embed(command, session, now_s)
+        else:
+            request, preparation = self._insert(command, session, now_s)
+        request.arrival_pass = self._counters.passes
+        self._live[request] = None
+        self._scheduler.admit(request)
+        self._counters.accepted += 1
+        session.requests[request.id] = request
+        self._outgoing.accept(request)
+        self._deadlines.add(request)
+        self._start(request, preparation, now_s)
+        return request
+
+    def _embed(self, embed: Embed, session: Session, now_s: float) -> LiveRequest:
+        width = vector_width(embed.output, embed.dimensions, self._context.model)
+        return LiveRequest(embed, session.id, self._ticket(embed, session, now_s), vector_width=width)
+
+    def _insert(
+        self, insert: Insert, session: Session, now_s: float
+    ) -> tuple[LiveRequest, tuple[Preparation, LaneName] | None]:
         cache_scope = self._cache_scope(insert, session)
-        look_up = self.prompt_disk.look_up(insert, cache_scope)
-        preparation = preparation_of(insert, self._context.compiler, look_up)
+        preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
         ticket = self._ticket(insert, session, now_s)
         stops = frozenset(insert.stop_token_ids)
@@ -92,14 +123,7 @@ class Lifecycle:
             tokens_max=tokens_max,
             cache_scope=cache_scope,
         )
-        request.arrival_pass = self._counters.passes
-        self._live[request] = None
-        self._counters.accepted += 1
-        session.requests[request.id] = request
-        self._outgoing.accept(request)
-        self._deadlines.add(request)
-        self._start(request, preparation, now_s)
-        return request
+        return request, preparation
 
     def take_prepared(self, now_s: float) -> None:
         """Enqueue the requests whose preparation is done, and advance the restoring of prompts from disk."""
@@ -110,30 +134,29 @@ class Lifecycle:
                     log.error("preparing failed", extra={"request": request.id}, exc_info=result)
                 self.end(request, "error", str(result), code)
                 continue
+            if self.prompt_disk.receive(request, result):
+                continue
             request.apply(result)
             if request.is_whole:
                 self.end(request, "stop")
-            elif not self.prompt_disk.take(request, result.restore):
+            elif not self.prompt_disk.seek(request, now_s):
                 self._scheduler.enqueue(request, now_s)
-        for request in self.prompt_disk.restored(is_busy=bool(self._scheduler.running)):
+        for request in self.prompt_disk.advance(now_s, is_busy=bool(self._scheduler.running)):
             self._scheduler.enqueue(request, now_s)
 
-    def _ticket(self, insert: Insert, session: Session, now_s: float) -> Ticket:
-        """The scheduling facts of a request. Raises `Overloaded`, `NotAuthorized` or `DeadlineExceeded`."""
+    def _ticket(self, insert: Insert | Embed, session: Session, now_s: float) -> Ticket:
+        """The scheduling facts of a request. Raises `Overloaded` or `DeadlineExceeded`."""
         # All sessions of one key are one flow; without keys each session is its own.
         flow = session.user or session.id
         self._scheduler.check_queue(flow)
-        urgency = int(self._priorities_min.of(session.client, session.user))
-        if insert.priority < urgency:
-            raise NotAuthorized(
-                f"priority {insert.priority} is not allowed for this front-end: {urgency} is the most urgent"
-            )
+        # None of a text's tokens are output, which `max_tokens` bounds.
+        max_tokens = 0 if isinstance(insert, Embed) else insert.max_tokens
         ticket = Ticket(
             flow=flow,
             weight=self._shares.of(session.client, session.user),
             priority=insert.priority,
-            prompt_tokens=len(insert.prompt),
-            max_tokens=insert.max_tokens,
+            prompt_tokens=sum(map(len, insert.texts)) if isinstance(insert, Embed) else len(insert.prompt),
+            max_tokens=max_tokens,
             arrival=next(self._arrivals),
             waiting_since_s=now_s,
             deadline_s=None if insert.deadline_ms is None else now_s + insert.deadline_ms / 1000,
@@ -150,16 +173,20 @@ class Lifecycle:
             return f"key {session.user}"
         return f"session {session.secret_digest.hex()}"
 
-    def _start(self, request: LiveRequest, preparation: Preparation | None, now_s: float) -> None:
+    def _start(
+        self, request: LiveRequest, preparation: tuple[Preparation, LaneName] | None, now_s: float
+    ) -> None:
         insert = request.insert
         assert insert is not None
-        if insert.emitted and insert.emitted[-1] in request.stop_token_ids:
+        if isinstance(insert, Embed):
+            self._scheduler.enqueue(request, now_s)
+        elif insert.emitted and insert.emitted[-1] in request.stop_token_ids:
             self.end(request, "stop")
         elif request.tokens_held >= request.tokens_max:
             self.end(request, "length")
         elif preparation is not None:
-            self._preparer.start(request, preparation)
-        else:
+            self._preparer.start(request, *preparation)
+        elif not self.prompt_disk.seek(request, now_s):
             self._scheduler.enqueue(request, now_s)
 
     # --- end ---
@@ -201,8 +228,9 @@ class Lifecycle:
             self.end(request, "deadline", "deadline_ms passed before the last token")
 
     def next_deadline_s(self) -> float | None:
-        """The earliest deadline of a live request, or None."""
-        return self._deadlines.next_s()
+        """The earliest deadline of a live request or its preparation, or None."""
+        due = [self._deadlines.next_s(), self.prompt_disk.next_deadline_s()]
+        return min((when for when in due if when is not None), default=None)
 
     def drain(self) -> None:
         """Refuse new requests, and end those that have not started; running and preempted ones continue."""

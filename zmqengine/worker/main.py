@@ -13,6 +13,7 @@ from types import FrameType
 
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ModelLoadError
+from zmqengine.protocol.addresses import DEFAULT_NAME
 from zmqengine.protocol.messages import Limits, ModelCard, Progress
 from zmqengine.worker.actor import Actor, EngineBroken
 from zmqengine.worker.context import WorkerContext
@@ -29,6 +30,7 @@ from zmqengine.worker.process.parent import (
     restarts_so_far,
     watch_supervisor,
 )
+from zmqengine.worker.process.power import asleep_s, power_assertion
 from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.process.watchdog import Watchdog
 from zmqengine.worker.telemetry.shared_status import SharedStatus
@@ -40,6 +42,10 @@ from zmqengine.worker.wire.sockets import Sockets, new_context
 log = logging.getLogger("zmqengine.worker")
 
 FLUSH_MS = 2_000
+TEXTS_MAX = 256
+"""Texts of one embed: the queue then holds at most that many times its places, and an answer is a few MB."""
+TEXT_TOKENS = 512
+"""Usual length of a text to embed: encoders that are trained on more are rare."""
 FINDING = "finding the model"
 
 
@@ -85,7 +91,12 @@ class Worker:
         )
         doorman = ConnectionLimiter(sockets.monitors, sockets.files, bounds.connections_max)
         control = ControlThread(
-            sockets.ctl, self._board, name=self._config.name, endpoints=sockets.endpoints, guard=guard
+            sockets.ctl,
+            self._board,
+            name=self._config.name,
+            endpoints=sockets.endpoints,
+            guard=guard,
+            keep_ctl=sockets.keep_ctl,
         )
         for door in doorman.watches:
             control.watch(door)
@@ -111,7 +122,9 @@ class Worker:
     def _load_and_serve(self, sockets: Sockets) -> int:
         # Importing MLX and mlx-lm is most of the wait for a small model.
         self._report_progress("starting the engine", None)
-        opened = open_engine(self._config, self._report_progress, self._board.wakeup.ring)
+        # A worker that is started again had a device before.
+        probe = self._board.restarts == 0
+        opened = open_engine(self._config, self._report_progress, self._board.wakeup.ring, probe=probe)
         try:
             self._board.state = "warming"
             self._report_progress("warming up", None)
@@ -126,7 +139,9 @@ class Worker:
         info = opened.engine.info
         context_tokens = min(info.context_tokens, self._config.context_max or info.context_tokens)
         limits = Limits(
-            frame_bytes_max=min(self._config.frame_bytes_max, frame_bound(context_tokens)),
+            frame_bytes_max=min(
+                self._config.frame_bytes_max, frame_bound(context_tokens, info.makes_vectors)
+            ),
             prompt_tokens_max=context_tokens - 1,
             context_tokens_max=context_tokens,
             queued_max=self._config.queue_max,
@@ -137,6 +152,7 @@ class Worker:
             cache_scope=self._config.cache_scope,
             speculation=True,
             prediction_tokens_max=context_tokens,
+            texts_max=TEXTS_MAX if info.makes_vectors else 0,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer
@@ -148,6 +164,9 @@ class Worker:
             eos_token_ids=sorted(info.eos_token_ids),
             tokenizer_hash=opened.tokenizer.hash,
             parameter_bytes=info.parameter_bytes,
+            generates=info.generates,
+            dimensions=info.dimensions,
+            labels=info.labels,
         )
         context = WorkerContext(
             self._config,
@@ -156,6 +175,9 @@ class Worker:
             info,
             opened.memory_limit_bytes,
             memory_share=opened.memory_share,
+            memory_pressure=opened.memory_pressure,
+            power=power_assertion(wanted=self._config.keep_awake),
+            asleep_s=asleep_s,
             compiler=opened.compiler,
             tokenizer_json=opened.tokenizer.tokenizer_json,
         )
@@ -170,7 +192,15 @@ class Worker:
         self._board.state = "ready"
         if self._supervisor is not None:
             self._supervisor.report(ready=True)
-        log.info("ready", extra={**self._board.facts})
+        card = self._board.model
+        assert card is not None
+        facts = {"model": card.name, "context_tokens": card.context_tokens}
+        device = self._board.facts.get("device")
+        log.info("ready", extra=facts | ({"device": device} if device else {}))
+        log.debug("engine", extra={**self._board.facts})
+        if sys.stderr.isatty() and card.generates:
+            name = "" if self._config.name == DEFAULT_NAME else f" --worker {self._config.name}"
+            log.info("try `zmqengine chat%s`, or `zmqengine http%s` for other programs", name, name)
         try:
             actor.run()
         except EngineBroken as error:
@@ -186,15 +216,17 @@ class Worker:
         # Finding a model may be a download of hours, which has time-outs of its own.
         self._watchdog.expect_within(0 if stage == FINDING else self._config.load_timeout_s)
         self._board.progress = Progress(stage, fraction)
-        log.info("progress", extra={"stage": stage, "fraction": fraction})
+        log.info("progress", extra={"stage": stage} | ({} if fraction is None else {"fraction": fraction}))
 
 
-def frame_bound(context_tokens: int) -> int:
+def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:
     """Bytes that suffice for any insert that fits the context: longer ones need not be decoded to be refused.
 
-    A token id takes at most 5 bytes, in `prompt`, `emitted` or `prediction`; 64 KiB are for everything else.
+    A token id takes at most 5 bytes, in `prompt`, `emitted` or `prediction`; 64 KiB are for everything else. An embed
+    may have as many texts of the usual length as its limit allows.
     """
-    return 65_536 + 3 * 5 * context_tokens
+    tokens = 3 * context_tokens
+    return 65_536 + 5 * (max(tokens, TEXTS_MAX * TEXT_TOKENS) if makes_vectors else tokens)
 
 
 def _stop_this_process() -> None:

@@ -9,16 +9,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.grammar.matcher import NeverBegins
-from zmqengine.engine.interface import Engine, RowRequest
-from zmqengine.errors import ConfigError
+from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
+from zmqengine.engine.host.machine_probe import probe_machine
+from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
+from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.pico import BUNDLED, model_path
 from zmqengine.protocol.addresses import base_directory
 from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine.worker.process.memory_pressure import Source, pressure_source
 from zmqengine.worker.process.memory_share import MemoryShare
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ class Opened:
     facts: dict[str, str]
     compiler: ConstraintCompiler | None = None
     memory_share: MemoryShare | None = None
+    memory_pressure: Source = lambda: "normal"
 
     def close(self) -> None:
         """Free the engine, and let others have its memory."""
@@ -56,21 +61,29 @@ class Opened:
             self.memory_share.close()
 
 
-def open_engine(config: WorkerConfig, report: Report, ring: Callable[[], None] = lambda: None) -> Opened:
+def open_engine(
+    config: WorkerConfig, report: Report, ring: Callable[[], None] = lambda: None, *, probe: bool = False
+) -> Opened:
     """Build the engine of `config` on this thread. Raises `ConfigError` or `ModelLoadError`.
 
-    `ring` is called by another thread when the engine has something to do in the next pass.
+    `ring` is called by another thread when the engine has something to do in the next pass. `probe` asks first, in a
+    child process, whether MLX works here: where it does not, importing it may end the process.
     """
     if config.engine.startswith("fake:"):
         return _open_fake(config)
-    return _open_mlx(config, report, ring)
+    return _open_mlx(config, report, ring, probe=probe)
 
 
 def warm_up(engine: Engine) -> None:
     """Take one short row through prefill and decode; it is gone afterwards, also when a step raises.
 
-    It is masked: what applies masks may take a second to compile, and everybody would wait for it.
+    It is masked: what applies masks may take a second to compile, and everybody would wait for it. A model of vectors
+    makes one first.
     """
+    if isinstance(engine, VectorEngine):
+        _warm_up_vectors(engine)
+    if not engine.info.generates:
+        return
     prompt = [0] * min(8, engine.info.context_tokens - 2)
     probe = RowRequest(row=-1, prompt=prompt, max_tokens=2, grammar=NeverBegins())
     try:
@@ -82,6 +95,19 @@ def warm_up(engine: Engine) -> None:
             if result.failures:
                 raise RuntimeError(f"the warm-up request failed: {result.failures[0].message}")
             made += len(result.tokens)
+    finally:
+        engine.remove([-1])
+
+
+def _warm_up_vectors(engine: VectorEngine) -> None:
+    if not engine.info.makes_vectors:
+        return
+    output: Literal["embedding", "score"] = "embedding" if engine.info.dimensions else "score"
+    try:
+        engine.embed([TextsRequest(row=-1, texts=[[0] * min(8, engine.info.context_tokens)], output=output)])
+        while not (result := engine.next()).vectors:
+            if result.failures:
+                raise RuntimeError(f"the warm-up text failed: {result.failures[0].message}")
     finally:
         engine.remove([-1])
 
@@ -118,14 +144,22 @@ def _read_seconds(engine: Engine, prompt: list[int]) -> float:
     return time.perf_counter() - started_s
 
 
-def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) -> Opened:
+def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None], *, probe: bool) -> Opened:
     is_bundled = config.model in BUNDLED
     # A name that can be no model is refused at once: what is imported next takes seconds.
     for name in (None if is_bundled else config.model, config.draft):
         if name is not None:
             local_directory(name)
+    if probe:
+        _check_device()
+    if config.tf32:
+        # MLX reads it once, when it is imported.
+        os.environ.setdefault(TF32_VARIABLE, "1")
     # Loaded here and not above: the fake engine must run where no MLX is installed.
-    from zmqengine.engine.open import open_mlx_engine
+    from zmqengine.engine.open import open_mlx_engine  # isort: skip - it chooses what MLX binds to
+    from zmqengine.checkpoint.recipe import read_recipe
+    from zmqengine.engine.embedding.opening import open_encoder, with_texts
+    from zmqengine.engine.load.loader import find_directory
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
     share = _memory_share(config)
@@ -134,7 +168,8 @@ def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) ->
     def limit_memory(recommended_bytes: int, weights_bytes: int) -> int:
         if share is None:
             return config.memory_limit_bytes or recommended_bytes
-        view = share.claim(weights_bytes, recommended_bytes)
+        total_bytes = min(recommended_bytes, config.memory_total_bytes or recommended_bytes)
+        view = share.claim(weights_bytes, total_bytes)
         told["memory"] = view.told
         log.info("memory limit", extra=told)
         if view.is_too_much:
@@ -144,25 +179,53 @@ def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None]) ->
             )
         return view.limit_bytes
 
+    report("finding the model", None)
+    directory = model_path(config.model) if is_bundled else find_directory(config.model)
+    is_hub_id = not is_bundled and not Path(config.model).expanduser().exists()
+    named = config.model_name or (config.model if is_bundled or is_hub_id else "")
+    recipe = read_recipe(directory)
+    # A GPU of CUDA has memory of its own: nothing there helps the system.
+    memory_pressure: Source = (lambda: "normal") if cuda_version() else pressure_source()
+    if recipe.family:
+        encoder = open_encoder(
+            directory,
+            recipe,
+            name=named or directory.name,
+            rows_max=config.rows_max,
+            limit_memory=limit_memory,
+            report=report,
+        )
+        return Opened(
+            engine=encoder.engine,
+            tokenizer=TokenizerBundle(call=0, **asdict(encoder.tokenizer)),
+            memory_limit_bytes=encoder.memory_limit_bytes,
+            facts={**encoder.facts, **told},
+            memory_share=share,
+            memory_pressure=memory_pressure,
+        )
     opened = open_mlx_engine(
-        str(model_path(config.model)) if is_bundled else config.model,
-        config,
-        name=config.model if is_bundled else "",
-        limit_memory=limit_memory,
-        report=report,
-        ring=ring,
+        str(directory), config, name=named, limit_memory=limit_memory, report=report, ring=ring
     )
     compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
     # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.
     threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
     return Opened(
-        engine=opened.engine,
+        engine=with_texts(opened.engine, opened.model.model, recipe),
         tokenizer=TokenizerBundle(call=0, **asdict(opened.tokenizer)),
         memory_limit_bytes=opened.memory_limit_bytes,
         facts={**opened.facts, **told},
         compiler=compiler,
         memory_share=share,
+        memory_pressure=memory_pressure,
     )
+
+
+def _check_device() -> None:
+    probe = probe_machine()
+    if probe.problem and probe.is_certain:
+        raise ModelLoadError(probe.problem)
+    if probe.problem:
+        log.warning(probe.problem)
 
 
 def _memory_share(config: WorkerConfig) -> MemoryShare | None:
@@ -181,7 +244,10 @@ def _open_fake(config: WorkerConfig) -> Opened:
     from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, END, fake_tokenizer_json
 
     try:
-        engine = FakeEngine(FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}"))
+        fake = FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}")
+        if config.model_name:
+            fake = msgspec.structs.replace(fake, name=config.model_name)
+        engine = FakeEngine(fake)
     except msgspec.DecodeError as error:
         raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
     tokenizer_json = fake_tokenizer_json(engine.info.vocab_size)

@@ -7,22 +7,24 @@ import logging
 from zmqengine.protocol.messages import Finish
 from zmqengine.worker.batch import Batch
 from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.idle import Idle
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.scheduler.scheduler import Scheduler
 from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
+from zmqengine.worker.wire.sockets import Sockets
 
 log = logging.getLogger("zmqengine.worker")
 
 WATERMARK_S = 1.0
 HOUSEKEEPING_S = 0.05
 MEMORY_S = 1.0
+TOUCH_S = 3600.0
+"""Between two touches of the files in /tmp, which macOS removes after 3 days without."""
 IDLE_WAIT_MS_MAX = 10_000
 ACK_WAIT_S = 2.0
 """After the last request of a drain, for front-ends to read and acknowledge."""
-REST_S = 5.0
-"""Without work, until memory that is kept for speed alone is given back."""
 
 
 class Timers:
@@ -36,26 +38,25 @@ class Timers:
         lifecycle: Lifecycle,
         batch: Batch,
         outgoing: Outgoing,
+        sockets: Sockets,
     ) -> None:
         self._context = context
+        self._sockets = sockets
         self._sessions = sessions
         self._scheduler = scheduler
         self._lifecycle = lifecycle
         self._batch = batch
         self._outgoing = outgoing
-        self._housekeeping_s = self._memory_s = 0.0
+        self._housekeeping_s = self._memory_s = self._touch_s = 0.0
+        self._forgiving_until_s = 0.0
         self._drain_deadline_s: float | None = None
         self._ack_deadline_s: float | None = None
-        self._rest_s: float | None = None
+        self._idle = Idle(context, batch)
 
     def keep(self, now_s: float) -> None:
         """Do what is due by now."""
         self._lifecycle.expire(now_s)
-        if self._batch.has_work:
-            self._rest_s = now_s + REST_S
-        elif self._rest_s is not None and now_s >= self._rest_s:
-            self._rest_s = None
-            self._batch.release_buffers()
+        self._idle.keep(now_s)
         while self._context.board.to_end:
             self._end_for_operator(*self._context.board.to_end.popleft())
         if self._context.board.drain_requests:
@@ -68,6 +69,19 @@ class Timers:
         if now_s >= self._memory_s:
             self._memory_s = now_s + MEMORY_S
             self._keep_memory_share()
+            self._relieve_memory()
+            self._sockets.keep_cmd_and_out()
+        if now_s >= self._touch_s:
+            self._touch_s = now_s + TOUCH_S
+            self._touch_files()
+
+    def stood_still(self, seconds: float, now_s: float) -> None:
+        """Give every session a whole lease: nobody could be heard while this process, or the machine, stood still, and
+        a lost connection may take its front-end a while to replace."""
+        log.info("the worker stood still", extra={"seconds": round(seconds, 1)})
+        self._forgiving_until_s = now_s + self._context.config.lease_ms / 1000
+        for session in self._sessions:
+            session.lease_deadline_s = self._forgiving_until_s
 
     def idle_wait_ms(self) -> int:
         """How long there is nothing to do if nobody sends anything."""
@@ -78,13 +92,13 @@ class Timers:
             self._ack_deadline_s,
             self._outgoing.next_retry_s(),
             self._lifecycle.next_deadline_s(),
-            self._rest_s,
+            self._idle.next_s(),
         )
         due += [when for when in others if when is not None]
         for session in self._sessions:
             due.append(session.lease_deadline_s)
             if session.grace_deadline_s is not None:
-                due.append(session.grace_deadline_s)
+                due.append(max(session.grace_deadline_s, self._forgiving_until_s))
             if session.requests:
                 due.append(session.watermark_s)
         return max(1, min(IDLE_WAIT_MS_MAX, int((min(due) - now_s) * 1000) + 1))
@@ -110,20 +124,41 @@ class Timers:
 
     def _keep_memory_share(self) -> None:
         share = self._context.memory_share
-        view = share.look() if share is not None else None
+        view = share.look(self._batch.rows_decoding) if share is not None else None
         if view is None:
             return
+        self._batch.share_device(view.rows_decoding)
         self._scheduler.resize(view.limit_bytes, self._lifecycle.live())
         board = self._context.board
         if board.facts.get("memory") != view.told:
             board.facts = {**board.facts, "memory": view.told}
             log.info("memory limit", extra={"memory": view.told})
 
+    def _relieve_memory(self) -> None:
+        level = self._context.memory_pressure()
+        if level != self._scheduler.pressure:
+            log.warning("memory pressure", extra={"level": level, "before": self._scheduler.pressure})
+            self._scheduler.relieve(level)
+            others = {name: fact for name, fact in self._context.board.facts.items() if name != "pressure"}
+            self._context.board.facts = others if level == "normal" else {**others, "pressure": level}
+            self._batch.release_buffers()
+        elif level == "critical":
+            # At a warning once is enough: small Macs have one for hours, and buffers save time.
+            self._batch.release_buffers()
+
+    def _touch_files(self) -> None:
+        self._sockets.touch()
+        if self._context.memory_share is not None:
+            self._context.memory_share.touch()
+
     def _keep_session(self, session: Session, now_s: float) -> None:
+        self._sessions.keep_output_within(session, self._context.config.token_log_bytes_max)
         if now_s >= session.lease_deadline_s:
             log.warning("lease ran out", extra={"session": session.id, "client": session.client})
             self._end_session(session, "lease")
-        elif session.grace_deadline_s is not None and now_s >= session.grace_deadline_s:
+        elif session.grace_deadline_s is not None and now_s >= max(
+            session.grace_deadline_s, self._forgiving_until_s
+        ):
             log.warning("front-end vanished", extra={"session": session.id, "client": session.client})
             self._end_session(session, "abort")
         elif self._outgoing.backlog_tokens(session) > self._context.config.session_backlog_tokens_max:

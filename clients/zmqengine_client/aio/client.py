@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from zmqengine.protocol.addresses import resolve
+from zmqengine.protocol.launcher import launcher_at
 from zmqengine.protocol.messages import (
     ControlRequest,
     Describe,
@@ -22,23 +23,28 @@ from zmqengine.protocol.messages import (
     Ping,
     Status,
 )
+from zmqengine_client.aio.embedding import AsyncEmbedding, Text, encoder_of
 from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.aio.preparation import AsyncPreparation
 from zmqengine_client.aio.questions import AsyncQuestions, ReplyT
+from zmqengine_client.aio.reranking import AsyncReranking
 from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.connection import SessionConfig
+from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
+from zmqengine_client.text.reranking import Reranked
 from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     from typing_extensions import Unpack
 
 ChunkT = TypeVar("ChunkT")
@@ -51,6 +57,10 @@ class AsyncClient:
     neither waits nor fails when no worker is there: the first call does, after `connect_timeout_s` with
     `WorkerLost`.
 
+    With `model` the address is that of a launcher, None the one of this user (`zmqengine serve`). It loads the model
+    when the client has something to do, for up to `ready_timeout_s`; events of the kind `loading` tell how far it is.
+    While the client does nothing, the model may give way to another one.
+
     Tokens are neither lost nor repeated. When the worker dies, streams wait up to `worker_lost_timeout_s` for the next
     one and go on there; with `resume=False` they end with `WorkerLost`.
     `on_event` is called on the event loop. Prompts are tokenised in a thread, off the loop.
@@ -61,6 +71,7 @@ class AsyncClient:
         self,
         address: str | None = None,
         *,
+        model: str | None = None,
         name: str = "zmqengine-client",
         keys: CurveKeys | None = None,
         session_secret: bytes | None = None,
@@ -72,7 +83,8 @@ class AsyncClient:
         on_event: Callable[[ClientEvent], None] | None = None,
     ) -> None:
         config = SessionConfig(
-            address=resolve(address),
+            address=launcher_at(address) if model is not None else resolve(address),
+            model=model,
             name=name[:128],
             session_secret=session_secret or secrets.token_bytes(32),
             connect_timeout_s=connect_timeout_s,
@@ -86,6 +98,10 @@ class AsyncClient:
         self._questions = AsyncQuestions(self._driver)
         self._tokenizer = AsyncModelTokenizer(self._questions, self._session.connection)
         self._preparation = AsyncPreparation(self._tokenizer, self._driver)
+        self._embedding = AsyncEmbedding(
+            self._driver, self._tokenizer, self._questions, self._session.connection
+        )
+        self._reranking = AsyncReranking(self._driver, self._tokenizer, self._embedding)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -213,6 +229,62 @@ class AsyncClient:
         if not request.ended:
             self._preparation.begin(request, reader, encode)
         return AsyncTextStream(reader, notifier, self)
+
+    # --- vectors -------------------------------------------------------------------------------------------
+
+    async def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        prompt: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> np.ndarray:
+        """Vectors of texts, or of lists of token ids: an array (texts, floats) of float32, each of length 1.
+
+        `dimensions` keeps the first so many of the floats. `prompt` is the name of a prompt of the model that goes
+        before each text, such as `query`.
+        """
+        return (await self.embed_counted(texts, dimensions=dimensions, prompt=prompt, **options)).vectors
+
+    async def embed_counted(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        prompt: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedded:
+        """As `embed`, with the number of tokens that were read."""
+        self._driver.check()
+        encode = encoder_of(texts, prompt)
+        return await self._embedding.vectors(len(texts), encode, "embedding", dimensions, options)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> list[Ranked]:
+        """All documents by index, from the one that answers the query best, with scores from 0 to 1.
+
+        `instruction` tells a model that is asked in words, such as Qwen3-Reranker, what to look for.
+        """
+        return (await self.rerank_counted(query, documents, instruction=instruction, **options)).ranked
+
+    async def rerank_counted(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Reranked:
+        """As `rerank`, with the number of tokens that were read."""
+        self._driver.check()
+        return await self._reranking.rerank(query, documents, instruction, options)
 
     # --- for streams ---------------------------------------------------------------------------------------
 

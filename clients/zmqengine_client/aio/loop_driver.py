@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -52,9 +53,13 @@ class LoopDriver:
         self.post(lambda now: self.session.start_request(request, now))
 
     def abort(self, request: Request) -> None:
-        """Stop generating."""
-        if self._rounds is not None:
-            self.post(lambda now: self.session.abort_request(request, now))
+        """Stop generating, in any thread: the garbage collector may end a stream in one."""
+        if self._rounds is not None and self._pid == os.getpid():
+            self._rounds.on_loop(lambda: self.post(lambda now: self.session.abort_request(request, now)))
+
+    def open(self) -> None:
+        """Bind the client to the running loop, so that a request can be aborted before it was started."""
+        self.post(lambda now: None)
 
     def post(self, command: Callable[[float], None]) -> None:
         """Call `command` with the time; its actions are carried out in the loop's next iteration.
@@ -94,7 +99,26 @@ class _Rounds:
         self._pumping = False
         self._pump_is_due = False
         self._again = False
-        self._transport = Transport(session.config.address, keys, watch=self._watch, unwatch=self._unwatch)
+        self._transport = Transport(
+            session.config.address,
+            keys,
+            watch=self._watch,
+            unwatch=self._unwatch,
+            launcher=session.config.model is not None,
+        )
+
+    def on_loop(self, call: Callable[[], None]) -> None:
+        """Call in the loop's thread: at once if this is it, else soon."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self._loop:
+            call()
+        else:
+            # A loop that is closed has no sockets left to send an abort.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call)
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.add_reader(_descriptor(source), self._pump)

@@ -25,6 +25,7 @@ class AsyncPreparation:
 
     def begin(self, request: Request, reader: TextReader, encode: Encode) -> None:
         """Tokenise the prompt in a thread, then start the request."""
+        self._driver.open()
         task = asyncio.ensure_future(self._prepare(request, reader, encode))
         # The loop keeps only weak references to tasks.
         self._tasks.add(task)
@@ -46,9 +47,12 @@ class AsyncPreparation:
         except asyncio.CancelledError:
             request.refuse(WorkerLost("the client was closed"))
             raise
-        except Exception as error:
+        except BaseException as error:
+            # A panic of a Rust extension is no Exception; its reader must not wait for ever either.
             log.exception("request %s: the prompt cannot be prepared", request.id)
             request.refuse(ZmqEngineError(f"the prompt cannot be prepared: {error}"))
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
         finally:
             if request.listener is not None:
                 request.listener.notify()

@@ -26,9 +26,13 @@ STEP_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """Identity and timeouts of a client; `Client` explains the fields."""
+    """Identity and timeouts of a client; `Client` explains the fields.
+
+    With a `model` the address is that of a launcher.
+    """
 
     address: str
+    model: str | None = None
     name: str
     session_secret: bytes
     connect_timeout_s: float = 10.0

@@ -117,6 +117,11 @@ class Control:
             self._calls[call.id] = call
             self._ask(call, now)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call waits for its answer, or for a worker that is ready."""
+        return bool(self._calls or self._ready_waiters)
+
     def stop_describing(self) -> None:
         """The session is open, or none is needed."""
         if not self._ready_waiters:

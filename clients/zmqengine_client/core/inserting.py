@@ -10,10 +10,11 @@ from math import inf
 import msgspec
 
 from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarge, WorkerLost, ZmqEngineError
-from zmqengine.protocol.messages import Accepted, End, Insert, Limits, ModelCard
-from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_token_ids
+from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard
+from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_token_ids, no_generation
 from zmqengine_client.core.calls import CallTable
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
+from zmqengine_client.core.embedding import check_embed, embed_message, end_of_embed
 from zmqengine_client.core.live_requests import LiveRequests
 from zmqengine_client.core.options import insert_of
 from zmqengine_client.core.outbox import ClientEvent
@@ -64,7 +65,7 @@ class Inserting:
             self._live.end(request, error=error)
             return
         request.follow(RequestEvent.INSERTED)
-        request.inserted_tokens = len(request.tokens)
+        request.inserted_tokens = request.have
         self._calls.start(call, now)
 
     def restore(self, request: Request, opening: Opening, now: float) -> None:
@@ -98,12 +99,15 @@ class Inserting:
     def rejected(self, request: Request, error: ZmqEngineError, now: float) -> None:
         """The worker rejected the insert: end the request, unless it ran in an earlier worker and may wait."""
         has_run = request.may_have_run or request.resumed > 0
+        # An embed is one of many messages, and batch work: it waits for its place in the queue.
+        waits = has_run or request.texts is not None
         if request.aborting:
             self._live.end(request, finish="abort")
-        elif not has_run or error.code not in RETRIED_AFTER_RESTART:
+        elif not waits or error.code not in RETRIED_AFTER_RESTART:
             self._live.end(request, error=error)
         elif now - max(self._connection.phase_since, request.added_at) >= self._config.worker_lost_timeout_s:
-            error = WorkerLost(f"the restarted worker has no room: {error.message}")
+            if has_run:
+                error = WorkerLost(f"the restarted worker has no room: {error.message}")
             self._live.end(request, error=error)
         elif request.may(RequestEvent.REFUSED_FOR_NOW):
             request.follow(RequestEvent.REFUSED_FOR_NOW)
@@ -131,15 +135,24 @@ class Inserting:
         request.resumed += 1
         outbox = self._calls.outbox
         outbox.counters.resumed_streams += 1
-        outbox.events.append(ClientEvent("resumed", f"continues at token {len(request.tokens)}", request.id))
+        outbox.events.append(ClientEvent("resumed", f"continues at token {request.have}", request.id))
 
 
 def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEngineError | None:
     """The error with which this worker would reject the request, or None. Sets the output's maximum length."""
     options = request.options
+    if request.texts is not None:
+        try:
+            if model is not None:
+                check_embed(request.texts, limits, model)
+        except RequestError as error:
+            return error
+        return None
     room = limits.context_tokens_max - len(request.prompt)
     request.max_tokens = options.max_tokens or room
     request.open_ended = options.max_tokens is None and limits.open_max_tokens
+    if model is not None and not model.generates:
+        return BadRequest(no_generation(model.name))
     try:
         check_context(request.prompt, options.max_tokens, limits.context_tokens_max)
         if options.constraint is not None and not limits.constraints:
@@ -170,8 +183,8 @@ def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
     )
 
 
-def insert_message(call: int, epoch: bytes, request: Request, now: float, limits: Limits) -> Insert:
-    """The insert command, with the output so far as `emitted` and the remaining time as `deadline_ms`.
+def insert_message(call: int, epoch: bytes, request: Request, now: float, limits: Limits) -> Insert | Embed:
+    """The insert command, with the output so far as `emitted` and the remaining time as `deadline_ms`; or the embed.
 
     A prediction is cut to the worker's limit.
     """
@@ -179,6 +192,8 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float, limits
     deadline_ms = options.deadline_ms
     if deadline_ms is not None:
         deadline_ms = max(1, round((request.deadline_at - now) * 1000))
+    if request.texts is not None:
+        return embed_message(request.texts, request.have, call, epoch, deadline_ms)
     insert = insert_of(options)
     return msgspec.structs.replace(
         insert,
@@ -196,6 +211,8 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float, limits
 def end_of(request: Request, eos_token_ids: frozenset[int]) -> End | None:
     """The end that was never received, if the received tokens are a complete output."""
     tokens, options = request.tokens, request.options
+    if request.texts is not None:
+        return end_of_embed(request.texts, request.have)
     if not tokens:
         return None
     if tokens[-1] in options.stop_token_ids or (not options.ignore_eos and tokens[-1] in eos_token_ids):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 log = logging.getLogger("zmqengine.client")
 
-Channel = Literal["ctl", "cmd", "out"]
+Channel = Literal["ctl", "cmd", "out", "launcher"]
 
 
 class Send(NamedTuple):
@@ -21,7 +21,12 @@ class Send(NamedTuple):
 
 
 class OpenControl(NamedTuple):
-    """Connect a new DEALER to the worker's ctl address: libzmq does not reconnect after a rejected key."""
+    """Connect a new DEALER to the worker's ctl address: libzmq does not reconnect after a rejected key.
+
+    `address` is that of another worker; None for the present one.
+    """
+
+    address: str | None = None
 
 
 class OpenCommands(NamedTuple):
@@ -43,15 +48,16 @@ class CloseWorkerSockets(NamedTuple):
 
 Action = Send | OpenControl | OpenCommands | OpenOutput | CloseWorkerSockets
 
-EventKind = Literal["connected", "lost", "restarted", "resumed", "fatal", "fenced"]
+EventKind = Literal["loading", "connected", "lost", "restarted", "resumed", "fatal", "fenced"]
 
 
 class ClientEvent(Struct, frozen=True):
     """A change of the connection.
 
-    connected: a session is open. lost: the connection to the worker broke, with a session or before there was one;
-    the streams wait. restarted: another worker process answers. resumed: this request continues in the new worker.
-    fatal: the worker announced that it is about to exit. fenced: another client took over the session.
+    loading: a launcher tells how far the model is. connected: a session is open. lost: the connection to the worker
+    broke, with a session or before there was one; the streams wait. restarted: another worker process answers.
+    resumed: this request continues in the new worker. fatal: the worker announced that it is about to exit.
+    fenced: another client took over the session.
     """
 
     kind: EventKind

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from zmqengine.errors import BY_CODE, BadRequest, GenerationFailed, ZmqEngineError
-from zmqengine.protocol.messages import End, TokenLogprob, TokenRow
+from zmqengine.protocol.messages import Embed, End, TokenLogprob, TokenRow
 from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
 from zmqengine_client.core.options import Options, RequestOptions, check_options, make_options, token_ids
 from zmqengine_client.core.outbox import Listener
@@ -21,17 +21,20 @@ ENDED_NORMALLY = ("stop", "length", "abort")
 class Request:
     """The one mutable record of a request. The core writes it; a reader takes `tokens` from its own position on.
 
-    `logprobs` is extended before `tokens`, and both before `end` or `error` is set.
+    `logprobs` is extended before `tokens`, and both before `end` or `error` is set. An embed has its command as `texts`
+    and its output in `vectors`.
     """
 
     prompt: list[int]
     options: RequestOptions
     listener: Listener | None = None
+    texts: Embed | None = None
     id: str = field(init=False)
     seed: int = field(init=False)
     max_tokens: int = field(init=False)
     open_ended: bool = False
     tokens: list[int] = field(default_factory=list)
+    vectors: list[bytes] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     progress: PromptProgress | None = None
     end: End | None = None
@@ -58,7 +61,12 @@ class Request:
     @property
     def may_have_run(self) -> bool:
         """Whether the worker may have run it: tokens can arrive before `accepted`."""
-        return self.was_accepted or bool(self.tokens)
+        return self.was_accepted or self.have > 0
+
+    @property
+    def have(self) -> int:
+        """The index of the next token or vector."""
+        return len(self.tokens) + len(self.vectors)
 
     @property
     def ended(self) -> bool:
@@ -80,21 +88,22 @@ class Request:
             self.follow(RequestEvent.ENDED)
 
     def receive(self, row: TokenRow) -> int:
-        """Append the new tokens of `row`; returns how many of its tokens were duplicates.
+        """Append the new tokens or vectors of `row`; returns how many of them were duplicates.
 
         A row that starts after a gap is kept until the gap is filled; the result is then -1.
         """
-        have = len(self.tokens)
-        known = have - row.first_index
+        known = self.have - row.first_index
         if known < 0:
             if len(self.ahead) < AHEAD_ROWS_MAX:
                 self.ahead.append(row)
             return -1
-        known = min(known, len(row.tokens))
+        known = min(known, row.count)
         if self.logprobs is not None and row.logprobs is not None:
             self.logprobs.extend(row.logprobs[known:])
         self.tokens.extend(row.tokens[known:] if known else row.tokens)
-        if row.end is not None and row.first_index + len(row.tokens) == len(self.tokens):
+        if row.vectors is not None:
+            self.vectors.extend(row.vectors[known:])
+        if row.end is not None and row.first_index + row.count == self.have:
             self.end = row.end
         return known
 

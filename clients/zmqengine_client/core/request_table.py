@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from zmqengine.errors import AnswerTimeout, ZmqEngineError, from_code
-from zmqengine.protocol.messages import Abort, Accepted, Insert, Rejected, Replay, Resume
+from zmqengine.protocol.messages import Abort, Accepted, Embed, Insert, Rejected, Replay, Resume
 from zmqengine_client.core.calls import CallTable, CommandCall
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.inserting import Inserting
@@ -83,7 +83,7 @@ class RequestTable:
         request = call.request
         if request is None or request.ended:
             return
-        if call.kind is Insert:
+        if call.kind in (Insert, Embed):
             self.inserting.rejected(request, _error(rejected), now)
         elif call.kind is Abort:
             self.live.end(request, finish="abort")
@@ -99,7 +99,7 @@ class RequestTable:
             return
         if call.kind is Abort:
             self.live.end(request, finish="abort")
-        elif call.kind is Resume or len(request.tokens) == request.inserted_tokens:
+        elif call.kind is Resume or request.have == request.inserted_tokens:
             silence = now - call.sent_at
             error = AnswerTimeout(
                 f"no answer to {call.kind.__name__.lower()} of {request.id!r} in {silence:.1f} s; "

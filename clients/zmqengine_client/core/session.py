@@ -15,6 +15,7 @@ from zmqengine.protocol.messages import Fatal, Granted, TokenFrame, Watermark
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.control import Control, ControlCall
 from zmqengine_client.core.dialogue import Dialogue, fenced
+from zmqengine_client.core.model_gate import ModelGate
 from zmqengine_client.core.outbox import Channel, ClientEvent, OpenControl, Outbox
 from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.presence import Patience, Presence
@@ -34,6 +35,7 @@ class ClientSession:
         self._requests = self._dialogue.requests
         self._live = self._requests.live
         self.connection = self._dialogue.connection
+        self._gate = None if config.model is None else ModelGate(config.model, config, self.outbox)
         self._decode_control = control_reply_decoder().decode
         self._decode_output = output_decoder().decode
 
@@ -41,6 +43,10 @@ class ClientSession:
 
     def start_request(self, request: Request, now: float) -> None:
         """Start to generate. Changes of the request are marked in the outbox."""
+        if self._gate is not None and not (self._gate.is_open or self.closed):
+            if not request.ended:
+                self._gate.add(request, now)
+            return
         self._live.add(request, now)
         if request.ended:
             return
@@ -56,6 +62,10 @@ class ClientSession:
 
     def abort_request(self, request: Request, now: float) -> None:
         """Stop generating."""
+        if self._gate is not None and request in self._gate.waiting:
+            self._gate.waiting.remove(request)
+            self._live.end(request, finish="abort")
+            return
         self._requests.abort(request, now)
 
     def start_control(self, call: ControlCall, now: float) -> None:
@@ -63,12 +73,15 @@ class ClientSession:
         if self.closed:
             call.error = WorkerLost("the client was closed")
             self.outbox.mark(call)
+        elif self._gate is not None and not self._gate.is_open:
+            self._gate.add(call, now)
         else:
             self._try_again()
             self._control.start(call, now)
 
     def close(self, now: float, wait_s: float = 0.5) -> None:
         """Say bye. `closed` becomes true on the worker's reply, or after `wait_s`."""
+        self._end_waiting(None)
         self._live.abort_all()
         self._dialogue.end(now, wait_s)
         self._control.close(WorkerLost("the client was closed"))
@@ -80,6 +93,7 @@ class ClientSession:
 
     def abandon(self, error: ZmqEngineError, now: float) -> None:
         """End everything with `error` at once: the half that drives the session has failed."""
+        self._end_waiting(error)
         self._live.fail_all(error)
         self._control.close(error)
         self.connection.close(now)
@@ -93,6 +107,8 @@ class ClientSession:
                 self._receive_output(frames, now)
             elif channel == "cmd":
                 self._dialogue.receive_reply(frames, now)
+            elif channel == "launcher":
+                self._receive_launcher(frames, now)
             else:
                 self._receive_control(frames, now)
         except ZmqEngineError:
@@ -131,12 +147,40 @@ class ClientSession:
 
     def advance(self, now: float) -> None:
         """Do everything that is due by now."""
+        if self._gate is not None:
+            error = self._gate.advance(now, is_busy=bool(len(self._live)) or self._control.is_busy)
+            if error is not None:
+                self._end_waiting(error)
         self._control.advance(now)
         self._dialogue.advance(now)
 
     def next_deadline(self) -> float:
         """The latest time for the next `advance`; infinity if there is nothing to do before a message."""
-        return min(self._control.next_deadline(), self._dialogue.next_deadline())
+        due = min(self._control.next_deadline(), self._dialogue.next_deadline())
+        return due if self._gate is None else min(due, self._gate.next_deadline())
+
+    def _receive_launcher(self, frames: Sequence[bytes], now: float) -> None:
+        assert self._gate is not None
+        error = self._gate.receive(frames, now)
+        if error is not None:
+            self._end_waiting(error)
+        elif self._gate.is_open:
+            for item in self._gate.take():
+                if isinstance(item, ControlCall):
+                    self.start_control(item, now)
+                else:
+                    self.start_request(item, now)
+
+    def _end_waiting(self, error: ZmqEngineError | None) -> None:
+        """End what waits for its model: with an error, or because the client is closed."""
+        for item in [] if self._gate is None else self._gate.take():
+            if isinstance(item, ControlCall):
+                item.error = error or WorkerLost("the client was closed")
+                self.outbox.mark(item)
+            elif error is None:
+                self._live.end(item, finish="abort")
+            else:
+                self._live.end(item, error=type(error)(error.message, retry_after_ms=error.retry_after_ms))
 
     def _receive_control(self, frames: Sequence[bytes], now: float) -> None:
         description = self._control.receive(self._decode_control(frames), now)

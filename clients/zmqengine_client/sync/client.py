@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from zmqengine.protocol.addresses import resolve
+from zmqengine.protocol.launcher import launcher_at
 from zmqengine.protocol.messages import (
     ControlRequest,
     Describe,
@@ -24,22 +25,27 @@ from zmqengine.protocol.messages import (
     Status,
 )
 from zmqengine_client.core.connection import SessionConfig
+from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys, keys_from_environment
+from zmqengine_client.sync.embedding import Embedding, Text, encoder_of
 from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
 from zmqengine_client.sync.preparation import Preparation
 from zmqengine_client.sync.questions import Questions, ReplyT
+from zmqengine_client.sync.reranking import Reranking
 from zmqengine_client.sync.streams import Stream, TextStream, TokenStream
 from zmqengine_client.sync.waiting import Notifier
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
+from zmqengine_client.text.reranking import Reranked
 from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     from typing_extensions import Unpack
 
 ChunkT = TypeVar("ChunkT")
@@ -52,6 +58,10 @@ class Client:
     neither waits nor fails when no worker is there: the first call does, after `connect_timeout_s` with
     `WorkerLost`.
 
+    With `model` the address is that of a launcher, None the one of this user (`zmqengine serve`). It loads the model
+    when the client has something to do, for up to `ready_timeout_s`; events of the kind `loading` tell how far it is.
+    While the client does nothing, the model may give way to another one.
+
     Tokens are neither lost nor repeated. When the worker dies, streams wait up to `worker_lost_timeout_s` for the next
     one and go on there; with `resume=False` they end with `WorkerLost`.
     `on_event` is called on the I/O thread. Prompts are tokenised on the thread that asks.
@@ -62,6 +72,7 @@ class Client:
         self,
         address: str | None = None,
         *,
+        model: str | None = None,
         name: str = "zmqengine-client",
         keys: CurveKeys | None = None,
         session_secret: bytes | None = None,
@@ -73,7 +84,8 @@ class Client:
         on_event: Callable[[ClientEvent], None] | None = None,
     ) -> None:
         config = SessionConfig(
-            address=resolve(address),
+            address=launcher_at(address) if model is not None else resolve(address),
+            model=model,
             name=name[:128],
             session_secret=session_secret or secrets.token_bytes(32),
             connect_timeout_s=connect_timeout_s,
@@ -87,6 +99,8 @@ class Client:
         self._questions = Questions(self._driver)
         self._tokenizer = ModelTokenizer(self._questions, self._session.connection)
         self._preparation = Preparation(self._tokenizer, self._driver)
+        self._embedding = Embedding(self._driver, self._tokenizer, self._questions, self._session.connection)
+        self._reranking = Reranking(self._driver, self._tokenizer, self._embedding)
 
     def __enter__(self) -> Client:
         return self
@@ -212,6 +226,62 @@ class Client:
         if not request.ended:
             self._preparation.begin(request, reader, encode)
         return TextStream(reader, notifier, self)
+
+    # --- vectors -------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        prompt: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> np.ndarray:
+        """Vectors of texts, or of lists of token ids: an array (texts, floats) of float32, each of length 1.
+
+        `dimensions` keeps the first so many of the floats. `prompt` is the name of a prompt of the model that goes
+        before each text, such as `query`.
+        """
+        return (self.embed_counted(texts, dimensions=dimensions, prompt=prompt, **options)).vectors
+
+    def embed_counted(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        prompt: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedded:
+        """As `embed`, with the number of tokens that were read."""
+        self._driver.check()
+        encode = encoder_of(texts, prompt)
+        return self._embedding.vectors(len(texts), encode, "embedding", dimensions, options)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> list[Ranked]:
+        """All documents by index, from the one that answers the query best, with scores from 0 to 1.
+
+        `instruction` tells a model that is asked in words, such as Qwen3-Reranker, what to look for.
+        """
+        return (self.rerank_counted(query, documents, instruction=instruction, **options)).ranked
+
+    def rerank_counted(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Reranked:
+        """As `rerank`, with the number of tokens that were read."""
+        self._driver.check()
+        return self._reranking.rerank(query, documents, instruction, options)
 
     # --- for streams ---------------------------------------------------------------------------------------
 

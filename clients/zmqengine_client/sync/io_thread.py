@@ -103,7 +103,11 @@ class _Rounds:
         self._wake.setblocking(False)
         self._poller.register(self._woken, zmq.POLLIN)
         self._transport = Transport(
-            session.config.address, keys, watch=self._watch, unwatch=self._poller.unregister
+            session.config.address,
+            keys,
+            watch=self._watch,
+            unwatch=self._poller.unregister,
+            launcher=session.config.model is not None,
         )
         self.ended = threading.Event()
         self._ending = threading.Lock()

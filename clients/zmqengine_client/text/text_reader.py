@@ -11,7 +11,7 @@ from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.request import Request, TokenReader
 from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer
-from zmqengine_client.text.stop_strings import StopStrings
+from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings
 from zmqengine_client.text.tokenizer import Tokenizer
 
 
@@ -24,7 +24,7 @@ class TextReader:
     def __init__(self, request: Request, stops: Sequence[str]) -> None:
         self.request = request
         self._reader = TokenReader(request)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(StopAutomaton(stops))
         self._one_by_one = bool(stops)
         self._detokenizer: Detokenizer | ByteDetokenizer | None = None
         self._end_ids: frozenset[int] = frozenset()

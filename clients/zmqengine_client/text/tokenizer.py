@@ -72,6 +72,27 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError):
             raise BadRequest("a text is not valid Unicode") from None
 
+    def encode_pairs(self, first: str, others: Sequence[str]) -> list[tuple[list[int], int]]:
+        """Token ids of `first` with each of the others as a pair, and where the second one begins there."""
+        try:
+            encoded = self._tokenizer.encode_batch([(first, other) for other in others])
+        except (TypeError, UnicodeEncodeError):
+            raise BadRequest("a text is not valid Unicode") from None
+        pairs = []
+        for encoding in encoded:
+            parts = encoding.type_ids if any(encoding.type_ids) else encoding.sequence_ids
+            pairs.append((encoding.ids, parts.index(1) if 1 in parts else 0))
+        return pairs
+
+    @functools.cached_property
+    def tail(self) -> list[int]:
+        """The special tokens that the tokenizer puts behind a text."""
+        alone, text = self.encode(""), self.encode("a")
+        count = 0
+        while count < min(len(alone), len(text) - 1) and alone[-1 - count] == text[-1 - count]:
+            count += 1
+        return text[len(text) - count :]
+
     def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         # The batch call releases the GIL; `encode` holds it throughout.
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.chunks import TokenChunk
-from zmqengine_client.text.stop_strings import StopStrings
+from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.answers.answer_events import (
     AnswerEvent,
@@ -22,6 +22,7 @@ from zmqengine_http.answers.answer_events import (
     Text,
     Usage,
 )
+from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.tool_calls import Delta, TextSplitter
 
 PORTION_TOKENS = 64
@@ -45,7 +46,7 @@ class ChoiceText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], end_token_ids: frozenset[int], *, show_special: bool
+        self, tokenizer: Tokenizer, stops: StopAutomaton, end_token_ids: frozenset[int], *, show_special: bool
     ) -> None:
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=not show_special)
         self._stops = StopStrings(stops)
@@ -80,8 +81,9 @@ class ChoiceStream:
     """One choice of a response. Iterate over `pieces` to the end; then `finish` and `add_usage` are valid.
 
     `ending` is True while the last pieces come without a further wait. `splitter` finds reasoning and tool
-    calls; None if the text is all content. `first_call_only` ends the choice after one tool call. Events and
-    counts do not depend on how the tokens were cut into chunks.
+    calls; None if the text is all content. `first_call_only` ends the choice after one tool call.
+    `constrained`: the text has to be whole, so a stop string cuts it. Events and counts do not depend on how the
+    tokens were cut into chunks.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class ChoiceStream:
         with_logprobs: bool = False,
         splitter: TextSplitter | None = None,
         first_call_only: bool = False,
+        constrained: bool = False,
     ) -> None:
         self.index = index
         self.with_logprobs = with_logprobs
@@ -104,6 +107,7 @@ class ChoiceStream:
         self._prompt_tokens = prompt_tokens
         self._splitter = splitter
         self._first_call_only = first_call_only
+        self._constrained = constrained
         self._calls = 0
         self._calls_ended = 0
         self._tokens = 0
@@ -116,8 +120,9 @@ class ChoiceStream:
         return Start(self._prompt_tokens, progress.cached if progress else 0)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The choice as it is generated. Raises an error of `zmqengine_client.errors` if the request
-        fails."""
+        """The choice as it is generated. Raises an error of `zmqengine_client.errors` if the request fails, and an
+        `ApiError` if an operator ended it.
+        """
         may_end_early = self._splitter is not None or self._text.has_stops
         take = self._take_one_by_one if may_end_early else self._take_all
         async for chunk in self._stream:
@@ -138,18 +143,21 @@ class ChoiceStream:
             if self._complete:
                 self._stream.close()
                 break
+        if not self._complete and self._stream.result.finish == "abort":
+            raise _ended_by_operator()
         if not (self._first_call_only and self._calls_ended):
             yield Piece(self._events(self._split(self._text.finish(), last=True)), [], None)
-        cut = not self._text.stopped and self._stream.result.finish == "length"
-        self.finish = Finish(self._reason(cut), self._text.stop_string, self._stop_token())
+        self.finish = Finish(self._reason(), self._text.stop_string, self._stop_token())
 
-    def _reason(self, cut: bool) -> Literal["stop", "length", "tool_calls"]:
-        if cut and self._calls_ended == self._calls and self._calls:
-            return "tool_calls"
-        if cut:
-            # An incomplete call was streamed as far as it came; the finish reason says that it was cut.
-            return "length"
-        return "tool_calls" if self._calls else "stop"
+    def _reason(self) -> Literal["stop", "length", "tool_calls"]:
+        """The reason, in which `stop` and `tool_calls` mean that the content and the calls are whole."""
+        if self._calls:
+            # A call was streamed as far as it came; the reason says that it was cut.
+            assert self._splitter is not None
+            return "length" if self._splitter.incomplete_call else "tool_calls"
+        if self._text.stopped:
+            return "length" if self._constrained else "stop"
+        return "length" if self._stream.result.finish == "length" else "stop"
 
     def close(self) -> None:
         """Abort the request if it still runs."""
@@ -228,6 +236,11 @@ class ChoiceStream:
             events.append(CallEnded(place))
             self._calls_ended += 1
         return events
+
+
+def _ended_by_operator() -> ApiError:
+    """A 503 for an output that an operator cut: it is neither whole nor as long as was asked."""
+    return ApiError(503, "an operator ended this request", kind="service_unavailable_error", code="aborted")
 
 
 def total_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:

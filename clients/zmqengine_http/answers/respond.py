@@ -26,12 +26,6 @@ from zmqengine_http.serving.exchange import JSON, Exchange
 
 T = TypeVar("T")
 
-EVENT_STREAM = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # Without it nginx buffers events.
-    (b"x-accel-buffering", b"no"),
-)
 COMMENT = b": keepalive\n\n"
 """An SSE comment, which every reader skips, as a keep-alive."""
 WAITING_BYTES_MAX = 64 * 1024
@@ -223,7 +217,7 @@ class EventStream:
         try:
             while data:
                 if not self._exchange.started:
-                    await self._exchange.start(200, EVENT_STREAM)
+                    await self._exchange.start(200, self._exchange.stream_headers)
                 self._written_at = self._loop.time()
                 await self._exchange.write(data)
                 if not self._waiting:
@@ -240,10 +234,10 @@ class EventStream:
             await self._beat
         data = self._take_waiting(data)
         if self._in_one_piece:
-            await self._exchange.send(200, EVENT_STREAM, data)
+            await self._exchange.send(200, self._exchange.stream_headers, data)
             return
         if not self._exchange.started:
-            await self._exchange.start(200, EVENT_STREAM)
+            await self._exchange.start(200, self._exchange.stream_headers)
         await self._exchange.write(data, last=True)
 
     def close(self) -> None:

@@ -12,12 +12,13 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from zmqengine.protocol.launcher import ModelEntry
 from zmqengine.protocol.messages import Description, Status
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.endpoint import Service, get
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import PooledWorker
-from zmqengine_metrics.families import families
+from zmqengine_metrics.families import families, model_families
 from zmqengine_metrics.snapshot import Snapshot
 
 ANSWER_S = 2.0
@@ -25,17 +26,22 @@ ANSWER_S = 2.0
 
 
 class _Families(Collector):
-    def __init__(self, snapshots: list[Snapshot]) -> None:
+    def __init__(self, snapshots: list[Snapshot], models: list[ModelEntry] | None) -> None:
         self._snapshots = snapshots
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._snapshots)
+        yield from families(self._snapshots)
+        if self._models is not None:
+            yield from model_families(self._models)
 
 
 async def metrics(service: Service, exchange: Exchange) -> None:
     """GET /metrics, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(await _snapshots(service)))
+    launched = service.launched
+    models = None if launched is None else list(launched.entries.values())
+    registry.register(_Families(await _snapshots(service), models))
     body = generate_latest(registry) + service.meter.exposition()
     await exchange.send(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], body)
 

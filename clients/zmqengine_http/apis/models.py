@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qs
 
+from zmqengine.protocol.launcher import ModelEntry
 from zmqengine_http.endpoint import Service, get
+from zmqengine_http.prompt.template import takes_tools
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
+from zmqengine_http.workers.launched import ONLY_KEY, LaunchedModels
 from zmqengine_http.workers.worker import Model
 
 _STARTED = int(time.time())
 _ANTHROPIC_CREATED = "1970-01-01T00:00:00Z"
 """The creation time of a model is not known."""
+_PAGE_MAX = 1000
+"""Anthropic's longest page."""
+_STATUS = {"ready": "loaded", "draining": "unloading"}
+"""llama.cpp's words for states, where they differ."""
 _CODEX_INSTRUCTIONS = (
     "You are a coding agent that runs in a terminal on the user's computer. You read and change files and run "
     "commands with the tools you are given. Keep going until the user's task is done, check what you changed, and "
@@ -21,8 +30,11 @@ _CODEX_INSTRUCTIONS = (
 
 async def list_models(service: Service, exchange: Exchange) -> None:
     """GET /v1/models: the models of all workers, and their aliases."""
+    if service.launched is not None:
+        await _list_launched(service.launched, exchange)
+        return
     if _for_anthropic(exchange):
-        await exchange.send_json(anthropic_models(service.pool.models()))
+        await exchange.send_json(anthropic_models(service.pool.models(), _query(exchange)))
         return
     if b"client_version=" in exchange.scope["query_string"]:
         await exchange.send_json(codex_models(sorted(service.pool.models().items())))
@@ -36,8 +48,18 @@ async def get_model(service: Service, exchange: Exchange) -> None:
     name = exchange.scope["path_params"]["id"]
     if not name:
         return await list_models(service, exchange)
+    if service.launched is not None:
+        entry = service.launched.entry(name)
+        card = _anthropic_card(name, entry) if _for_anthropic(exchange) else launched_card(entry, name)
+        await exchange.send_json(card)
+        return
     model = service.pool.model(name)
     await exchange.send_json(anthropic_model(name, model) if _for_anthropic(exchange) else _card(name, model))
+
+
+def _query(exchange: Exchange) -> dict[str, str]:
+    query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
+    return {name: values[-1] for name, values in query.items()}
 
 
 def _for_anthropic(exchange: Exchange) -> bool:
@@ -52,14 +74,88 @@ def _card(name: str, model: Model) -> dict[str, object]:
     }  # fmt: skip
 
 
-def anthropic_models(models: Mapping[str, Model]) -> dict[str, object]:
-    """Anthropic's list of models, all on one page."""
-    data = [anthropic_model(name, model) for name, model in sorted(models.items())]
+async def _list_launched(launched: LaunchedModels, exchange: Exchange) -> None:
+    """The models of a launcher, loaded or not, and their aliases."""
+    only = exchange.scope.get(ONLY_KEY)
+    named = sorted(
+        (name, entry)
+        for entry in launched.entries.values()
+        for name in (entry.name, *entry.aliases)
+        if only is None or name.replace("/", "--") == only
+    )
+    if _for_anthropic(exchange):
+        cards = {name: _anthropic_card(name, entry) for name, entry in named}
+        await exchange.send_json(_anthropic_page(cards, _query(exchange)))
+    elif b"client_version=" in exchange.scope["query_string"]:
+        models = [
+            _codex_model(place, name, entry.name, entry.context_tokens, reasons=False, tools=True)
+            for place, (name, entry) in enumerate(named)
+        ]
+        await exchange.send_json({"models": models})
+    else:
+        listed = [launched_card(entry, name) for name, entry in named]
+        await exchange.send_json({"object": "list", "data": listed})
+
+
+def launched_card(entry: ModelEntry, name: str = "") -> dict[str, object]:
+    """One model of a launcher; `status` is in llama.cpp's words, the rest of the entry in `zmqengine`."""
+    status: dict[str, object] = {"value": _STATUS.get(entry.state, entry.state)}
+    if entry.state == "failed":
+        status |= {"failed": True, "exit_code": entry.exit_code}
+    if entry.fraction is not None:
+        status["progress"] = entry.fraction
+    facts = {
+        field: getattr(entry, field)
+        for field in entry.__struct_fields__
+        if field not in ("name", "address", "path", "pid")
+    }
     return {
-        "data": data,
-        "has_more": False,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
+        "id": name or entry.name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "zmqengine",
+        "root": entry.name,
+        "max_model_len": entry.context_tokens,
+        "status": status,
+        "zmqengine": facts,
+    }
+
+
+def _anthropic_card(name: str, entry: ModelEntry) -> dict[str, object]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": entry.name,
+        "created_at": _ANTHROPIC_CREATED,
+        "max_input_tokens": entry.context_tokens,
+        "max_tokens": entry.context_tokens,
+    }
+
+
+def anthropic_models(models: Mapping[str, Model], query: Mapping[str, str] = {}) -> dict[str, object]:
+    """Anthropic's list of models: the page that `limit`, `after_id` and `before_id` ask for.
+
+    Raises a 400 for a limit that is none.
+    """
+    return _anthropic_page({name: anthropic_model(name, model) for name, model in models.items()}, query)
+
+
+def _anthropic_page(cards: Mapping[str, object], query: Mapping[str, str]) -> dict[str, object]:
+    names = sorted(cards)
+    if query.get("after_id") in cards:
+        names = [name for name in names if name > query["after_id"]]
+    backwards = query.get("before_id") in cards
+    if backwards:
+        names = [name for name in names if name < query["before_id"]]
+    given = query.get("limit", "1000")
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:5]) <= _PAGE_MAX:
+        raise bad_field("limit", f"a number from 1 to {_PAGE_MAX}")
+    shown = names[-int(given) :] if backwards else names[: int(given)]
+    return {
+        "data": [cards[name] for name in shown],
+        "has_more": len(shown) < len(names),
+        "first_id": shown[0] if shown else None,
+        "last_id": shown[-1] if shown else None,
     }
 
 
@@ -80,14 +176,24 @@ def codex_models(models: Iterable[tuple[str, Model]]) -> dict[str, object]:
 
     Source: codex-rs/protocol, `ModelInfo`.
     """
-    return {"models": [_codex_model(place, name, model) for place, (name, model) in enumerate(models)]}
+    return {
+        "models": [
+            _codex_model(
+                place, name, model.card.name, model.card.context_tokens,
+                reasons=bool(model.markers.think_end or model.markers.harmony), tools=offers_tools(model),
+            )
+            for place, (name, model) in enumerate(models)
+        ]
+    }  # fmt: skip
 
 
-def _codex_model(place: int, name: str, model: Model) -> dict[str, object]:
+def _codex_model(
+    place: int, name: str, served: str, context_tokens: int, *, reasons: bool, tools: bool
+) -> dict[str, object]:
     return {
         "slug": name,
         "display_name": name,
-        "description": f"{model.card.name}, served by zmqengine",
+        "description": f"{served}, served by zmqengine",
         "default_reasoning_level": None,
         "supported_reasoning_levels": [],
         "shell_type": "shell_command",
@@ -96,15 +202,24 @@ def _codex_model(place: int, name: str, model: Model) -> dict[str, object]:
         "priority": place,
         "upgrade": None,
         "base_instructions": _CODEX_INSTRUCTIONS,
-        "supports_reasoning_summaries": bool(model.markers.think_end or model.markers.harmony),
+        "supports_reasoning_summaries": reasons,
         "support_verbosity": False,
         "default_verbosity": None,
         "apply_patch_tool_type": None,
         "truncation_policy": {"mode": "bytes", "limit": 10_000},
-        "supports_parallel_tool_calls": True,
-        "context_window": model.card.context_tokens,
+        "supports_parallel_tool_calls": tools,
+        # Without it Codex takes the model for one that sees images, and offers it a tool to view them.
+        "input_modalities": ["text"],
+        "context_window": context_tokens,
         "experimental_supported_tools": [],
     }
+
+
+def offers_tools(model: Model) -> bool:
+    """Whether the model's template renders tools."""
+    tokenizer = model.tokenizer
+    template = tokenizer.template_for(tools=True)
+    return bool(template) and takes_tools(template or "", tokenizer.variables_of_template(tools=True))
 
 
 ENDPOINTS = (

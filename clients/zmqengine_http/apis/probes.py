@@ -13,8 +13,8 @@ async def health(service: Service, exchange: Exchange) -> None:
 
 
 async def ready(service: Service, exchange: Exchange) -> None:
-    """GET /ready: a worker takes requests; 503 until then."""
-    if not service.pool.ready:
+    """GET /ready: a worker takes requests, or a launcher loads models on demand; 503 until then."""
+    if not service.pool.ready and not (service.launched and service.launched.entries):
         raise no_worker()
     workers = [
         {

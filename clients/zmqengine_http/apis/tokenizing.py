@@ -12,6 +12,7 @@ from zmqengine_http.apis.chat_completions.request import (
     ToolDefinition,
     chat_template_messages,
     chat_template_tools,
+    check_types,
 )
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.generation import check_ids
@@ -73,6 +74,8 @@ async def tokenize(service: Service, exchange: Exchange, request: TokenizeReques
 async def detokenize(service: Service, exchange: Exchange, request: DetokenizeRequest) -> None:
     """Respond with the text of token ids."""
     model = service.pool.model(request.model)
+    if len(request.tokens) > model.card.context_tokens:
+        raise bad_field("tokens", f"more than the model's context of {model.card.context_tokens} tokens")
     check_ids("tokens", request.tokens, model)
     text = await service.tokenizing.run(
         exchange.id,
@@ -85,6 +88,7 @@ async def detokenize(service: Service, exchange: Exchange, request: DetokenizeRe
 
 def _tokenize(model: Model, request: TokenizeRequest) -> list[int]:
     if request.messages is not None:
+        check_types(request.messages, request.tools)
         messages, tools = chat_template_messages(request.messages), chat_template_tools(request.tools)
         return encode_chat(model, messages, tools, request.chat_template_kwargs).tokens
     return encode_text(model, request.prompt or "", add_special_tokens=request.add_special_tokens)

@@ -232,7 +232,7 @@ def _gemma(style: LiteralStyle) -> Callable[[GrammarRules, OfferedCalls], str]:
         def write(function: OfferedFunction) -> str:
             values = LiteralValues(rules, function, style)
             parameters = resolved(function.parameters, function.parameters)
-            inside = values.members(object_members(parameters), values.key)
+            inside = values.arguments(object_members(parameters), values.key)
             return f"{rules.text(f'call:{function.name}{{')} {inside} {rules.text('}')}"
 
         end, start = rules.marker(calls.format.end), rules.marker(calls.format.start)
@@ -255,7 +255,7 @@ def _python_calls(rules: GrammarRules, calls: OfferedCalls, between: str) -> str
                 raise bad_field(
                     "tools", f"{function.name}: {name[:100]!r} cannot be the name of an argument in Python"
                 )
-        inside = values.members(named, lambda name: rules.text(f"{name}="))
+        inside = values.arguments(named, lambda name: rules.text(f"{name}="))
         return f"{rules.text(f'{function.name}(')} {inside} {rules.text(')')}"
 
     return _repeated(rules, calls, _each(calls, write), rules.text(between))

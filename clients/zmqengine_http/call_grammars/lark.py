@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 from zmqengine_http.serving.errors import bad_field
@@ -27,7 +28,8 @@ class OfferedFunction(NamedTuple):
 class GrammarRules:
     """Builds the expressions of one grammar, and collects the named rules and terminals that they refer to.
 
-    `unenforced` collects the schema keywords that the grammar skips.
+    `unenforced` collects the schema keywords that the grammar skips. A grammar that grows longer than a worker takes
+    is refused with a 400 while it is built: one place of a schema can be written for each reference to it.
     """
 
     def __init__(self, tokenizer: Tokenizer, param: str = "tools") -> None:
@@ -36,6 +38,7 @@ class GrammarRules:
         self._param = param
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
+        self._chars = 0
 
     def grammar(self, start: str) -> str:
         """The grammar with this start expression."""
@@ -71,6 +74,9 @@ class GrammarRules:
 
     def set_rule(self, name: str, place: int, body: str) -> None:
         """Set the body of a rule reserved by `later_rule`."""
+        self._chars += len(body)
+        if self._chars > CONSTRAINT_CHARS_MAX:
+            raise too_long_grammar(self._param)
         self._lines[place] = f"{name}: {body}"
 
     def expression(self, pattern: str) -> str:
@@ -126,8 +132,13 @@ class GrammarRules:
         if name is None:
             self._lines.append("")
             name = self._names[body] = f"{letter}{len(self._lines)}"
-            self._lines[-1] = f"{name}: {body}"
+            self.set_rule(name, len(self._lines) - 1, body)
         return name
+
+
+def too_long_grammar(param: str) -> Exception:
+    """A 400 for a constraint that is longer than a worker takes."""
+    return bad_field(param, f"over {CONSTRAINT_CHARS_MAX} characters as a grammar: shorten the schemas")
 
 
 def alternation(expressions: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ _UNSUPPORTED = {
 }
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+_ANNOTATIONS = frozenset(
+    ("$comment", "$ref", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly")
+)
 DEPTH_MAX = 32
 ANY_DEPTH = 2
 
@@ -48,17 +52,28 @@ class LiteralValues:
         self._function = function
         self._style = style
         self._root = function.parameters
-        self._references: dict[str, str] = {}
+        self._references: dict[str | int, str] = {}
+        self._waiting: deque[tuple[str, int, Schema]] = deque()
         for keyword in sorted(unenforced_keywords(function.parameters)):
             rules.skip_keyword(function, keyword)
 
-    def members(self, items: Iterable[tuple[str, object, bool]], key: Callable[[str], str]) -> str:
-        """Comma-separated members in this order; each item is a name, a schema, and whether it is
-        required."""
+    def arguments(self, items: Iterable[tuple[str, object, bool]], key: Callable[[str], str]) -> str:
+        """The arguments in this order, each a name, a schema, and whether it is required."""
+        written = self._members(items, key, DEPTH_MAX)
+        # In a loop: each reference within another would be a level of recursion.
+        while self._waiting:
+            name, place, schema = self._waiting.popleft()
+            self._rules.set_rule(name, place, self._body(schema, DEPTH_MAX))
+        return written
+
+    def _members(
+        self, items: Iterable[tuple[str, object, bool]], key: Callable[[str], str], depth: int
+    ) -> str:
+        """Comma-separated members in this order."""
         first, later = self._rules.text(""), self._rules.text("")
         comma = self._rules.text(self._style.comma)
         for name, schema, needed in reversed(list(items)):
-            member = f"{key(name)} {self.value(schema)}"
+            member = f"{key(name)} {self._value(schema, depth)}"
             after = self._rules.rule(later)
             begin, go_on = f"{member} {after}", f"{comma} {member} {after}"
             first = begin if needed else alternation((begin, self._rules.rule(first)))
@@ -71,7 +86,7 @@ class LiteralValues:
         written = self._rules.text(name) if bare else self._literal(name)
         return f"{written} {self._rules.text(self._style.colon)}"
 
-    def value(self, schema: object, depth: int = DEPTH_MAX) -> str:
+    def _value(self, schema: object, depth: int) -> str:
         """The literals that a schema allows."""
         if not isinstance(schema, Mapping) or not schema:
             # An undescribed value needs few levels, and every level doubles the grammar.
@@ -79,20 +94,22 @@ class LiteralValues:
         if depth < 1:
             return alternation(self._kind(kind, {}, 0) for kind in ALL_TYPES[:4])
         reference = schema.get("$ref")
-        if isinstance(reference, str) and len(schema) == 1:
-            return self._reference(reference, schema, depth)
+        if isinstance(reference, str):
+            return self._reference(reference, schema)
         return self._body(resolved(schema, self._root), depth)
 
-    def _reference(self, reference: str, schema: Schema, depth: int) -> str:
-        if reference not in self._references:
+    def _reference(self, reference: str, schema: Schema) -> str:
+        """The rule of a reference; of its place alone if other keywords than annotations stand beside it."""
+        key = reference if schema.keys() <= _ANNOTATIONS else id(schema)
+        if key not in self._references:
             target = resolved(schema, self._root)
             if "$ref" in target:
                 self._rules.skip_keyword(self._function, "$ref")
-                return self.value({})
+                return self._value({}, ANY_DEPTH)
             name, place = self._rules.later_rule()
-            self._references[reference] = name
-            self._rules.set_rule(name, place, self._body(target, depth - 1))
-        return self._references[reference]
+            self._references[key] = name
+            self._waiting.append((name, place, target))
+        return self._references[key]
 
     def _body(self, schema: Schema, depth: int) -> str:
         for keyword in ("allOf", "$ref"):
@@ -103,7 +120,7 @@ class LiteralValues:
             if isinstance(choices, list) and choices:
                 if _constrains(schema):
                     self._rules.skip_keyword(self._function, keyword)
-                return alternation(dict.fromkeys(self.value(choice, depth - 1) for choice in choices))
+                return alternation(dict.fromkeys(self._value(choice, depth - 1) for choice in choices))
         values = values_of(schema)
         if values is not None:
             return alternation(dict.fromkeys(self._literal(value) for value in values))
@@ -142,7 +159,7 @@ class LiteralValues:
         return f"{mark} {self._rules.terminal(f'{body} {mark}')}"
 
     def _array(self, schema: Schema, depth: int) -> str:
-        item = self._rules.rule(self.value(schema.get("items", {}), depth - 1))
+        item = self._rules.rule(self._value(schema.get("items", {}), depth - 1))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         least = least if isinstance(least, int) else 0
         if isinstance(most, int) and most < max(least, 1):
@@ -156,9 +173,9 @@ class LiteralValues:
         named = object_members(schema)
         more = schema.get("additionalProperties", True)
         if named or more is False:
-            return f'"{{" {self.members(named, self.key)} "}}"'
+            return f'"{{" {self._members(named, self.key, depth - 1)} "}}"'
         key = self._string({"minLength": 1}) if not self._style.bare_keys else self._rules.expression(_KEY)
-        value = self._rules.rule(self.value(more, depth - 1))
+        value = self._rules.rule(self._value(more, depth - 1))
         member = f"{key} {self._rules.text(self._style.colon)} {value}"
         return f'"{{" ({member} ({self._rules.text(self._style.comma)} {member})*)? "}}"'
 
@@ -188,7 +205,7 @@ def object_members(schema: Schema) -> list[tuple[str, object, bool]]:
     required."""
     properties, required = schema.get("properties"), schema.get("required")
     named = dict(properties) if isinstance(properties, Mapping) else {}
-    demanded = [str(name) for name in required] if isinstance(required, list) else []
+    demanded = dict.fromkeys(str(name) for name in required) if isinstance(required, list) else {}
     more = schema.get("additionalProperties", True)
     if more is not False:
         named |= {name: more for name in demanded if name not in named}

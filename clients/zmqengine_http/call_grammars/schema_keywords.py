@@ -31,19 +31,19 @@ def unenforced_keywords(schema: object) -> frozenset[str]:
 
 
 def _parts(schema: object) -> Iterator[Schema]:
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _parts(item)
-    if not isinstance(schema, Mapping):
-        return
-    yield schema
-    for keyword, value in schema.items():
-        if keyword in _VALUES:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, Mapping):
             continue
-        if keyword in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
-            yield from _parts(list(value.values()))
-        else:
-            yield from _parts(value)
+        yield part
+        for keyword, value in part.items():
+            if keyword in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
+                waiting += value.values()
+            elif keyword not in _VALUES:
+                waiting.append(value)
 
 
 def _of_part(part: Schema) -> Iterator[str]:
@@ -91,8 +91,9 @@ def _tags(schema: object) -> dict[str, object]:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return {}
+    names = {name for name in required if isinstance(name, str)}
     return {
         name: value["const"]
         for name, value in properties.items()
-        if name in required and isinstance(value, Mapping) and "const" in value
+        if name in names and isinstance(value, Mapping) and "const" in value
     }

@@ -14,6 +14,7 @@ from zmqengine_http.generating.constraints import OutputRules, check_constraints
 from zmqengine_http.generating.generation import Generation, GenerationOptions, answer_generation
 from zmqengine_http.prompt.prompts import Prompt, encode_chat, is_short
 from zmqengine_http.prompt.template import reasoning_variables
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.stable_head import RememberingWriter, StableHeadResult
 from zmqengine_http.tool_calls import TextSplitter, make_splitter
@@ -30,25 +31,33 @@ _SESSION_HEADERS = (
 prefix cache."""
 
 
+PREFILL_CHARS = 1024
+"""Characters of a prefill that a splitter reads at once; it is made for pieces of the size of tokens."""
+
+
 class Chat(Struct, frozen=True, kw_only=True):
     """A chat request as chat templates read it.
 
     Each message has a `role` and text `content`; arguments of `tool_calls` are objects where the client's
     JSON parses. `tools` are `{"type": "function", "function": {...}}`. `tool_choice` and `response_format`
     are in the form of OpenAI's chat completions. `effort` is a reasoning effort; None leaves it to the
-    template. `variables` are further template variables.
+    template. `variables` are further template variables. `deferred` names tools that stand in the messages
+    instead of the head of the prompt. `continues`: the output continues the last message, which is the
+    assistant's.
     """
 
     id: str
     model: Model
     messages: Sequence[dict[str, object]]
     tools: Sequence[dict[str, object]] = ()
+    deferred: frozenset[str] = frozenset()
     tool_choice: str | Mapping[str, object] = "auto"
     parallel_tool_calls: bool = True
     response_format: Mapping[str, object] = field(default_factory=dict)
     effort: str | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
     options: GenerationOptions = field(default_factory=GenerationOptions)
+    continues: bool = False
     prompt_param: str = "messages"
     cut_max_tokens: bool = True
 
@@ -56,6 +65,18 @@ class Chat(Struct, frozen=True, kw_only=True):
     def offered_tools(self) -> Sequence[dict[str, object]]:
         """The tools that the model may call."""
         return self.tools if self.tool_choice != "none" else ()
+
+    @property
+    def head_tools(self) -> Sequence[dict[str, object]]:
+        """The offered tools that are rendered in the head of the prompt."""
+        return [tool for tool in self.offered_tools if function_name(tool) not in self.deferred]
+
+
+def function_name(tool: Mapping[str, object]) -> str:
+    """The name of a tool in OpenAI's form."""
+    function = tool["function"]
+    assert isinstance(function, dict)
+    return str(function["name"])
 
 
 async def answer_chat(
@@ -68,6 +89,7 @@ async def answer_chat(
 ) -> None:
     """Render, generate and respond. Raises errors that become refusals."""
     check_constraints(chat.tool_choice, chat.response_format)
+    _check_continued(chat)
     prompt = await render(service, exchange, chat)
     rules = OutputRules(
         tools=chat.tools,
@@ -77,7 +99,11 @@ async def answer_chat(
         explicit=chat.options.constraint,
         every_call=service.config.constrain_calls == "always",
     )
-    constraint, unenforced = make_constraint(chat.model, prompt, rules)
+    constraint, unenforced = await service.tokenizing.run(
+        exchange.id,
+        exchange.body_bytes,
+        functools.partial(make_constraint, chat.model, prompt, rules),
+    )
     exchange.note_unenforced(unenforced)
     cache_key = chat.options.cache_key or _session(exchange)
     generation = Generation(
@@ -86,7 +112,7 @@ async def answer_chat(
         prompts=[prompt],
         prompt_param=chat.prompt_param,
         options=msgspec.structs.replace(chat.options, cache_key=cache_key, constraint=constraint),
-        splitter=functools.partial(_splitter, chat),
+        splitter=functools.partial(_splitter, chat, _schemas(chat)),
         first_call_only=not chat.parallel_tool_calls,
         cut_max_tokens=chat.cut_max_tokens,
     )
@@ -101,15 +127,18 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
     variables = {**chat.variables, **_reasoning(exchange, chat)}
 
     def normalize() -> StableHeadResult:
-        return service.head.normalize(chat.messages, chat.offered_tools)
+        return service.head.normalize(chat.messages, chat.head_tools)
 
     def work() -> tuple[Prompt, StableHeadResult]:
         head = normalize()
-        return encode_chat(chat.model, head.messages, head.tools, variables), head
+        prompt = encode_chat(chat.model, head.messages, head.tools, variables, chat.continues)
+        return prompt, head
 
     if is_short(exchange.body_bytes):
         head = normalize()
-        prompt = await service.tokenizing.short_chat(chat.model, head.messages, head.tools, variables)
+        prompt = await service.tokenizing.short_chat(
+            chat.model, head.messages, head.tools, variables, chat.continues
+        )
     else:
         prompt, head = await service.tokenizing.run(
             exchange.id, exchange.body_bytes, work, lambda done: len(done[0].tokens)
@@ -129,13 +158,36 @@ def _reasoning(exchange: Exchange, chat: Chat) -> dict[str, object]:
     return variables
 
 
-def _splitter(chat: Chat, prompt: Prompt) -> TextSplitter | None:
+def _schemas(chat: Chat) -> dict[str, Mapping[str, object]]:
+    """The parameters of the offered functions by name, which all choices share."""
     schemas: dict[str, Mapping[str, object]] = {}
     for tool in chat.offered_tools:
         function = tool["function"]
         assert isinstance(function, dict)
-        schemas[str(function["name"])] = function.get("parameters") or {}
-    return make_splitter(chat.model.markers, reasoning_open=prompt.reasoning_open, tools=schemas)
+        schemas[function_name(tool)] = function.get("parameters") or {}
+    return schemas
+
+
+def _splitter(chat: Chat, schemas: Mapping[str, Mapping[str, object]], prompt: Prompt) -> TextSplitter | None:
+    splitter = make_splitter(chat.model.markers, reasoning_open=prompt.reasoning_open, tools=schemas)
+    if splitter is not None and prompt.prefill:
+        for start in range(0, len(prompt.prefill), PREFILL_CHARS):
+            splitter.feed(prompt.prefill[start : start + PREFILL_CHARS])
+    return splitter
+
+
+def _check_continued(chat: Chat) -> None:
+    """Raise a 400 for a constraint on an output whose beginning is given."""
+    forced = chat.tool_choice not in ("auto", "none")
+    if chat.continues and (
+        forced or chat.response_format.get("type", "text") != "text" or chat.options.constraint
+    ):
+        raise bad_field(
+            chat.prompt_param,
+            "the last message is the assistant's, to be continued, and a format or a tool is demanded of the whole "
+            "answer: leave out one of them",
+            code="unsupported_value",
+        )
 
 
 def _session(exchange: Exchange) -> str | None:

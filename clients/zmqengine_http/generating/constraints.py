@@ -12,7 +12,7 @@ from msgspec import Struct
 from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Constraint
 from zmqengine_http.call_grammars.answer_grammar import AnswerForms, answer_grammar
 from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
-from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction
+from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, too_long_grammar
 from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.errors import bad_field
@@ -181,4 +181,4 @@ def _check_worker(model: Model, constraint: Constraint, param: str) -> None:
     if not model.limits.constraints:
         raise bad_field(param, "this worker cannot hold a model to it", code="unsupported_value")
     if len(constraint.text) > CONSTRAINT_CHARS_MAX:
-        raise bad_field(param, f"over {CONSTRAINT_CHARS_MAX} characters as a grammar: shorten the schemas")
+        raise too_long_grammar(param)

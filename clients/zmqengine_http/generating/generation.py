@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -11,6 +12,7 @@ from zmqengine.protocol.messages import CacheScope, Constraint
 from zmqengine.request_rules import outside_vocabulary
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.core.options import Options
+from zmqengine_client.text.stop_strings import StopAutomaton
 from zmqengine_http.answers.answer_events import AnswerWriter
 from zmqengine_http.answers.choice import ChoiceStream, ChoiceText
 from zmqengine_http.answers.respond import respond_events, respond_whole
@@ -24,6 +26,8 @@ from zmqengine_http.workers.worker import Model, PooledWorker
 TOP_P_MIN = 1e-6
 """Stands in for OpenAI's top_p of 0, which keeps only the most probable token; the worker's top_p must be
 positive."""
+WRITTEN_TOKENS = 65_536
+"""Tokens of prompts written to workers without a yield to the event loop: some 10 ms."""
 SEED_MASK = 2**63 - 1
 
 
@@ -87,7 +91,7 @@ async def answer_generation(
     if service.config.log_prompts:
         decode = generation.model.tokenizer.decode
         exchange.facts["prompts"] = [decode(prompt.tokens) for prompt in generation.prompts]
-    started = _start(service, generation)
+    started = await _start(service, generation)
     choices, per_prompt = [choice for choice, _ in started], generation.options.n
     try:
         if stream:
@@ -99,10 +103,11 @@ async def answer_generation(
         _release(started)
 
 
-def _start(service: Service, generation: Generation) -> list[tuple[ChoiceStream, PooledWorker]]:
+async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceStream, PooledWorker]]:
     """Start every choice on the worker chosen for its prompt; the caller must `_release` them.
 
-    Starts all or none: an error of one releases the others and is raised.
+    Starts all or none: an error of one releases the others and is raised. Yields to the event loop between long
+    prompts, each of which is written once for each choice.
     """
     model, asked = generation.model, generation.options
     count = len(generation.prompts) * asked.n
@@ -117,6 +122,7 @@ def _start(service: Service, generation: Generation) -> list[tuple[ChoiceStream,
     ends = frozenset(asked.stop_token_ids) | frozenset(
         () if asked.ignore_eos else model.tokenizer.eos_token_ids
     )
+    stops, written = StopAutomaton(asked.stop), 0
     started: list[tuple[ChoiceStream, PooledWorker]] = []
     try:
         for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
@@ -128,14 +134,19 @@ def _start(service: Service, generation: Generation) -> list[tuple[ChoiceStream,
                 options["request_id"] = f"{generation.id}-{index}"
                 stream = worker.client.generate_tokens(prompt.tokens, **options)
                 splitter = generation.splitter(prompt)
-                text = ChoiceText(model.tokenizer, asked.stop, ends, show_special=splitter is not None)
+                text = ChoiceText(model.tokenizer, stops, ends, show_special=splitter is not None)
                 choice = ChoiceStream(
                     index, stream, text,
                     prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,
                     splitter=splitter, first_call_only=generation.first_call_only,
+                    constrained=asked.constraint is not None,
                 )  # fmt: skip
                 started.append((choice, worker))
                 worker.running += 1
+                written += len(prompt.tokens)
+                if written > WRITTEN_TOKENS:
+                    written = 0
+                    await asyncio.sleep(0)
     except BaseException:
         _release(started)
         raise

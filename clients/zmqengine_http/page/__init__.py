@@ -1,4 +1,7 @@
-"""GET / for a browser: the state of the workers and a small chat, on one page without external resources."""
+"""GET / and GET /workers for a browser: a chat, and the state of the workers, without external resources.
+
+markdown-it, which parses the answers, is in `vendor/` with its licence.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,59 @@ import zmqengine
 from zmqengine_http.endpoint import Service, get
 from zmqengine_http.serving.exchange import Exchange
 
+SCRIPTS = {
+    "chat": (
+        "server.js",
+        "vendor/markdown-it.min.js",
+        "markdown.js",
+        "store.js",
+        "probabilities.js",
+        "chat.js",
+    ),
+    "workers": ("server.js", "workers.js"),
+}
+"""The scripts of each page, in order."""
+
 
 class Page(NamedTuple):
-    """The document, and the Content-Security-Policy that allows its own script and no other."""
+    """The document, and the Content-Security-Policy that allows its own scripts and no other."""
 
     body: bytes
     policy: bytes
 
 
-@functools.lru_cache(maxsize=1)
-def page() -> Page:
-    """The page with script and style inlined; the policy names them by their hashes."""
-    files = resources.files(__package__)
-    html, style, script = ((files / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+@functools.lru_cache(maxsize=len(SCRIPTS))
+def page(name: str) -> Page:
+    """A page with scripts and style inlined; the policy names them by their hashes."""
+    html, style, *scripts = (
+        (resources.files(__package__) / file).read_text("utf-8")
+        for file in (f"{name}.html", "style.css", *SCRIPTS[name])
     )
-    body = html.replace("/* style */", style).replace("/* script */", script)
+    hashes = " ".join(f"'{_hash(script)}'" for script in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src '{_hash(style)}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    )
+    inlined = "".join(f"<script>{script}</script>\n" for script in scripts)
+    body = html.replace("/* style */", style).replace("<!-- scripts -->\n", inlined)
     return Page(body.encode(), policy.encode())
 
 
 async def root(service: Service, exchange: Exchange) -> None:
-    """GET /: the page for a browser, name and version for programs. Claude Code asks before its first
-    request."""
+    """GET /: the chat for a browser, name and version for programs. Claude Code asks before its first request."""
     if "text/html" not in (exchange.header(b"accept") or ""):
         await exchange.send_json({"name": "zmqengine", "version": zmqengine.__version__, "docs": "/docs"})
         return
-    body, policy = page()
+    await _send(exchange, "chat")
+
+
+async def workers(service: Service, exchange: Exchange) -> None:
+    """GET /workers: the state of the workers."""
+    await _send(exchange, "workers")
+
+
+async def _send(exchange: Exchange, name: str) -> None:
+    body, policy = page(name)
     headers = [
         (b"content-type", b"text/html; charset=utf-8"),
         (b"content-security-policy", policy),
@@ -54,4 +82,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-ENDPOINTS = (get("/", root, "What the workers do and a chat, or for programs what this is", open=True),)
+ENDPOINTS = (
+    get("/", root, "A chat for a browser, or for programs what this is", open=True),
+    get("/workers", workers, "What the workers do, for a browser", open=True),
+)

@@ -18,6 +18,7 @@ import msgspec
 
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_http.prompt.open_turn import OpenTurn, open_turn
 from zmqengine_http.prompt.template import render_chat
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.errors import ApiError, ContextTooLong, bad_field
@@ -40,11 +41,14 @@ T = TypeVar("T")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Token ids of a prompt; `reasoning_open` if a chat template ended it with the marker that starts
-    reasoning."""
+    """Token ids of a prompt; `reasoning_open` if it ends within the reasoning.
+
+    `prefill`: text at its end that the output continues, to be read by a splitter first.
+    """
 
     tokens: list[int]
     reasoning_open: bool = False
+    prefill: str = ""
 
 
 def is_short(size: int) -> bool:
@@ -66,15 +70,22 @@ class Tokenizing:
         """Cancel queued work; running work ends in the background."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, request_id: str, size: int, work: Callable[[], T], count: Callable[[T], int]) -> T:
-        """The result of `work`, run on a thread unless the request is short."""
+    async def run(
+        self, request_id: str, size: int, work: Callable[[], T], count: Callable[[T], int] | None = None
+    ) -> T:
+        """The result of `work`, run on a thread unless the request is short.
+
+        `count` gives the tokens of a result, for the log; None for work on a request that makes none.
+        """
         if is_short(size):
             return work()
         started = time.monotonic()
         result = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         seconds = time.monotonic() - started
         if seconds > SLOW_S:
-            logs.warning("slow tokenizing", id=request_id, tokens=count(result), seconds=round(seconds, 3))
+            facts = {} if count is None else {"tokens": count(result)}
+            what = "slow request" if count is None else "slow tokenizing"
+            logs.warning(what, id=request_id, seconds=round(seconds, 3), **facts)
         return result
 
     async def texts(self, request_id: str, size: int, model: Model, texts: Sequence[str]) -> list[list[int]]:
@@ -100,15 +111,16 @@ class Tokenizing:
         messages: Sequence[dict[str, object]],
         tools: Sequence[dict[str, object]],
         variables: Mapping[str, object],
+        continues: bool = False,
     ) -> Prompt:
         """The prompt of a chat that `is_short`. Raises a 400 if the model's template rejects it."""
-        text = _chat_text(model, messages, tools, variables)
+        text, prefill = _chat_text(model, messages, tools, variables, continues=continues)
         try:
             # The template writes the special tokens itself.
             (tokens,) = await self._batches.encode(model.tokenizer, [text], add_special_tokens=False)
         except ZmqEngineError as error:
             raise _refused_messages(error) from None
-        return _chat_prompt(model, tokens)
+        return _chat_prompt(model, tokens, prefill)
 
 
 def encode_text(model: Model, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -128,15 +140,19 @@ def encode_chat(
     messages: Sequence[dict[str, object]],
     tools: Sequence[dict[str, object]],
     variables: Mapping[str, object],
+    continues: bool = False,
 ) -> Prompt:
-    """The prompt of a chat. Raises a 400 with the template's reason if it rejects the messages."""
-    text = _chat_text(model, messages, tools, variables)
+    """The prompt of a chat; with `continues` the last message, the assistant's, is left open.
+
+    Raises a 400 with the template's reason if it rejects the messages.
+    """
+    text, prefill = _chat_text(model, messages, tools, variables, continues=continues)
     try:
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)
     except ZmqEngineError as error:
         raise _refused_messages(error) from None
-    return _chat_prompt(model, tokens)
+    return _chat_prompt(model, tokens, prefill)
 
 
 def _chat_text(
@@ -144,25 +160,38 @@ def _chat_text(
     messages: Sequence[dict[str, object]],
     tools: Sequence[dict[str, object]],
     variables: Mapping[str, object],
-) -> str:
+    *,
+    continues: bool,
+) -> tuple[str, OpenTurn | None]:
+    """The text of a chat, and its prefill if it `continues`."""
+    prefill = None
     try:
-        text = render_chat(model, messages, tools, variables)
+        text = render_chat(model, messages[:-1] if continues else messages, tools, variables)
+        if continues:
+            prefill = open_turn(model, messages[-1], reasoning_open=_in_reasoning(model, text))
+            text += prefill.text
         check_text_fits("messages", model, text)
     except ZmqEngineError as error:
         raise _refused_messages(error) from None
-    return text
+    return text, prefill
 
 
 def _refused_messages(error: ZmqEngineError) -> ApiError:
     return bad_field("messages", error.message[:500])
 
 
-def _chat_prompt(model: Model, tokens: list[int]) -> Prompt:
-    start, end = model.markers.think_start, model.markers.think_end
-    if not start:
+def _chat_prompt(model: Model, tokens: list[int], prefill: OpenTurn | None) -> Prompt:
+    if prefill is not None:
+        return Prompt(tokens, prefill.reasoning_open, prefill.read)
+    if not model.markers.think_start:
         return Prompt(tokens)
     tail = model.tokenizer.decode(tokens[-TAIL_TOKENS:], skip_special_tokens=False)
-    return Prompt(tokens, reasoning_open=tail.rfind(start) > tail.rfind(end))
+    return Prompt(tokens, reasoning_open=_in_reasoning(model, tail))
+
+
+def _in_reasoning(model: Model, text: str) -> bool:
+    start, end = model.markers.think_start, model.markers.think_end
+    return bool(start) and text.rfind(start) > text.rfind(end)
 
 
 def check_text_fits(param: str, model: Model, text: str) -> None:

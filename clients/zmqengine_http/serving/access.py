@@ -32,12 +32,12 @@ class Access:
             own = f"[{config.host}]" if ":" in config.host else config.host
             self._hosts = _LOOPBACK_NAMES | {name.lower() for name in (own, *config.allow_hosts)}
 
-    def check(self, exchange: Exchange, *, open_to_all: bool) -> None:
+    def check(self, exchange: Exchange, *, open_to_all: bool, takes_body: bool = True) -> None:
         """Raise a 400, 401, 403 or 415 for a request that must not be served; with `open_to_all` no key is
         needed."""
         host = self._check_host(exchange)
         self._check_origin(exchange, host)
-        if exchange.scope["method"] == "POST":
+        if takes_body and exchange.scope["method"] == "POST":
             _check_content(exchange)
         if self._digests and not open_to_all:
             self._check_key(exchange)

@@ -10,20 +10,24 @@ import msgspec
 import msgspec.inspect
 from msgspec import Struct
 
-from zmqengine_http.serving.errors import ApiError, from_validation
+from zmqengine_http.serving.errors import ApiError, bad_field, from_validation
 
 RequestT = TypeVar("RequestT", bound=Struct)
+OBJECTS_MAX = 32_768
+"""Messages, items or tools of a request with the parts of their contents, some 50 ms of the event loop; a context of
+a million tokens is full with that many turns."""
 
 
 class Field(NamedTuple):
     """A known field that is not in the struct.
 
     refused: a 400 that names it, unless its value is null or `neutral`, which asks for nothing. ignored:
-    accepted without effect, because it cannot change the response.
+    accepted without effect, because it cannot change the response. told: accepted without effect, and named in a
+    header of the response. foreign: refused, or told where unknown fields are ignored.
     """
 
     name: str
-    fate: Literal["refused", "ignored"]
+    fate: Literal["refused", "ignored", "told", "foreign"]
     note: str = ""
     neutral: tuple[object, ...] = ()
 
@@ -38,9 +42,19 @@ def ignored(name: str, note: str) -> Field:
     return Field(name, "ignored", note)
 
 
+def told(name: str, note: str) -> Field:
+    """A field that is accepted, has no effect, and is named in the response's header."""
+    return Field(name, "told", note)
+
+
+def foreign(name: str, note: str = "", *neutral: object) -> Field:
+    """A field of other servers that changes their output: as unknown as any other, unless it has a neutral value."""
+    return Field(name, "foreign", note, neutral)
+
+
 class ReadBody(Struct, Generic[RequestT], frozen=True):
-    """A decoded request, the names of ignored unknown fields, and the number of unknown keys inside other
-    fields."""
+    """A decoded request, the names of fields without effect that the client is told of, and the number of unknown
+    keys inside other fields."""
 
     request: RequestT
     ignored: list[str]
@@ -51,7 +65,8 @@ class Body(Generic[RequestT]):
     """The schema of a body: `kind` is the struct of the supported fields, `fields` are other known ones.
 
     A null counts as absent. An unknown field is a 400 that names it, or ignored with `unknown_ignored`.
-    `prepare` may modify the document before conversion; `check` raises `ApiError` for constraints that the
+    `translate` may rename fields of the document before they are looked up, `prepare` may modify it before
+    conversion; `check` raises `ApiError` for constraints that the
     struct cannot express.
     """
 
@@ -60,12 +75,14 @@ class Body(Generic[RequestT]):
         kind: type[RequestT],
         fields: Sequence[Field] = (),
         *,
+        translate: Callable[[dict[str, object]], None] = lambda body: None,
         prepare: Callable[[dict[str, object]], None] = lambda body: None,
         check: Callable[[RequestT], None] = lambda request: None,
         unknown_ignored: bool = False,
     ) -> None:
         self.kind = kind
         self.fields = {field.name: field for field in fields}
+        self._translate = translate
         self._prepare = prepare
         self._check = check
         self._unknown_ignored = unknown_ignored
@@ -82,7 +99,13 @@ class Body(Generic[RequestT]):
 
     def read(self, data: bytes, *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
         """Decode a body. Raises a 400 that names the invalid field."""
-        body, ignored = self._accepted(json_object(data), ignore_unknown or self._unknown_ignored)
+        return self.read_document(json_object(data), ignore_unknown=ignore_unknown)
+
+    def read_document(self, given: dict[str, object], *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
+        """Convert a decoded body, which may be modified. Raises a 400 that names the invalid field."""
+        self._translate(given)
+        body, ignored = self._accepted(given, ignore_unknown or self._unknown_ignored)
+        _check_objects(body)
         self._prepare(body)
         try:
             request = msgspec.convert(body, self.kind)
@@ -112,13 +135,30 @@ class Body(Generic[RequestT]):
             asks_for_nothing = value is None or any(
                 type(value) is type(neutral) and value == neutral for neutral in field.neutral
             )
-            if field.fate == "refused" and not asks_for_nothing:
+            if asks_for_nothing or field.fate == "ignored":
+                continue
+            if field.fate == "told" or (field.fate == "foreign" and ignore_unknown):
+                ignored.append(name)
+            else:
                 hint = f": {field.note}" if field.note else ""
                 raise ApiError(
                     400, f"{name} is not supported by this server{hint}",
                     param=name, code="unsupported_parameter",
                 )  # fmt: skip
         return accepted, ignored
+
+
+def _check_objects(body: dict[str, object]) -> None:
+    """Raise a 400 for a list of too many objects, before each of them is read."""
+    for name, value in body.items():
+        if not (isinstance(value, list) and value and isinstance(value[0], dict)):
+            continue
+        contents = (item.get("content") for item in value[:OBJECTS_MAX] if isinstance(item, dict))
+        count = len(value) + sum(len(content) for content in contents if isinstance(content, list))
+        if count > OBJECTS_MAX:
+            raise bad_field(
+                name, f"{count} objects are more than the {OBJECTS_MAX} that are read: send fewer"
+            )
 
 
 def count_unknown(document: object, value: object) -> int:
@@ -191,11 +231,22 @@ def json_object(data: bytes) -> dict[str, object]:
             if b"\\ud" not in data and b"\\uD" not in data:
                 raise
             body = msgspec.json.decode(_without_half_pairs(data))
+    except UnicodeDecodeError:
+        raise _not_utf8(data) from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}"[:500], code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return body
+
+
+def _not_utf8(data: bytes) -> ApiError:
+    try:
+        data.decode()
+        place = ""
+    except UnicodeDecodeError as error:
+        place = f" at byte {error.start}"
+    return ApiError(400, f"the body is not valid JSON: it is not UTF-8{place}", code="invalid_json")
 
 
 def _without_half_pairs(data: bytes) -> bytes:

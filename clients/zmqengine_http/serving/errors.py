@@ -110,6 +110,7 @@ _RULES: tuple[tuple[type[errors.ZmqEngineError], _Rule], ...] = (
     (errors.Conflict, _Rule(500, _SERVER)),
     (errors.UnknownRequest, _Rule(500, _SERVER)),
     (errors.ConstraintFailed, _Rule(422, _INVALID, "constraint_failed")),
+    (errors.UnknownModel, _Rule(404, _INVALID, "model_not_found")),
     (errors.RequestError, _Rule(400, _INVALID)),
     (errors.Overloaded, _Rule(429, "rate_limit_error", retry=True)),
     (errors.Unavailable, _Rule(503, _BUSY, retry=True)),
@@ -129,7 +130,7 @@ def from_engine(error: errors.ZmqEngineError) -> ApiError:
     message = error.message
     if isinstance(error, errors.Overloaded) and "acknowledge" in message:
         # The worker's advice to its session makes no sense to an HTTP client.
-        message = "this server holds as much output that clients have not read as it may; try again shortly"
+        message = "this server has as many requests as it may at once; try again shortly"
     return ApiError(
         rule.status,
         message,

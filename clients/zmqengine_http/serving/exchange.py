@@ -19,6 +19,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
+EVENT_STREAM: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Without it nginx buffers events.
+    (b"x-accel-buffering", b"no"),
+)
 _FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _KEYWORD = re.compile(r"[^\w.:$ -]", re.ASCII)
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -32,7 +38,8 @@ class Exchange:
     """A request and its response: sent once, or with `start` followed by `write` until the last part.
 
     `id` is the client's X-Request-Id or a generated one; it is in the response and the log. `facts` are
-    fields of the log line.
+    fields of the log line. `stream_headers` are those of a stream, server-sent events unless the API has others.
+    `keep_alive_s` is what the request says of its model; `waited`: its stream was begun before the model was loaded.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,9 +48,13 @@ class Exchange:
         self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.id = _request_id(self.header(b"x-request-id"))
         self.facts: dict[str, object] = {}
+        self.stream_headers = EVENT_STREAM
+        self.keep_alive_s: float | None = None
+        self.waited = False
         self.status = 0
         self.body_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
+        self._ignored: list[str] = []
         self._receive = receive
         self._send = send
         self._gone = False
@@ -67,9 +78,8 @@ class Exchange:
         """Report ignored fields of the body in a header and the log; of ignored keys `inside` others only the
         count."""
         if names:
-            shown = [name for name in names[:32] if _FIELD_NAME.fullmatch(name)]
-            self._headers.append((b"x-ignored-fields", ", ".join(shown).encode()))
-            self.facts["ignored_fields"] = len(names)
+            self._ignored += [name for name in names[:32] if _FIELD_NAME.fullmatch(name)]
+            self.facts["ignored_fields"] = self._ignored
         if inside:
             self.facts["unknown_inside"] = inside
 
@@ -132,11 +142,12 @@ class Exchange:
         """Send status and headers; the body follows with `write`."""
         self.status = status
         id_ = self.id.encode()
+        ignored = [(b"x-ignored-fields", ", ".join(self._ignored).encode())] if self._ignored else []
         await self._send(
             {
                 "type": "http.response.start", "status": status,
                 # Anthropic's clients read the id under the second name.
-                "headers": [*headers, (b"x-request-id", id_), (b"request-id", id_), *self._headers],
+                "headers": [*headers, (b"x-request-id", id_), (b"request-id", id_), *ignored, *self._headers],
             }
         )  # fmt: skip
 

@@ -35,7 +35,10 @@ def warning(event: str, **fields: object) -> None:
 def configure(config: HttpConfig) -> None:
     """Send the logs of this package, and the warnings of the web server, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if config.log_format == "json" else _TextFormatter())
+    form = config.log_format
+    if form == "auto":
+        form = "text" if sys.stderr.isatty() else "json"
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     for name in ("zmqengine.http", "zmqengine.client", "uvicorn.error"):
         named = logging.getLogger(name)
         named.handlers = [handler]

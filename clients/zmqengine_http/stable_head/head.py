@@ -83,11 +83,9 @@ class StableHead:
 
 # --- markers -----------------------------------------------------------------------------------------------
 
-_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
-_COUNTDOWN = re.compile(r"[ \t]*<total_tokens>[^<]{0,80}</total_tokens>[ \t]*\n?")
-_ONLY_COUNTDOWN = re.compile(
-    r"\s*(?:<system-reminder>)?\s*<total_tokens>[^<]{0,80}</total_tokens>\s*(?:</system-reminder>)?\s*"
-)
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
+# No pattern begins with a repetition: a search for it would try every blank of a prompt as its start.
+_COUNTDOWN = re.compile(r"<total_tokens>[^<]{0,80}</total_tokens>[ \t]*\n?")
 
 
 def drop_markers(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMessage], int, int]:
@@ -103,19 +101,38 @@ def drop_markers(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMess
         if not isinstance(content, str):
             kept.append(message)
         elif message["role"] in _SYSTEM:
-            text, billed = _BILLING.subn("", content)
-            text, counted = _COUNTDOWN.subn("", text)
+            billing = _BILLING.match(content)
+            billed = billing is not None
+            text, counted = _without_countdowns(content[billing.end() :] if billing else content)
             billing_lines += billed
             countdowns += counted
             if not (billed or counted):
                 kept.append(message)
             elif text.strip():
                 kept.append({**message, "content": text})
-        elif message["role"] == "user" and "<total_tokens>" in content and _ONLY_COUNTDOWN.fullmatch(content):
+        elif message["role"] == "user" and _is_countdown(content):
             countdowns += 1
         else:
             kept.append(message)
     return kept, billing_lines, countdowns
+
+
+def _without_countdowns(text: str) -> tuple[str, int]:
+    """The text without countdowns and the blanks around each, and the number of those."""
+    kept, start, count = [], 0, 0
+    for found in _COUNTDOWN.finditer(text):
+        kept.append(text[start : found.start()].rstrip(" \t"))
+        start = found.end()
+        count += 1
+    return ("".join((*kept, text[start:])) if count else text), count
+
+
+def _is_countdown(content: str) -> bool:
+    """Whether a message is nothing but a countdown, in a reminder or without one."""
+    if "<total_tokens>" not in content:
+        return False
+    text = content.strip().removeprefix(_OPEN).removesuffix(_CLOSE).strip()
+    return _COUNTDOWN.fullmatch(text) is not None
 
 
 # --- system messages ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
@@ -46,6 +46,27 @@ class CallFormat(NamedTuple):
     bare: bool = False
     write: Callable[[Sequence[ParsedCall]], str] | None = None
     name: str = ""
+
+
+def sections(
+    text: str, opening: re.Pattern[str], closing: re.Pattern[str]
+) -> Iterator[tuple[re.Match[str], str]]:
+    """Each match of `opening`, and the text from there to the next match of `closing`, in one pass over the text.
+
+    As one pattern, `opening(.*?)closing` would read to the end of the text again for each opening that is not closed.
+    """
+    at = 0
+    while (found := opening.search(text, at)) and (end := closing.search(text, found.end())):
+        yield found, text[found.end() : end.start()]
+        at = end.end()
+
+
+def skip(text: str, at: int, characters: str = " \t\r\n") -> int:
+    """The index of the first character from `at` on that is none of these."""
+    end = len(text)
+    while at < end and text[at] in characters:
+        at += 1
+    return at
 
 
 def nonempty(calls: list[ParsedCall]) -> list[ParsedCall]:

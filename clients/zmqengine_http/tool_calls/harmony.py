@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from zmqengine_http.tool_calls.deltas import Delta, overlap
+from zmqengine_http.tool_calls.deltas import Delta, earliest, overlap
 from zmqengine_http.tool_calls.json_arguments import JsonArguments
 
 HEADER_CHARS_MAX = 300
@@ -25,6 +25,7 @@ class HarmonySplitter:
 
     def __init__(self, *, calls: bool) -> None:
         self.saw_call = False
+        self.incomplete_call = False
         self._calls = calls
         self._held = ""
         self._header = ""
@@ -50,7 +51,10 @@ class HarmonySplitter:
         """Parse the end of the output; returns the remaining deltas."""
         held, self._held = self._held, ""
         if self._state == "call":
-            return self._end_call(held) if self._arguments is None or self._arguments.done else []
+            self.incomplete_call |= self._arguments is None or not self._arguments.done
+            if self._arguments is None:
+                return [Delta("content", held)] if held else []
+            return self._end_call() if self._arguments.done else []
         if self._state == "header":
             return [Delta("content", held)] if held and not held.startswith("<|") else []
         return [Delta(self._state, held)] if held else []
@@ -73,19 +77,21 @@ class HarmonySplitter:
     def _read_body(self, deltas: list[Delta]) -> bool:
         if self._state == "call" and self._read_arguments(deltas):
             return True
-        places = [(place, end) for end in _ENDS if (place := self._held.find(end)) >= 0]
-        if not places:
-            if self._state != "call":
-                keep = max(overlap(self._held, end) for end in _ENDS)
-                self._emit(deltas, self._held[: len(self._held) - keep])
-                self._held = self._held[len(self._held) - keep :]
-            return False
-        place, end = min(places)
-        body, self._held = self._held[:place], self._held[place + len(end) :]
-        if self._state == "call":
-            deltas += self._end_call(body)
-        else:
+        place, end = earliest(self._held, _ENDS)
+        sure = place if end else len(self._held) - max(overlap(self._held, each) for each in _ENDS)
+        body = self._held[:sure]
+        if self._state == "call" and self._arguments is None:
+            if not end and not body.strip() and len(body) <= HEADER_CHARS_MAX:
+                return False
+            # A message to a function without arguments is content.
+            self._state = "content"
+        self._held = self._held[sure + len(end) :]
+        if self._state != "call":
             self._emit(deltas, body)
+        if not end:
+            return False
+        if self._state == "call":
+            deltas += self._end_call()
         self._state = "header"
         return True
 
@@ -113,9 +119,9 @@ class HarmonySplitter:
             self._held, reader.rest = reader.rest, ""
         return True
 
-    def _end_call(self, body: str) -> list[Delta]:
-        """End a message to a function; without arguments it was content."""
-        if self._arguments is None:
-            return [Delta("content", body)] if body else []
+    def _end_call(self) -> list[Delta]:
+        """End a message to a function; text behind its arguments is syntax."""
+        assert self._arguments is not None
+        self.incomplete_call |= not self._arguments.done
         self._arguments = None
         return [Delta("call_end", "")]

@@ -6,7 +6,15 @@ import json
 import re
 from collections.abc import Sequence
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, nonempty
+from zmqengine_http.tool_calls.call_format import (
+    CallFormat,
+    ParsedCall,
+    Schemas,
+    as_arguments,
+    nonempty,
+    sections,
+    skip,
+)
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_value, read_whole
 
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
@@ -24,8 +32,7 @@ def _values(text: str) -> list[object]:
     """The JSON values in a text, with lists flattened."""
     values: list[object] = []
     at = 0
-    while text[at:].strip(_BETWEEN):
-        at += len(text[at:]) - len(text[at:].lstrip(_BETWEEN))
+    while (at := skip(text, at, _BETWEEN)) < len(text):
         value, at = read_value(text, at)
         values += value if isinstance(value, list) else [value]
     return values
@@ -65,7 +72,7 @@ def parse_mistral(text: str, schemas: Schemas) -> list[ParsedCall]:
     if text.lstrip().startswith("["):
         return parse_json(text, schemas)
     calls, at = [], 0
-    while text[at:].strip():
+    while (at := skip(text, at)) < len(text):
         at += len("[TOOL_CALLS]") if text.startswith("[TOOL_CALLS]", at) else 0
         header = _MISTRAL_HEADER.match(text, at) or _MISTRAL_BARE_HEADER.match(text, at)
         if not header:
@@ -76,33 +83,37 @@ def parse_mistral(text: str, schemas: Schemas) -> list[ParsedCall]:
 
 
 _KIMI_CALL = re.compile(
-    r"<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*"
-    r"<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
-    re.DOTALL,
+    r"<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>"
 )
+_KIMI_END = re.compile(r"<\|tool_call_end\|>")
 
 
 def parse_kimi(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse a tool-call section of Kimi K2."""
     return nonempty(
-        [ParsedCall(name, as_arguments(read_whole(inside))) for name, inside in _KIMI_CALL.findall(text)]
+        [
+            ParsedCall(found[1], as_arguments(read_whole(inside)))
+            for found, inside in sections(text, _KIMI_CALL, _KIMI_END)
+        ]
     )
 
 
-_DEEPSEEK_CALL = re.compile(
-    f"<{BAR}tool{GAP}call{GAP}begin{BAR}>(.*?)<{BAR}tool{GAP}sep{BAR}>(.*?)<{BAR}tool{GAP}call{GAP}end{BAR}>",
-    re.DOTALL,
-)
-_FENCED = re.compile(r"\s*([\w.-]+)\s*```(?:json)?\s*(.*?)```\s*", re.DOTALL)
+_DEEPSEEK_CALL = re.compile(f"<{BAR}tool{GAP}call{GAP}begin{BAR}>([^<]*)<{BAR}tool{GAP}sep{BAR}>")
+_DEEPSEEK_END = re.compile(f"<{BAR}tool{GAP}call{GAP}end{BAR}>")
+_FENCE = "```"
+_NAME = re.compile(r"[\w.-]+")
 
 
 def parse_deepseek(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) or V3.1 (name and
     JSON)."""
     calls = []
-    for head, rest in _DEEPSEEK_CALL.findall(text):
-        fenced = _FENCED.fullmatch(rest)
-        name, arguments = fenced.groups() if fenced else (head.strip(), rest)
+    for found, inside in sections(text, _DEEPSEEK_CALL, _DEEPSEEK_END):
+        name, fence, fenced = (part.strip() for part in inside.partition(_FENCE))
+        if fence and _NAME.fullmatch(name) and fenced.endswith(_FENCE):
+            arguments = fenced.removeprefix("json").removesuffix(_FENCE)
+        else:
+            name, arguments = found[1].strip(), inside
         calls.append(ParsedCall(name, as_arguments(read_whole(arguments))))
     return nonempty(calls)
 
@@ -110,36 +121,38 @@ def parse_deepseek(text: str, schemas: Schemas) -> list[ParsedCall]:
 def parse_named(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse `name>{...}` of Functionary, whose start marker is the beginning of the tag."""
     name, _, arguments = text.partition(">")
-    if not re.fullmatch(r"[\w.-]+", name):
+    if not _NAME.fullmatch(name):
         raise Malformed("no function name")
     return [ParsedCall(name, as_arguments(read_whole(arguments)))]
 
 
-_SOLAR_CALL = re.compile(
-    r"<\|tool_call:begin\|>.*?<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>(.*?)<\|tool_call:end\|>",
-    re.DOTALL,
-)
+_SOLAR_CALL = re.compile(r"<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>")
+_SOLAR_END = re.compile(r"<\|tool_call:end\|>")
 
 
 def parse_solar(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse calls of Solar Open, each with an id, a name and arguments."""
     return nonempty(
-        [ParsedCall(name, as_arguments(read_whole(inside))) for name, inside in _SOLAR_CALL.findall(text)]
+        [
+            ParsedCall(found[1], as_arguments(read_whole(inside)))
+            for found, inside in sections(text, _SOLAR_CALL, _SOLAR_END)
+        ]
     )
 
 
 # A single call, or the next one of a list.
-_JSON_HEADER = re.compile(
-    r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
+_JSON_CALL = (
+    r'(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _JSON_TAIL = re.compile(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}')
-_LLAMA4_HEADER = re.compile(r"\s*(?:<\|python_end\|>)?" + _JSON_HEADER.pattern)
-_KEYED_HEADER = re.compile(r'\s*\[?\s*\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
+_JSON_HEADER = re.compile(r"\s*" + _JSON_CALL)
+_LLAMA4_HEADER = re.compile(r"\s*(?:<\|python_end\|>\s*)?" + _JSON_CALL)
+_KEYED_HEADER = re.compile(r'\s*(?:\[\s*)?\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
 # A list of JSON calls, or a name followed by its arguments.
 _MISTRAL_START = re.compile(
-    r'\s*\[?\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)|'
-    r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)"
+    r'\s*(?:\[\s*)?\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)|'
+    r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _MISTRAL_TAIL = re.compile(r'(?:\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\})?')
 _KIMI_HEADER = re.compile(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
-from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
+from zmqengine_http.tool_calls.deltas import Delta, Kind, earliest, overlap
 from zmqengine_http.tool_calls.markers import Markers
-from zmqengine_http.tool_calls.splitter import MarkerSplitter, earliest
+from zmqengine_http.tool_calls.splitter import MarkerSplitter
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"
@@ -25,6 +25,7 @@ class MuseSplitter:
 
     def __init__(self, calls: CallFormat | None, schemas: Schemas) -> None:
         self.saw_call = False
+        self.incomplete_call = False
         self._calls = calls
         self._schemas = schemas
         self._held = ""
@@ -92,5 +93,6 @@ class MuseSplitter:
         if inside is None:
             return []
         deltas = inside.finish()
+        self.incomplete_call |= inside.incomplete_call
         self.saw_call = self.saw_call or inside.saw_call
         return deltas

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_whole
 
 Schema = Mapping[str, object]
 REFERENCES_MAX = 16
+"""References that lead from one to the next."""
+REFERENCE_CHARS_MAX = 1000
+"""The longest reference that is resolved: a place that many others refer to is resolved for each of them."""
+ALTERNATIVES_MAX = 256
+"""Alternatives of one schema that are read: each argument of a call reads those of its own, which may be shared."""
 _KINDS: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
 }  # fmt: skip
@@ -72,18 +78,26 @@ def values_of(schema: Schema) -> list[object] | None:
     return values if isinstance(values, list) else None
 
 
-def alternatives(schema: object, root: Schema, depth: int = REFERENCES_MAX) -> Iterator[Schema]:
-    """The alternatives of `anyOf` and `oneOf`, references resolved; without these the schema itself."""
-    if not isinstance(schema, Mapping) or not depth:
-        return
-    schema = resolved(schema, root)
-    for keyword in ("anyOf", "oneOf"):
-        choices = schema.get(keyword)
-        if isinstance(choices, list):
-            for choice in choices:
-                yield from alternatives(choice, root, depth - 1)
+def alternatives(schema: object, root: Schema) -> Iterator[Schema]:
+    """The first alternatives of `anyOf` and `oneOf`, references resolved; without these the schema itself.
+
+    Schemas are a graph, not a tree: a list of choices that several references lead to is read once.
+    """
+    waiting, seen = deque([schema]), set[int]()
+    for _ in range(ALTERNATIVES_MAX):
+        if not waiting:
             return
-    yield schema
+        part = waiting.popleft()
+        if not isinstance(part, Mapping):
+            continue
+        part = resolved(part, root)
+        choices = next((part[word] for word in ("anyOf", "oneOf") if isinstance(part.get(word), list)), None)
+        if choices is None:
+            yield part
+        elif id(choices) not in seen:
+            seen.add(id(choices))
+            assert isinstance(choices, list)
+            waiting.extendleft(reversed(choices[:ALTERNATIVES_MAX]))
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
@@ -92,19 +106,40 @@ def resolved(schema: Schema, root: Schema) -> Schema:
         parts = schema.get("allOf")
         reference = schema.get("$ref")
         if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], Mapping):
-            schema = {**parts[0], **{name: value for name, value in schema.items() if name != "allOf"}}
+            schema = _Overlaid(schema, "allOf", parts[0])
         elif isinstance(reference, str):
             found = _at(root, reference)
             if found is None:
                 return schema
-            schema = {**found, **{name: value for name, value in schema.items() if name != "$ref"}}
+            schema = _Overlaid(schema, "$ref", found) if len(schema) > 1 else found
         else:
             break
     return schema
 
 
+class _Overlaid(Mapping[str, object]):
+    """A schema over the one that its `keyword` leads to. A copy would cost the size of that one at each reference."""
+
+    def __init__(self, schema: Schema, keyword: str, base: Schema) -> None:
+        self._schema = schema
+        self._keyword = keyword
+        self._base = base
+
+    def __getitem__(self, name: str) -> object:
+        return self._schema[name] if name != self._keyword and name in self._schema else self._base[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self._base), **dict.fromkeys(self._own())})
+
+    def __len__(self) -> int:
+        return len(self._base) + sum(name not in self._base for name in self._own())
+
+    def _own(self) -> Iterator[str]:
+        return (name for name in self._schema if name != self._keyword)
+
+
 def _at(root: Schema, reference: str) -> Schema | None:
-    if not reference.startswith("#"):
+    if not reference.startswith("#") or len(reference) > REFERENCE_CHARS_MAX:
         return None
     found: object = root
     for step in reference[1:].strip("/").split("/") if reference != "#" else ():

@@ -6,18 +6,22 @@ its arguments on, a call is streamed; the rest of the text between the markers i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
-from zmqengine_http.tool_calls.deltas import Delta, Kind, overlap
+from zmqengine_http.tool_calls.deltas import Delta, Kind, TextUpTo, earliest, overlap
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
 from zmqengine_http.tool_calls.lenient_json import Malformed
 from zmqengine_http.tool_calls.markers import Markers
 
 _BETWEEN = " \t\r\n;,"
+HEADER_CHARS_MAX = 512
+"""The longest header of a call whose arguments are streamed: names have up to 64 characters, ids less. It is matched
+again with each token, so it has a bound; a call with more before its arguments is parsed as a whole."""
+LEADING_CHARS_MAX = 256
+"""White space before a leading end of reasoning, at most."""
 State = Literal["content", "reasoning", "call"]
 
 
@@ -42,12 +46,15 @@ class MarkerSplitter:
         self._state: State = "reasoning" if reasoning_open else "content"
         self._held = ""
         self._call_start = ""
+        self._blanks: list[str] = []
+        self._unstreamed: TextUpTo | None = None
         self._arguments: ArgumentsParser | None = None
         self._streamed = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
         self._edges = ContentEdges(markers.think_end)
         self.saw_call = False
+        self.incomplete_call = False
 
     @property
     def in_reasoning(self) -> bool:
@@ -66,18 +73,27 @@ class MarkerSplitter:
         """Parse the end of the output; returns the remaining deltas."""
         if self._state == "call" and self._streamed:
             return self._finish_streamed()
-        held, self._held = self._held, ""
+        held = self._inside_call() if self._state == "call" else self._held
+        self._held = ""
         if self._state == "content":
             held = self._edges.content(held)
         if self._state == "call":
-            return self._parsed(held, complete=not (self._format and self._format.end))
+            deltas = self._parsed(held, complete=not (self._format and self._format.end))
+            self.incomplete_call |= any(delta.kind == "content" for delta in deltas)
+            return deltas
         return [Delta(self._state, held)] if held else []
 
     def _finish_streamed(self) -> list[Delta]:
         if self._arguments is not None:
             # The output was cut within the arguments: what came of them has been streamed.
+            self.incomplete_call = True
             return [Delta("call_end", "")] if self._arguments.broken else []
-        return self._remaining_calls(self._held)
+        return self._remaining_calls(self._inside_call())
+
+    def _inside_call(self) -> str:
+        """The text of a call so far that was not streamed."""
+        unstreamed = self._unstreamed.text if self._unstreamed is not None else ""
+        return "".join((*self._blanks, unstreamed, self._held))
 
     def _advance(self, deltas: list[Delta]) -> bool:
         """Parse one step of the held text; False if more text is needed."""
@@ -118,14 +134,22 @@ class MarkerSplitter:
         assert self._format
         if self._arguments is not None and not self._arguments.broken:
             return self._advance_arguments(deltas, self._arguments)
-        if self._begin_call(deltas):
+        if self._unstreamed is None and self._begin_call(deltas):
             return True
         end = self._format.end if self._call_start else ""
-        place = self._held.find(end) if end else -1
-        if place < 0:
+        if self._unstreamed is None and (len(self._held) > HEADER_CHARS_MAX or (end and end in self._held)):
+            self._unstreamed = TextUpTo([end])
+        if self._unstreamed is None:
             return False
-        inside, self._held = self._held[:place], self._held[place + len(end) :]
+        found = self._unstreamed.feed(self._held)
+        self._held = ""
+        if found is None:
+            return False
+        inside = self._inside_call()
+        self._held = found[1]
+        self._blanks, self._unstreamed = [], None
         if self._arguments is not None:
+            self.incomplete_call = True
             deltas.append(Delta("call_end", ""))
         elif self._streamed:
             deltas += self._remaining_calls(inside)
@@ -143,18 +167,22 @@ class MarkerSplitter:
         assert self._format
         if self._arguments is not None:
             return False
-        start = 0
+        text = self._held.lstrip()
+        if len(text) < len(self._held):
+            # Skipped once: each token would skip all that came before it again.
+            self._blanks.append(self._held[: len(self._held) - len(text)])
+            self._held = text
+        start, text = 0, text[:HEADER_CHARS_MAX]
         if self._streamed:
-            tail = self._format.tail.match(self._held)
+            tail = self._format.tail.match(text)
             if not tail:
                 return False
-            start = (
-                tail.end() + len(self._held[tail.end() :]) - len(self._held[tail.end() :].lstrip(_BETWEEN))
-            )
-        header = self._format.header.match(self._held, start)
+            start = len(text) - len(text[tail.end() :].lstrip(_BETWEEN))
+        header = self._format.header.match(text, start)
         if not header:
             return False
         self._held = self._held[header.end() :]
+        self._blanks = []
         name = next(group for group in header.groups() if group)
         self._arguments = self._format.read(self._schemas.get(name, {}), self._format.end)
         self._streamed = self.saw_call = True
@@ -179,7 +207,9 @@ class MarkerSplitter:
         assert self._format
         tail = self._format.tail.match(inside)
         text = inside[tail.end() :].strip(_BETWEEN) if tail else ""
-        return (parse_calls(text, self._format, self._schemas) or []) if text else []
+        calls = (parse_calls(text, self._format, self._schemas) or []) if text else []
+        self.incomplete_call |= bool(text) and not calls
+        return calls
 
     def _parsed(self, inside: str, *, complete: bool, end: str = "") -> list[Delta]:
         """The calls in a text, or the text itself as content if it is no calls."""
@@ -229,12 +259,6 @@ def parse_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta]
         return None
 
 
-def earliest(text: str, markers: Sequence[str]) -> tuple[int, str]:
-    """The index of the first marker found, and the marker; -1 and an empty string if there is none."""
-    found = [(text.find(marker), marker) for marker in markers]
-    return min(((place, marker) for place, marker in found if place >= 0), default=(-1, ""))
-
-
 class ContentEdges:
     """Tracks where the content begins, and drops white space around calls.
 
@@ -246,23 +270,27 @@ class ContentEdges:
         self._think_end = think_end
         self._begun = False
         self._behind_call = False
-        self._space = ""
+        self._space: list[str] = []
 
     def after_leading_end(self, held: str) -> str | None:
         """The text after a leading `think_end`; None if the content does not begin with it."""
+        if self._begun or not self._think_end:
+            return None
         text = held.lstrip()
-        if self._begun or not self._think_end or not text.startswith(self._think_end):
+        if not text.startswith(self._think_end):
             return None
         self._begun = True
         return text[len(self._think_end) :]
 
     def may_become_leading_end(self, held: str) -> bool:
         """Whether the held text is a prefix of a leading `think_end`."""
-        return not self._begun and bool(self._think_end) and self._think_end.startswith(held.lstrip())
+        if self._begun or not self._think_end or len(held) > LEADING_CHARS_MAX:
+            return False
+        return self._think_end.startswith(held.lstrip())
 
     def after_call(self) -> None:
         """Note the end of a call."""
-        self._behind_call, self._space = True, ""
+        self._behind_call, self._space = True, []
 
     def content(self, text: str) -> str:
         """The content in a text; white space after a call is held back until more content follows."""
@@ -272,7 +300,7 @@ class ContentEdges:
         if not self._behind_call:
             return text
         if not text.strip():
-            self._space += text
+            self._space.append(text)
             return ""
-        text, self._space, self._behind_call = self._space + text, "", False
+        text, self._space, self._behind_call = "".join((*self._space, text)), [], False
         return text

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from zmqengine_http.tool_calls.deltas import overlap
+from zmqengine_http.tool_calls.deltas import TextUpTo, overlap
 from zmqengine_http.tool_calls.json_arguments import JsonArguments, escaped
 from zmqengine_http.tool_calls.schema_types import argument_types, convert_text, without_padding
 
@@ -54,6 +54,7 @@ class TaggedArguments:
         self._in_text = False
         self._padded = tags.padded
         self._nested: JsonArguments | None = None
+        self._whole: TextUpTo | None = None
         self._at_start = False
         self._count = -1
 
@@ -108,9 +109,9 @@ class TaggedArguments:
         return len(self.rest) < TAG_CHARS_MAX and self._tags.within.fullmatch(self.rest) is not None
 
     def _value(self) -> str | None:
-        if self._nested is not None or self._begins_nested():
+        if self._whole is None and (self._nested is not None or self._begins_nested()):
             return self._nested_piece()
-        if not self._in_text and not self._begins_text():
+        if self._whole is not None or not (self._in_text or self._begins_text()):
             return self._whole_value()
         place = self._closing_place()
         piece = ""
@@ -137,7 +138,7 @@ class TaggedArguments:
     def _begins_nested(self) -> bool:
         """Whether the value is an object or a list."""
         beside_text = not self._kinds or "string" in self._kinds
-        if self._in_text or beside_text or not self.rest.lstrip().startswith(("{", "[")):
+        if self._in_text or beside_text or not self.rest[:TAG_CHARS_MAX].lstrip().startswith(("{", "[")):
             return False
         self._nested = JsonArguments(arrays=True)
         return True
@@ -169,14 +170,22 @@ class TaggedArguments:
         return not any(text.startswith(start) or start.startswith(text) for text in nothing)
 
     def _whole_value(self) -> str | None:
-        place = self._closing_place()
-        if place is None:
+        if self._whole is None:
+            if self._may_be_nested_or_text():
+                return None
+            self._whole = TextUpTo(self._tags.closings)
+        found = self._whole.feed(self.rest)
+        self.rest = ""
+        if found is None:
             return None
-        at, closing = place
-        text, self.rest = self.rest[:at], self.rest[at + len(closing) :]
+        text, self._whole, self.rest = self._whole.text, None, found[1]
         self._in_value = False
         value = convert_text(without_padding(text, always=self._tags.padded), self._kinds)
         return msgspec.json.encode(value).decode()
+
+    def _may_be_nested_or_text(self) -> bool:
+        """Whether more of a value, which is short so far, can show that it is streamed."""
+        return len(self.rest) < TAG_CHARS_MAX and self._closing_place() is None
 
     def _closing_place(self) -> tuple[int, str] | None:
         found = [(self.rest.find(closing), closing) for closing in self._tags.closings]

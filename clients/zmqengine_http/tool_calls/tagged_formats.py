@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, nonempty
+from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, nonempty, sections
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
 from zmqengine_http.tool_calls.json_formats import BAR, parse_json
 from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
@@ -14,14 +15,28 @@ from zmqengine_http.tool_calls.tagged_arguments import TaggedArguments, Tags
 
 # DeepSeek and Muse prefix each tag name; MiniCPM wraps values that contain tags in CDATA.
 _PREFIX = f"(?:{BAR}DSML{BAR}|atem:)?"
-_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'>\s]+)["']?\s*>"""
+_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'<>\s]+)["']?\s*>"""
 _PARAMETER = (
-    rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)["']?([^"'>\s]+)["']?"""
-    r"""(?:\s+string="(?P<told>true|false)")?[^>]*>"""
+    # The name ends where it can: an attribute behind it may hold the same characters.
+    rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)["']?([^"'<>\s]+)(?=["'\s>])["']?"""
+    r"""(?:\s+string="(?P<told>true|false)")?[^<>]*>"""
 )
-_XML_FUNCTION = re.compile(rf"{_FUNCTION}(.*?)</{_PREFIX}(?:function|invoke)>", re.DOTALL)
-_XML_PARAMETER = re.compile(
-    rf"{_PARAMETER}(?:<!\[CDATA\[(?P<held>.*?)\]\]>|(?P<value>.*?))</{_PREFIX}(?:parameter|param)>", re.DOTALL
+_CDATA = "<![CDATA["
+
+
+class _Elements(NamedTuple):
+    """The opening and closing tags of calls or arguments; `held_closing`: the one behind a CDATA text."""
+
+    opening: re.Pattern[str]
+    closing: re.Pattern[str]
+    held_closing: re.Pattern[str] | None = None
+
+
+_XML_FUNCTIONS = _Elements(re.compile(_FUNCTION), re.compile(rf"</{_PREFIX}(?:function|invoke)>"))
+_XML_PARAMETERS = _Elements(
+    re.compile(_PARAMETER),
+    re.compile(rf"</{_PREFIX}(?:parameter|param)>"),
+    re.compile(rf"\]\]></{_PREFIX}(?:parameter|param)>"),
 )
 
 
@@ -37,33 +52,49 @@ def parse_padded_xml(text: str, schemas: Schemas) -> list[ParsedCall]:
 
 
 def _xml_calls(text: str, schemas: Schemas, *, padded: bool) -> list[ParsedCall]:
-    return _tagged_calls(text, schemas, _XML_FUNCTION, _XML_PARAMETER, padded=padded)
+    return _tagged_calls(text, schemas, _XML_FUNCTIONS, _XML_PARAMETERS, padded=padded)
 
 
 def _tagged_calls(
-    text: str, schemas: Schemas, call: re.Pattern[str], argument: re.Pattern[str], *, padded: bool = False
+    text: str, schemas: Schemas, calls: _Elements, arguments: _Elements, *, padded: bool = False
 ) -> list[ParsedCall]:
     return nonempty(
         [
-            ParsedCall(name, _arguments(inside, schemas.get(name, {}), argument, padded=padded))
-            for name, inside in call.findall(text)
+            ParsedCall(found[1], _arguments(inside, schemas.get(found[1], {}), arguments, padded=padded))
+            for found, inside in sections(text, calls.opening, calls.closing)
         ]
     )
 
 
 def _arguments(
-    inside: str, schema: Mapping[str, object], argument: re.Pattern[str], *, padded: bool = False
+    inside: str, schema: Mapping[str, object], elements: _Elements, *, padded: bool = False
 ) -> dict[str, object]:
-    """The arguments that `argument` matches: first group the key, `value` the text, or `held` a CDATA
-    text."""
+    """The arguments by their keys, which are the first groups of opening tags."""
     values: dict[str, object] = {}
-    for found in argument.finditer(inside):
-        key, groups = found[1].strip(), found.groupdict()
-        text = groups.get("held")
-        if text is None:
-            text = without_padding(groups["value"], always=padded)
-        values[key] = convert_text(text, argument_types(schema, key, groups.get("told")))
+    for found, text in _texts(inside, elements, padded=padded):
+        key = found[1].strip()
+        values[key] = convert_text(text, argument_types(schema, key, found.groupdict().get("told")))
     return values
+
+
+def _texts(inside: str, elements: _Elements, *, padded: bool) -> Iterator[tuple[re.Match[str], str]]:
+    """The opening tags of elements and their texts, in one pass, without CDATA and line breaks around them."""
+    at, held_closing = 0, elements.held_closing
+    while found := elements.opening.search(inside, at):
+        start = found.end()
+        if held_closing is not None and inside.startswith(_CDATA, start):
+            end = held_closing.search(inside, start)
+            if end is not None:
+                yield found, inside[start + len(_CDATA) : end.start()]
+                at = end.end()
+                continue
+            # Nor is any later one closed.
+            held_closing = None
+        end = elements.closing.search(inside, start)
+        if end is None:
+            return
+        yield found, without_padding(inside[start : end.start()], always=padded)
+        at = end.end()
 
 
 def parse_minicpm(text: str, schemas: Schemas) -> list[ParsedCall]:
@@ -71,8 +102,8 @@ def parse_minicpm(text: str, schemas: Schemas) -> list[ParsedCall]:
     return parse_xml(f"<function name={text}</function>", schemas)
 
 
-_GLM_OPENING = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
-_GLM_ARGUMENT = re.compile(rf"{_GLM_OPENING.pattern}(?P<value>.*?)</arg_value>", re.DOTALL)
+_GLM_OPENING = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+_GLM_ARGUMENTS = _Elements(_GLM_OPENING, re.compile("</arg_value>"))
 
 
 def parse_glm(text: str, schemas: Schemas) -> list[ParsedCall]:
@@ -80,37 +111,34 @@ def parse_glm(text: str, schemas: Schemas) -> list[ParsedCall]:
     name = text.split("<arg_key>", 1)[0].strip()
     if not re.fullmatch(r"[\w.-]+", name):
         return parse_json(text, schemas)
-    return [ParsedCall(name, _arguments(text, schemas.get(name, {}), _GLM_ARGUMENT))]
+    return [ParsedCall(name, _arguments(text, schemas.get(name, {}), _GLM_ARGUMENTS))]
 
 
 # Hunyuan 3 has a suffix on each tag.
 _SUFFIX = r"(?::\w+)?"
-_HUNYUAN_CALL = re.compile(
-    rf"<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>(.*?)</tool_call{_SUFFIX}>", re.DOTALL
+_HUNYUAN_CALLS = _Elements(
+    re.compile(rf"<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>"),
+    re.compile(rf"</tool_call{_SUFFIX}>"),
 )
-_HUNYUAN_OPENING = re.compile(
-    rf"<arg_key{_SUFFIX}>(.*?)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>", re.DOTALL
-)
-_HUNYUAN_ARGUMENT = re.compile(rf"{_HUNYUAN_OPENING.pattern}(?P<value>.*?)</arg_value{_SUFFIX}>", re.DOTALL)
+_HUNYUAN_OPENING = re.compile(rf"<arg_key{_SUFFIX}>([^<]*)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>")
+_HUNYUAN_ARGUMENTS = _Elements(_HUNYUAN_OPENING, re.compile(rf"</arg_value{_SUFFIX}>"))
 
 
 def parse_hunyuan(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse a section of Hunyuan 3: `name<tool_sep>` and arguments in GLM's format."""
-    return _tagged_calls(text, schemas, _HUNYUAN_CALL, _HUNYUAN_ARGUMENT)
+    return _tagged_calls(text, schemas, _HUNYUAN_CALLS, _HUNYUAN_ARGUMENTS)
 
 
-_KIMI_CALL = re.compile(
-    r'<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>(.*?)<\|close\|>call<\|sep\|>', re.DOTALL
+_KIMI_CALLS = _Elements(
+    re.compile(r'<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>'), re.compile(r"<\|close\|>call<\|sep\|>")
 )
-_KIMI_OPENING = re.compile(
-    r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<told>\w+)")?[^<]*<\|sep\|>', re.DOTALL
-)
-_KIMI_ARGUMENT = re.compile(rf"{_KIMI_OPENING.pattern}(?P<value>.*?)<\|close\|>argument<\|sep\|>", re.DOTALL)
+_KIMI_OPENING = re.compile(r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<told>\w+)")?[^<]*<\|sep\|>')
+_KIMI_ARGUMENTS = _Elements(_KIMI_OPENING, re.compile(r"<\|close\|>argument<\|sep\|>"))
 
 
 def parse_kimi_tags(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse a tools section of Kimi K3, where each argument's tag states its type."""
-    return _tagged_calls(text, schemas, _KIMI_CALL, _KIMI_ARGUMENT)
+    return _tagged_calls(text, schemas, _KIMI_CALLS, _KIMI_ARGUMENTS)
 
 
 _XML_HEADER = re.compile(rf"\s*{_FUNCTION}")

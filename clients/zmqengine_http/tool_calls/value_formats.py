@@ -6,7 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall, Schemas, as_arguments, nonempty
+from zmqengine_http.tool_calls.call_format import (
+    CallFormat,
+    ParsedCall,
+    Schemas,
+    as_arguments,
+    nonempty,
+    skip,
+)
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_value
 
@@ -18,7 +25,7 @@ def parse_gemma(text: str, schemas: Schemas) -> list[ParsedCall]:
     strings."""
     text = text.replace("<escape>", '<|"|>')
     calls, at = [], 0
-    while text[at:].strip():
+    while (at := skip(text, at)) < len(text):
         header = _CALL_HEADER.match(text, at)
         if not header:
             raise Malformed("no call:name")
@@ -36,7 +43,7 @@ def parse_pythonic(text: str, schemas: Schemas) -> list[ParsedCall]:
     text = text.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     calls, at, end = [], 0, len(inside)
-    while inside[at:end].strip(" \t\r\n,"):
+    while (at := skip(inside, at, " \t\r\n,")) < end:
         header = _PYTHON_CALL.match(inside, at)
         if not header:
             raise Malformed("no function name")
@@ -54,7 +61,7 @@ def parse_pythonic(text: str, schemas: Schemas) -> list[ParsedCall]:
     return nonempty(calls)
 
 
-_COMMA = re.compile(r"\s*,?\s*")
+_COMMA = re.compile(r"\s*(?:,\s*)?")
 
 
 def _after_comma(text: str, at: int) -> int:
@@ -64,7 +71,7 @@ def _after_comma(text: str, at: int) -> int:
 
 
 _GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
-_PYTHON_HEADER = re.compile(r"\s*\[?\s*([A-Za-z_][\w.]*)\s*\(")
+_PYTHON_HEADER = re.compile(r"\s*(?:\[\s*)?([A-Za-z_][\w.]*)\s*\(")
 
 
 def _read_python(parameters: Mapping[str, object], end: str) -> ArgumentsParser:

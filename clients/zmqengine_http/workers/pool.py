@@ -26,7 +26,16 @@ class Pool:
     def __init__(self, workers: Sequence[PooledWorker], aliases: Mapping[str, str]) -> None:
         self.workers = list(workers)
         self._aliases = dict(aliases)
+        self._learned: dict[str, str] = {}
         self._homes: OrderedDict[object, PooledWorker] = OrderedDict()
+
+    def learn(self, names: Mapping[str, str]) -> None:
+        """Further names of models, in place of those that were learned before."""
+        self._learned = {alias: name for alias, name in names.items() if alias != name}
+
+    def named(self, name: str) -> str:
+        """The model that an alias of this front-end's own stands for; any other name unchanged."""
+        return self._aliases.get(name) or self._pattern(name) or name
 
     @property
     def ready(self) -> bool:
@@ -37,7 +46,9 @@ class Pool:
         """The models of workers that are or were ready, by name and alias."""
         known = {worker.model.card.name: worker.model for worker in self.workers if worker.model}
         aliases = {
-            alias: known[name] for alias, name in self._aliases.items() if name in known and "*" not in alias
+            alias: known[name]
+            for alias, name in (self._learned | self._aliases).items()
+            if name in known and "*" not in alias
         }
         return known | aliases
 
@@ -96,7 +107,7 @@ class Pool:
         return chosen
 
     def _marks(self, model: Model, prompt: Sequence[int], key: str | None) -> list[object]:
-        """A chained hash per block of the prompt, and last, with the highest precedence, the cache key."""
+        """A chained hash per block of the prompt, and last, with the highest precedence, that of the cache key."""
         name = model.card.name
         mark, marks = hash(name), list[object]()
         for start in range(
@@ -104,7 +115,8 @@ class Pool:
         ):
             mark = hash((mark, *prompt[start : start + PREFIX_TOKENS]))
             marks.append(mark)
-        return [*marks, (name, key)] if key else marks
+        # A hash of the key, as of the blocks: clients send keys of any length.
+        return [*marks, hash((name, key))] if key else marks
 
     def _remember(self, marks: Sequence[object], worker: PooledWorker) -> None:
         for mark in marks:

@@ -14,6 +14,7 @@ from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.serving import logs
+from zmqengine_http.serving.errors import no_worker
 from zmqengine_http.tool_calls import Markers, find_markers
 
 
@@ -85,6 +86,7 @@ class PooledWorker:
         self._client: AsyncClient | None = None
         self._state = "unknown"
         self._news = asyncio.Event()
+        self._became_ready = asyncio.Event()
 
     @property
     def connected(self) -> AsyncClient | None:
@@ -96,6 +98,16 @@ class PooledWorker:
         """The client; it exists once a model is known."""
         assert self._client is not None
         return self._client
+
+    async def wait_ready(self, wait_s: float) -> None:
+        """Wait until it takes requests, probing at once. Raises a 503 when `wait_s` is over."""
+        if self.ready:
+            return
+        self._news.set()
+        try:
+            await asyncio.wait_for(self._became_ready.wait(), wait_s)
+        except asyncio.TimeoutError:
+            raise no_worker() from None
 
     async def run(self) -> None:
         """Connect and poll the state. The client itself reconnects and resumes streams."""
@@ -149,6 +161,10 @@ class PooledWorker:
 
     def _now(self, state: str, **facts: object) -> None:
         self.ready = state == "ready" and self.model is not None
+        if self.ready:
+            self._became_ready.set()
+        else:
+            self._became_ready.clear()
         if state != self._state:
             level = logging.INFO if state in ("ready", "loading", "warming") else logging.WARNING
             model = self.model.card.name if self.model else None

@@ -104,6 +104,35 @@ def test_the_same_prompt_again_is_not_read_at_all(models: dict[str, Any], tmp_pa
     tier(engine).close()
 
 
+@pytest.mark.parametrize("name", ["llama", "hybrid"])
+def test_part_of_a_block_is_read_where_caches_can_be_cut_and_nowhere_else(
+    models: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    """A block on disk goes on otherwise than the prompt: a state after it is not a state of the prompt."""
+    model, prompt = models[name], prompt_of(1, 410)
+    first = on_disk(model, tmp_path)
+    answer(first, prompt)
+    tier(first).close(CLOSE_S)
+
+    engine = on_disk(model, tmp_path)
+    plan = tier(engine).plan(np.array(prompt, np.uint32), tier(engine).salt(""))
+    assert plan is not None
+    whole = tier(engine).read(plan, np.array(prompt, np.uint32))
+    last = whole[-1]
+    other = [*prompt[: last.start + 20], *prompt_of(2, 400)]
+    blocks = tier(engine).read(plan, np.array(other, np.uint32))
+    if name == "llama":
+        assert [block.key for block in blocks] == [block.key for block in whole]
+    else:
+        assert last.form
+        assert last.key not in [block.key for block in blocks]
+        assert not blocks or blocks[-1].form
+    while blocks:
+        tier(engine).restore(blocks, PIECE_BYTES, "a row")
+    assert answer(engine, other) == answer(make_engine(model), other)
+    tier(engine).close()
+
+
 def test_what_is_awaited_stays_while_there_is_other_room(models: dict[str, Any], tmp_path: Path) -> None:
     """Others that are read before its row begins do not have it go; rows that need its memory do. Each token that was
     restored is counted once as a hit on disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +13,9 @@ from mlx_lm.models.cache import KVCache
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
+from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv import blocks
 from zmqengine.engine.prefix_cache import store as store_module
 from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, PREFIX_TOKENS_MIN
 
@@ -395,3 +398,64 @@ class OddCache:
         self.inner = inner
         self.nbytes = 0
         self.state = [mx.zeros(1), {1}]
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_the_number_of_cached_buffers_is_bounded(models, shape, monkeypatch):
+    """mlx #1718: Metal has 499,000 buffers a process, and small arrays reach that long before their bytes tell."""
+    engine = make_engine(models[shape])
+    for seed in range(3):
+        generate(engine, tokens(3 * BLOCK_TOKENS, seed), seed)
+    held = engine.stats().prompt_cache["buffers"]
+    assert held > 6
+    monkeypatch.setattr(store_module, "BUFFERS_MAX", held // 2)
+    prompt = tokens(3 * BLOCK_TOKENS, 3)
+    answer, _ = generate(engine, prompt, 3)
+    assert 0 < engine.stats().prompt_cache["buffers"] <= held // 2
+    assert answer == greedy(models[shape], prompt, COUNT)
+    engine.limit_prompt_cache(0)
+    assert engine.stats().prompt_cache["buffers"] == 0
+
+
+def test_a_long_prompt_is_restored_in_pieces(models, monkeypatch):
+    """MTPLX #422: macOS ended one computation of a 9 GB cache. Pieces have a bound here, same tokens."""
+    model = models["llama"]
+    engine = make_engine(model)
+    prompt = tokens(4 * BLOCK_TOKENS)
+    first, _ = generate(engine, prompt)
+    pieces: list[int] = []
+
+    def count(arrays: list[mx.array]) -> None:
+        pieces.append(sum(array.nbytes for array in arrays))
+        mx.async_eval(*arrays)
+
+    monkeypatch.setattr(blocks, "start", count)
+    again, cached = generate(engine, prompt, 1)
+    assert pieces == []
+    one = 2 * 16 * 4 * (cached + GROWTH_TOKENS)
+    monkeypatch.setattr(blocks, "_RESTORED_BYTES", 2 * one)
+    third, _ = generate(engine, prompt, 2)
+    assert first == again == third
+    assert pieces == [2 * one] * len(model.layers)
+
+
+@pytest.mark.parametrize("shape", ["llama", "hybrid"])
+def test_the_pieces_of_a_restored_prompt_are_its_blocks_and_not_blocks_times_layers(
+    models, shape, monkeypatch
+):
+    """A kept prompt of 32,768 tokens was put together of 36,864 pieces in one pass."""
+    engine = make_engine(models[shape])
+    prompt = tokens(40 * BLOCK_TOKENS)
+    generate(engine, prompt)
+    pieces: list[int] = []
+
+    def count(arrays: list[mx.array], axis: int = 0) -> mx.array:
+        pieces.append(len(arrays))
+        return mx.concatenate(arrays, axis)
+
+    monkeypatch.setattr(blocks, "mx", SimpleNamespace(**{**vars(mx), "concatenate": count}))
+    _, cached = generate(engine, prompt, 1)
+    assert cached > 30 * BLOCK_TOKENS
+    arrays = 2 * len(models[shape].layers)
+    # Keys and values may be of two shapes. What is offered again is the answer, in a block or two.
+    assert 40 <= sum(pieces) < 2 * 41 + 4 * arrays

@@ -10,7 +10,7 @@ import pytest
 
 from tests.http.agents.sse import events, types
 from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
-from tests.http.serving import Front, Reply, post, serving
+from tests.http.serving import Front, Reply, get, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import Overloaded, WorkerLost
 from zmqengine.testing import FakeWorker
@@ -30,6 +30,7 @@ TEMPLATE = (
     "assistant: "
 )
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+USED = {"type": "tool_use", "id": "t", "name": "add", "input": {}}
 TOOL = {"name": "add", "description": "adds", "input_schema": {"type": "object"}}
 
 
@@ -154,7 +155,7 @@ def test_a_stop_sequence_is_named(model: Model, front: Front) -> None:
         ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "response_format"),
         ({"max_tokens": 10_000}, "input length and `max_tokens` exceed context limit"),
         ({"temperature": 2}, "temperature"),
-        ({"messages": [{"role": "assistant", "content": "I"}]}, "prefill"),
+        ({"messages": [{"role": "assistant", "content": [USED]}]}, "results are missing"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
         ({"messages": [{"role": "user", "content": "x " * 5000}]}, "prompt is too long"),
         ({"messages": []}, "messages"),
@@ -305,14 +306,14 @@ def test_items_made_here_may_be_referred_to(model: Model, front: Front, stream: 
     assert (reply.status, reply.error["param"]) == (400, "input[0]")
 
 
-def test_a_stored_response_is_taken_and_said_not_to_be_stored(model: Model, front: Front) -> None:
-    """It is OpenAI's default, so most clients ask for it without wanting it."""
-    reply = post(front, RESPONSES, {"input": "hi", "store": True})
-    assert (reply.status, reply.json["store"], reply.json["output"][0]["content"][0]["text"]) == (
-        200,
-        False,
-        "Hi.",
-    )
+@pytest.mark.parametrize(("given", "said"), [(None, True), (True, True), (False, False)])
+def test_a_response_says_whether_it_is_remembered(
+    model: Model, front: Front, given: bool | None, said: bool
+) -> None:
+    """It is, unless the request says otherwise: OpenAI's default."""
+    reply = post(front, RESPONSES, {"input": "hi", "store": given})
+    assert (reply.status, reply.json["store"]) == (200, said)
+    assert get(front, f"{RESPONSES}/{reply.json['id']}").status == (200 if said else 404)
 
 
 def test_templates_that_reason_by_themselves_are_told_not_to_unless_asked() -> None:
@@ -350,3 +351,92 @@ def slow_front() -> Iterator[Front]:
         serving(HttpConfig(workers=(worker.address,), keepalive_ms=100)) as front,
     ):
         yield front
+
+
+SEEN = "[an image, which this model cannot see: it reads text only]"
+IMAGE_PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+IMAGE_INPUT = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+CALLED = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "turns"),
+    [
+        (
+            "/v1/chat/completions",
+            "messages",
+            [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "c", "content": [IMAGE_PART]},
+            ],
+        ),
+        (
+            "/v1/chat/completions",
+            "messages",
+            [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "c", "content": "see the next message"},
+                {"role": "user", "content": [{"type": "text", "text": "the file:"}, IMAGE_PART]},
+            ],
+        ),
+        (
+            MESSAGES,
+            "messages",
+            [
+                {"role": "user", "content": "go"},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "c", "content": [IMAGE_BLOCK]}],
+                },
+            ],
+        ),
+        (
+            RESPONSES,
+            "input",
+            [
+                {"role": "user", "content": "go"},
+                {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": [IMAGE_INPUT]},
+            ],
+        ),
+    ],
+    ids=["chat", "chat, beside the result", "messages", "responses"],
+)
+def test_an_image_from_a_tool_does_not_end_the_session(
+    model: Model, front: Front, path: str, field: str, turns: list[dict[str, Any]]
+) -> None:
+    """Neither the turn in which it comes nor those that send it again."""
+    body: dict[str, Any] = {"model": "scripted"} | ({"max_tokens": 50} if path == MESSAGES else {})
+    further: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "I cannot see it."},
+        {"role": "user", "content": "say hello"},
+    ]
+    for conversation in (turns, turns + further):
+        reply = post(front, path, body | {field: conversation})
+        assert reply.status == 200, reply.body
+        assert SEEN in model.prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "image", "at"),
+    [
+        ("/v1/chat/completions", "messages", IMAGE_PART, "messages[0].content[0]"),
+        (MESSAGES, "messages", IMAGE_BLOCK, "messages[0].content[0]"),
+        (RESPONSES, "input", IMAGE_INPUT, "input[0].content[0]"),
+    ],
+)
+def test_an_image_in_the_newest_question_is_refused(
+    front: Front, path: str, field: str, image: dict[str, Any], at: str
+) -> None:
+    """With its place, and the reason: the model reads text only."""
+    body: dict[str, Any] = {"model": "scripted"} | ({"max_tokens": 50} if path == MESSAGES else {})
+    reply = post(front, path, body | {field: [{"role": "user", "content": [image]}]})
+    assert reply.status == 400
+    assert reply.json["error"]["message"].startswith(f"{at}: this model reads text only")

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from zmqengine_http.apis.responses.conversation import InputItems
-from zmqengine_http.apis.responses.items import ItemMemory, pack, unpack
+from zmqengine_http.apis.responses.items import pack, unpack
+from zmqengine_http.apis.responses.memory import ItemMemory
 from zmqengine_http.apis.responses.request import ResponsesRequest, ResponsesTool
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.serving.errors import ApiError
@@ -93,6 +94,21 @@ def test_reasoning_begins_the_next_turn() -> None:
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}], "summary": []}
     made = read([thought, item, thought, item]).messages
     assert made == [{"role": "assistant", "content": "a", "reasoning_content": "t"}] * 2
+
+
+def test_images_of_tools_and_of_earlier_turns_are_told_in_words() -> None:
+    """Codex sends them again with each turn, and after a resume: a refusal would end its session."""
+    image = {"type": "input_image", "image_url": "data:"}
+    seen = "[an image, which this model cannot see: it reads text only]"
+    items: list[dict[str, object]] = [
+        {"role": "user", "content": [image, {"type": "input_text", "text": "look"}]},
+        {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [image]},
+    ]
+    for further in ([], [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "say hello"}]):
+        made = read([*items, *further]).messages
+        assert made[0]["content"] == f"{seen}look"
+        assert made[2]["content"] == seen
 
 
 def test_items_of_other_servers_and_unknown_ones_are_skipped_and_told() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,6 +22,13 @@ from zmqengine_http import HttpConfig
 
 TURNS = 10
 SAID_TOKENS = 12
+DEFERRED: dict[str, Any] = {
+    # First by name, so that it would change the head from its start.
+    "name": "AFetch",
+    "description": "Gets a page",
+    "input_schema": {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]},
+    "defer_loading": True,
+}
 
 
 class Turn(NamedTuple):
@@ -57,6 +64,20 @@ def test_from_the_second_turn_on_only_what_is_new_is_computed(front: Front) -> N
         turns.append(ask_claude(front, messages, number))
         messages += answered(number, turns[-1].said)
     assert_only_the_new(turns)
+
+
+def test_a_tool_that_a_search_found_leaves_the_head_as_it_was(front: Front) -> None:
+    """Claude Code sends the definition of a found tool with all further turns, marked as deferred."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "find a tool"}]
+    turns = [ask_claude(front, messages, 50)]
+    result = [{"type": "tool_reference", "tool_name": "AFetch"}]
+    for number in (51, 52):
+        messages += answered(number, turns[-1].said, result)
+        turns.append(ask_claude(front, messages, number, more_tools=[DEFERRED]))
+        result = [{"type": "text", "text": "a page"}]
+    assert_only_the_new(turns, new_max=400)
+    # The second turn holds the definition, and its result alone would be a few tokens.
+    assert turns[1].prompt - turns[0].prompt > turns[2].prompt - turns[1].prompt + 40
 
 
 def test_without_a_stable_head_all_of_it_is_computed_again(worker: WorkerProcess) -> None:
@@ -97,17 +118,20 @@ def test_a_session_of_codex_is_found_again_too(front: Front) -> None:
     assert_only_the_new(turns)
 
 
-def assert_only_the_new(turns: list[Turn]) -> None:
+def assert_only_the_new(turns: list[Turn], *, new_max: int = 300) -> None:
     """Each turn finds all of the prompt before it."""
     assert turns[0].prompt > 1500
     for before, turn in itertools.pairwise(turns):
         assert turn.cached >= before.prompt, turns
-        assert turn.prompt - turn.cached < 300, turns
+        assert turn.prompt - turn.cached < new_max, turns
 
 
-def ask_claude(front: Front, messages: list[dict[str, Any]], number: int) -> Turn:
+def ask_claude(
+    front: Front, messages: list[dict[str, Any]], number: int, *, more_tools: Sequence[dict[str, Any]] = ()
+) -> Turn:
     """One turn; the counts are those of message_start, where the client looks first."""
     body = claude_request(messages, number, size=2500, max_tokens=SAID_TOKENS, temperature=0)
+    body["tools"] += more_tools
     found = events(post(front, "/v1/messages?beta=true", body).body)
     usage = found[0]["message"]["usage"]
     assert found[-2]["usage"]["cache_read_input_tokens"] == usage["cache_read_input_tokens"]
@@ -117,13 +141,13 @@ def ask_claude(front: Front, messages: list[dict[str, Any]], number: int) -> Tur
     return Turn(usage["input_tokens"] + cached, cached, said)
 
 
-def answered(number: int, said: str) -> list[dict[str, Any]]:
+def answered(number: int, said: str, content: object = None) -> list[dict[str, Any]]:
     """What a turn adds: the model's words and a call, its result, and what the client tells the model by the way."""
     call = {"type": "tool_use", "id": f"t{number}", "name": "Tool1", "input": {"field_0": f"x{number}"}}
     result = {
         "type": "tool_result",
         "tool_use_id": f"t{number}",
-        "content": [{"type": "text", "text": f"r{number}"}],
+        "content": content or [{"type": "text", "text": f"r{number}"}],
     }
     left = f"<total_tokens>{100_000 - 500 * number:08d} tokens left</total_tokens>"
     return [

@@ -14,7 +14,7 @@ import click
 from zmqengine.cli.advice import one_line
 from zmqengine.cli.answer import write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import WorkerTarget, generation_options, given, worker_options
+from zmqengine.cli.options import WorkerTarget, generation_options, given, model_option, worker_options
 from zmqengine.errors import ContextExceeded, ZmqEngineError
 from zmqengine_client import Client
 
@@ -26,6 +26,7 @@ _HISTORY_LINES = 1000
 
 @click.command()
 @worker_options
+@model_option
 @click.option("--system", help="Instructions placed before the conversation.")
 @click.option(
     "-n", "--max-tokens", type=int, help="Stop an answer after this many tokens.  [default: as many as fit]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
@@ -10,7 +11,9 @@ from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
 from zmqengine.cli.options import WorkerTarget, worker_options
 from zmqengine.cli.quantities import byte_size
+from zmqengine.doctor.device_report import write_report
 from zmqengine.doctor.finding import Finding
+from zmqengine.doctor.front_ends import look_at_front_end
 from zmqengine.doctor.machine import look_at_machine
 from zmqengine.doctor.model import look_at_model
 from zmqengine.doctor.sockets import look_at_sockets
@@ -31,10 +34,33 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
     metavar="SIZE",
     help="Memory that MLX may use, if not what the system reports.",
 )
+@click.option(
+    "--url",
+    default="http://127.0.0.1:8000",
+    show_default=True,
+    help="Where a front-end would be, to look at.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
-def doctor(target: WorkerTarget, model: str, memory_limit: int | None, as_json: bool, strict: bool) -> int:
-    """Check this machine, a model and a worker; each finding is one line with advice.
+@click.option(
+    "--metal-report",
+    is_flag=False,
+    flag_value="zmqengine-report.md",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="[FILE]",
+    help="Also run the engine's own checks on this machine's GPU (some minutes, no network), and write all to FILE, "
+    "zmqengine-report.md if not given: to attach to an issue.",
+)
+def doctor(
+    target: WorkerTarget,
+    model: str,
+    memory_limit: int | None,
+    url: str,
+    as_json: bool,
+    strict: bool,
+    metal_report: Path | None,
+) -> int:
+    """Check this machine, a model, a worker and a front-end; each finding is one line with advice.
 
     Exit code 0 if nothing failed, 1 if something did.
     """
@@ -44,14 +70,38 @@ def doctor(target: WorkerTarget, model: str, memory_limit: int | None, as_json: 
         *look_at_model(model, memory_limit or machine.limit_bytes),
         *look_at_sockets(),
         *_worker(target),
+        *look_at_front_end(url),
     ]
+    if metal_report is not None:
+        findings += _write_report(metal_report, findings)
     if as_json:
         click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            click.echo(f"{click.style(f'{finding.level:4}', fg=_COLOURS[finding.level])}  {finding.line}")
+            level = click.style(f"{finding.level:4}", fg=_COLOURS[finding.level])
+            click.echo(f"{level}  {finding.subject}: {finding.line}")
+        click.echo(_summary(findings))
     bad = {"fail", "warn"} if strict else {"fail"}
     return EXIT_FAILED if any(finding.level in bad for finding in findings) else 0
+
+
+def _write_report(path: Path, findings: list[Finding]) -> list[Finding]:
+    try:
+        failed = write_report(path, findings, lambda title: click.echo(f"{title} ...", err=True))
+    except OSError as error:
+        return [Finding("fail", "report", f"cannot write {path} ({error.strerror})", "give another FILE")]
+    checks = [Finding("fail", "device", line) for line in failed]
+    return [*checks, Finding("ok", "report", f"the report is in {path}")]
+
+
+def _summary(findings: list[Finding]) -> str:
+    """One line: what to do, or that there is nothing to do."""
+    counts = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
+    if not counts["fail"] and not counts["warn"]:
+        return f"all {counts['ok']} findings are ok"
+    told = f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
+    bad = [finding.subject for finding in findings if finding.level != "ok"]
+    return f"{told}: {', '.join(dict.fromkeys(bad))}"
 
 
 def _worker(target: WorkerTarget) -> list[Finding]:

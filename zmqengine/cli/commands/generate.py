@@ -11,12 +11,13 @@ import msgspec
 from zmqengine.cli.advice import EXIT_INTERRUPTED
 from zmqengine.cli.answer import WrittenAnswer, write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import WorkerTarget, generation_options, given, worker_options
+from zmqengine.cli.options import WorkerTarget, generation_options, given, model_option, worker_options
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @worker_options
+@model_option
 @click.option(
     "-n", "--max-tokens", type=int, default=256, show_default=True, help="Stop after this many tokens."
 )

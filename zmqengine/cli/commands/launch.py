@@ -13,7 +13,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import click
 
-from zmqengine.cli.commands.launch_programs import NO_KEY, PROGRAMS, LaunchTarget, Program, Setup
+from zmqengine.cli.launch_programs import NO_KEY, PROGRAMS, LaunchTarget, Program, Setup
 
 WAIT_S = 120.0
 _CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
@@ -36,13 +36,22 @@ _CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
 @click.argument("program", type=click.Choice(list(PROGRAMS)))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the front-end is.")
-@click.option("--model", help="A name from its /v1/models. [default: the first that is no alias]")
+@click.option(
+    "--model", help="A name from its /v1/models. [default: the first that has tools and is no alias]"
+)
 @click.option(
     "--api-key", envvar="ZMQENGINE_API_KEY", help="A key, if it asks for one. [env: ZMQENGINE_API_KEY]"
 )
 @click.option("--run", is_flag=True, help="Start the program instead of printing what it needs.")
+@click.option("--anyway", is_flag=True, help="Go on with a context that is too small for the program.")
 def launch(
-    program: str, arguments: tuple[str, ...], url: str, model: str | None, api_key: str | None, run: bool
+    program: str,
+    arguments: tuple[str, ...],
+    url: str,
+    model: str | None,
+    api_key: str | None,
+    run: bool,
+    anyway: bool,
 ) -> int:
     """Print the environment and settings that point PROGRAM at a front-end, or start it with them (--run).
 
@@ -50,10 +59,12 @@ def launch(
     """
     entry = PROGRAMS[program]
     http = _Http(url.rstrip("/"), api_key)
-    name, context_tokens = http.choose_model(model)
+    name, context_tokens = http.choose_model(model, entry)
     folder = Path(click.get_app_dir("zmqengine")) / "launch"
     front_end = LaunchTarget(http.url, name, context_tokens, str(folder), api_key or NO_KEY)
-    for line in (*http.complaints(entry, name), *_too_small(entry, front_end)):
+    if not anyway:
+        _check_room(entry, front_end)
+    for line in http.complaints(entry, name):
         click.echo(f"zmqengine: {line}", err=True)
     setup = entry.setup(front_end)
     for path, content in setup.files.items():
@@ -76,8 +87,11 @@ class _Http:
         # A local front-end is not reached through a proxy from the environment.
         self._opener = build_opener(ProxyHandler({}))
 
-    def choose_model(self, name: str | None) -> tuple[str, int]:
-        """The model of this name, or the first that is not an alias, and its context in tokens."""
+    def choose_model(self, name: str | None, program: Program) -> tuple[str, int]:
+        """The model of this name, or one that suits the program, and its context in tokens.
+
+        Aliases are not chosen; a model with tools and enough context goes before others.
+        """
         cards = json.loads(self.get_text(f"{self.url}/v1/models"))["data"]
         by_name = {card["id"]: int(card["max_model_len"]) for card in cards}
         if not by_name:
@@ -86,14 +100,29 @@ class _Http:
             )
         if name is not None and name not in by_name:
             raise click.ClickException(f"there is no model {name!r} at {self.url}, only {', '.join(by_name)}")
-        chosen = name or next(
-            (card["id"] for card in cards if card["id"] == card["root"]), next(iter(by_name))
+        own = [card["id"] for card in cards if card["id"] == card["root"]] or list(by_name)
+        chosen = name or min(
+            own,
+            key=lambda each: (
+                program.tools and len(own) > 1 and not self._has_tools(each),
+                by_name[each] < program.context_tokens_min,
+            ),
         )
         return chosen, by_name[chosen]
+
+    def _has_tools(self, model: str) -> bool:
+        body = json.dumps({"model": model}).encode()
+        try:
+            shown = json.loads(self._ask(f"{self.url}/api/show", body))
+        except HTTPError:
+            return False
+        return "tools" in shown.get("capabilities", ())
 
     def complaints(self, program: Program, model: str) -> list[str]:
         """Complaints of the front-end about a request like the program's own; empty if it answers."""
         path, fields = _CHECKS[program.api]
+        if not program.tools:
+            fields = {key: value for key, value in fields.items() if key != "tools"}
         said = "input" if program.api == "responses" else "messages"
         body = {"model": model, said: [{"role": "user", "content": "Hello"}], **fields}
         try:
@@ -135,13 +164,14 @@ def _message(error: HTTPError) -> str:
         return text[:200]
 
 
-def _too_small(program: Program, front_end: LaunchTarget) -> list[str]:
-    if front_end.context_tokens >= program.context_tokens_min:
-        return []
-    return [
-        f"{front_end.model} has a context of {front_end.context_tokens} tokens; {program.title} needs some "
-        f"{program.context_tokens_min} to work with"
-    ]
+def _check_room(program: Program, front_end: LaunchTarget) -> None:
+    """Raise for a context that the program's own prompt fills: it would compact its conversation for ever."""
+    if front_end.context_tokens < program.context_tokens_min:
+        raise click.ClickException(
+            f"{front_end.model} has a context of {front_end.context_tokens} tokens, and {program.title} needs "
+            f"{program.context_tokens_min} for its own prompt and room to work: serve a model with a longer context, "
+            "name another with --model, or try it with --anyway"
+        )
 
 
 def _write(path: Path, content: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 
 import click
 
-from zmqengine.cli.connection import connect
+from zmqengine.cli.connection import connect, launched_models, worker_addresses
 from zmqengine.cli.options import WorkerTarget, several_workers_options
 
 
@@ -44,11 +44,11 @@ def metrics(
         raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
     with contextlib.ExitStack() as stack:
         clients = []
-        for address in addresses or (None,):
+        for name, address in worker_addresses(addresses):
             target = WorkerTarget(address, client_key, server_key)
             client = connect(target, name="metrics", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s)
-            clients.append((address or "default", stack.enter_context(client)))
-        collector = WorkersCollector(clients)
+            clients.append((name, stack.enter_context(client)))
+        collector = WorkersCollector(clients, None if addresses else launched_models)
         if once:
             registry = CollectorRegistry(auto_describe=False)
             registry.register(collector)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from zmqengine.checkpoint.estimate import ModelCheckpoint, open_checkpoint
+from zmqengine.checkpoint.estimate import LEAST_TOKENS, ModelCheckpoint, open_checkpoint
 from zmqengine.checkpoint.on_disk import Found, find_models, hub_cache
+from zmqengine.checkpoint.other_programs import Foreign, foreign_models
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.doctor.machine import look_at_machine
 from zmqengine.pico import BUNDLED, model_path
 
-CHAT_TOKENS = 8_192
-HEADERS = ("model", "type", "size", "quantised", "context", "cache", "chats")
+CHAT_TOKENS = LEAST_TOKENS
+HEADERS = ("model", "type", "size", "needs", "quantised", "context", "cache", "chats")
 
 
 @click.command()
@@ -28,13 +29,16 @@ HEADERS = ("model", "type", "size", "quantised", "context", "cache", "chats")
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: bool) -> None:
-    """List the models of this machine: the bundled ones, the hub's cache, and those in DIRECTORIES.
+    """List the models of this machine: bundled, in the hub's cache, in DIRECTORIES, LM Studio's and Ollama's.
 
-    The last column is the number of chats of 8,192 tokens, or of the context if that is shorter, that fit at once.
+    "needs" is the memory that `zmqengine serve` reckons with: the weights and one chat. The last column is the number
+    of chats of 8,192 tokens, or of the context if that is shorter, that fit at once.
     """
     limit = memory_limit or look_at_machine().limit_bytes
     found = [*(Found(name, model_path(name)) for name in BUNDLED), *find_models(directories)]
+    others = list(foreign_models())
     documents = [_document(model, limit) for model in found]
+    documents += [_foreign_document(model, limit) for model in others]
     if as_json:
         click.echo(json.dumps(documents, indent=2))
         return
@@ -42,7 +46,7 @@ def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: boo
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
     for line in lines:
         click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
-    if len(found) == len(BUNDLED):
+    if len(documents) == len(BUNDLED):
         click.echo(f"\nnothing fetched in {hub_cache()} yet: zmqengine pull OWNER/NAME", err=True)
 
 
@@ -56,12 +60,26 @@ def _document(found: Found, limit: int) -> dict[str, object]:
         "directory": str(found.directory),
         "type": checkpoint.model_type,
         "bytes": checkpoint.weights.total_bytes,
+        "need_bytes": checkpoint.need_bytes(),
         "quantisation": checkpoint.quantisation,
         "context_tokens": checkpoint.shape.context_tokens,
         "cache": checkpoint.shape.kind,
         "fits": None if not limit else checkpoint.kv_budget(limit) > 0,
         "chats": _chats(checkpoint, limit),
         "chat_tokens": min(CHAT_TOKENS, checkpoint.shape.context_tokens),
+    }
+
+
+def _foreign_document(model: Foreign, limit: int) -> dict[str, object]:
+    """Another program's model. Ollama's have no directory that could be given to a worker."""
+    if not model.problem:
+        return _document(Found(model.name, model.directory), limit) | {"program": model.program}
+    return {
+        "model": model.name,
+        "directory": str(model.directory),
+        "program": model.program,
+        "bytes": model.size_bytes,
+        "error": model.problem,
     }
 
 
@@ -73,14 +91,21 @@ def _chats(checkpoint: ModelCheckpoint, limit: int) -> int | None:
 
 def _cells(document: dict[str, object]) -> tuple[str, ...]:
     if "error" in document:
-        return str(document["model"]), "", "", "", "", "", str(document["error"])
+        size = shown(int(str(document["bytes"]))) if document.get("bytes") else ""
+        return str(document["model"]), "", size, "", "", "", "", _of(document) + str(document["error"])
     if document["fits"] is False:
         fits = "too large"
     elif document["chats"] is None:
         fits = "any" if document["fits"] else "?"
     else:
         fits = f"{document['chats']:,}"
+    fits = _of(document) + fits
     return (
         str(document["model"]), str(document["type"]), shown(int(str(document["bytes"]))),
+        shown(int(str(document["need_bytes"]))),
         str(document["quantisation"] or "no"), f"{document['context_tokens']:,}", str(document["cache"]), fits,
     )  # fmt: skip
+
+
+def _of(document: dict[str, object]) -> str:
+    return f"{document['program']}: " if "program" in document else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import click
 import msgspec
 
 from zmqengine.cli.advice import EXIT_FAILED
-from zmqengine.cli.connection import connect
+from zmqengine.cli.connection import connect, launched_models
 from zmqengine.cli.options import WorkerTarget, worker_options
-from zmqengine.cli.quantities import count, duration, memory_line
+from zmqengine.cli.quantities import count, duration, memory_line, shown
+from zmqengine.protocol.launcher import ModelEntry, ModelList
 from zmqengine.protocol.messages import Description, SessionInfo, Status
 from zmqengine_client import Client
 
@@ -47,7 +49,14 @@ WAITS = {
 def status(
     target: WorkerTarget, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
 ) -> int:
-    """Show state, model and load of a worker. Exit code 1 if none answers."""
+    """Show state, model and load of a worker, or of all models of a launcher. Exit code 1 if none answers."""
+    if target.address is None and not os.environ.get("ZMQENGINE_ADDRESS"):
+        listed = launched_models()
+        if listed is not None:
+            click.echo(
+                json.dumps(_listed(listed), indent=2) if as_json else "\n".join(launcher_lines(listed))
+            )
+            return 0
     with connect(target, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
         description, now = client.describe(), client.status()
         if as_json:
@@ -61,6 +70,54 @@ def status(
                 click.echo("\n" + "\n".join(_everything(now)))
     stuck = progress_s is not None and is_stuck(now, progress_s)
     return EXIT_FAILED if stuck or (ready and now.state != "ready") else 0
+
+
+def _listed(listed: ModelList) -> Any:
+    plain = msgspec.to_builtins(listed, builtin_types=(bytes,))
+    plain.pop("call")
+    return plain | {"epoch": listed.epoch.hex(), "models": [_entry(entry) for entry in listed.models]}
+
+
+def _entry(entry: ModelEntry) -> dict[str, object]:
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}
+
+
+def launcher_lines(listed: ModelList) -> list[str]:
+    """The state of every model of a launcher, and the memory, for people."""
+    loaded = [f"{shown(listed.reserved_bytes)} of {shown(listed.budget_bytes)} for models"]
+    if listed.foreign_bytes:
+        loaded.append(f"{shown(listed.foreign_bytes)} taken by other workers")
+    rows = [("model", "state", "memory", "requests", "")]
+    rows += [
+        (entry.name, _model_state(entry), shown(entry.need_bytes), _model_requests(entry), _model_note(entry))
+        for entry in listed.models
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    table = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    head = ["http      " + listed.http] if listed.http else []
+    return [*head, "memory    " + ", ".join(loaded), "", *(line.rstrip() for line in table)]
+
+
+def _model_state(entry: ModelEntry) -> str:
+    done = "" if entry.fraction is None else f" {entry.fraction:.0%}"
+    return f"{entry.state}{done}"
+
+
+def _model_requests(entry: ModelEntry) -> str:
+    parts = [
+        f"{number} {word}"
+        for number, word in ((entry.requests, "running"), (entry.waiting, "waiting"))
+        if number
+    ]
+    return ", ".join(parts) or "none"
+
+
+def _model_note(entry: ModelEntry) -> str:
+    if entry.never or entry.state == "failed":
+        return entry.never or entry.message
+    if entry.pin:
+        return "pinned"
+    return "" if entry.expires_s is None else f"unloaded in {duration(max(0.0, entry.expires_s))} if idle"
 
 
 def is_stuck(now: Status, progress_s: float) -> bool:

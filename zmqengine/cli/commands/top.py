@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from zmqengine.cli.connection import keys_of
+from zmqengine.cli.connection import keys_of, worker_addresses
 from zmqengine.cli.options import WorkerTarget, several_workers_options
 
 
@@ -17,7 +17,7 @@ from zmqengine.cli.options import WorkerTarget, several_workers_options
     "--every", "every_s", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, metavar="SECONDS"
 )
 def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | None, every_s: float) -> None:
-    """Watch workers: running and waiting requests, rates, memory.
+    """Watch workers: running and waiting requests, rates, memory. Without --worker also all models of a launcher.
 
     s sorts, f shows front-ends, a ends the chosen request, d drains the chosen worker, q quits. Ending and draining
     need an operator's key where the worker has keys.
@@ -32,14 +32,15 @@ def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | No
     from zmqengine_client import AsyncClient
 
     keys = keys_of(WorkerTarget(None, client_key, server_key))
+    watched = worker_addresses(addresses)
 
     async def watch() -> None:
         clients = [
             (
-                address or "default",
+                name,
                 AsyncClient(address, name="top", keys=keys, connect_timeout_s=2.0, answer_timeout_s=2.0),
             )
-            for address in addresses or (None,)
+            for name, address in watched
         ]
         try:
             await Top(clients, every_s=every_s).run_async()

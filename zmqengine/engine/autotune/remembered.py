@@ -1,4 +1,4 @@
-"""What was measured on this machine at an earlier start.
+"""Choices that an earlier start measured on this machine.
 
 To measure again would make a start slower, and might come out otherwise. Ways differ by rounding, so a worker that
 starts again after a crash must take those it took before.

@@ -24,8 +24,6 @@ _SHARED_BYTES_MAX = 1 << 14
 class CudaKernels(PlainKernels):
     """Small arrays are kept where the device need not fetch them from the host's memory, and rows are moved."""
 
-    keeps_graphs = True
-
     def __init__(self) -> None:
         super().__init__(gpu=True)
 

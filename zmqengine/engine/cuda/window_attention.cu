@@ -26,6 +26,11 @@
     lo = first + (int)blockIdx.z * share;
     hi = min(lo + share, end);
   }
+  if (SPLITS == 1) {
+    // No query of this block sees a column behind that of its last token.
+    const int top = min(query0 % W + QUERIES - 1, W - 1);
+    hi = min(hi, end - (W - 1 - top));
+  }
   for (int at = threadIdx.x; at < QUERIES * D / 8; at += WARPS * 32) {
     const int m = at / (D / 8), chunk = at % (D / 8), query = min(query0 + m, G * W - 1);
     const T* from = q + b * q_strides[0] + (h * G + query / W) * q_strides[1] + (query % W) * q_strides[2];

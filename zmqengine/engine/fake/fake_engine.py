@@ -18,6 +18,7 @@ import msgspec
 
 from zmqengine.engine.fake.fake_faults import EXIT_CODE, FakeEngineError, FakeFault, FakeFaults
 from zmqengine.engine.fake.fake_prompt_cache import FakePromptCache, Tokens
+from zmqengine.engine.fake.fake_vectors import FakeTexts
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
@@ -28,6 +29,7 @@ from zmqengine.engine.interface import (
     RowRequest,
     RowToken,
     StepResult,
+    TextsRequest,
     TokenLogprobs,
 )
 from zmqengine.engine.seeds import mix, seed_key
@@ -56,6 +58,8 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Memory is counted and not held: `kv_bytes_token` for each token of a row, and as much for each token in the
     prompt cache, which keeps at most `prompt_cache_bytes` of ended and parked rows. A model of 8 billion
     parameters has about 147,000 bytes a token.
+
+    With `dimensions` it makes embeddings and with `labels` scores, of `prefill_chunk` tokens of text a step.
     """
 
     name: str = "fake"
@@ -69,6 +73,9 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     kv_bytes_token: int = 1024
     prompt_cache_bytes: int = 0
     parameter_bytes: int = 0
+    generates: bool = True
+    dimensions: int = 0
+    labels: int = 0
     faults: tuple[FakeFault, ...] = ()
 
     @classmethod
@@ -88,6 +95,9 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             context_tokens=self.context_tokens,
             eos_token_ids=frozenset({0}),
             parameter_bytes=self.parameter_bytes,
+            generates=self.generates,
+            dimensions=self.dimensions,
+            labels=self.labels,
         )
 
 
@@ -129,7 +139,13 @@ class FakeEngine:
         self._faults = FakeFaults(self.config.faults)
         self.unblock = self._faults.unblock
         self.closed = False
+        self.memory_limit_bytes = 0
+        """What `limit_memory` was told last."""
+        self.decoding_elsewhere = 0
+        """What `share_device` was told last."""
+        self.lowers_clock = False
         self._rows: dict[int, _Row] = {}
+        self._texts = FakeTexts(self.config.dimensions, self.config.labels)
         self._chunk = self.config.prefill_chunk
         self._prompt_cache = FakePromptCache(self.config.prompt_cache_bytes, self.config.kv_bytes_token)
         self._peak_bytes = self._cached_tokens = 0
@@ -139,7 +155,7 @@ class FakeEngine:
     @property
     def row_ids(self) -> set[int]:
         """The rows it holds, for tests."""
-        return set(self._rows)
+        return {*self._rows, *self._texts.rows}
 
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
         """Add rows; rows over `rows_max` and repeated ids come back as failures."""
@@ -152,6 +168,17 @@ class FakeEngine:
                 failures.append(RowFailure(request.row, str(error)))
         return failures
 
+    def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
+        """Add rows of texts."""
+        self._record("embed", (request.row for request in requests))
+        failures = []
+        for request in requests:
+            if len(self.row_ids) >= self.config.rows_max:
+                failures.append(RowFailure(request.row, f"all {self.config.rows_max} rows are taken"))
+            else:
+                self._texts.add(request)
+        return failures
+
     def next(self) -> StepResult:
         """One token for each decoding row, then one chunk of prefill."""
         self._record("next", ())
@@ -159,12 +186,13 @@ class FakeEngine:
         self._strike("next", index=step)
         for row in list(self._rows.values()):
             self._strike("next", row, step)
-        if self._rows and self.config.step_ms:
+        if self.row_ids and self.config.step_ms:
             time.sleep(self.config.step_ms / 1000)
         result = StepResult()
         for row in [row for row in self._rows.values() if row.decoding]:
             self._decode(row, result)
         self._prefill(result)
+        self._texts.step(self._chunk, result)
         self._count_memory()
         return result
 
@@ -174,6 +202,7 @@ class FakeEngine:
         self._record("remove", rows)
         for id_ in rows:
             row = self._rows.pop(id_, None)
+            self._texts.remove(id_)
             self._prompt_cache.forget(id_)
             if row is not None:
                 self._strike("remove", row)
@@ -182,6 +211,7 @@ class FakeEngine:
     def park(self, row: int) -> int:
         """Take a row out; it is kept if all of it fits the prompt cache."""
         self._record("park", (row,))
+        self._texts.remove(row)
         parked = self._rows.pop(row, None)
         if parked is None:
             return 0
@@ -192,6 +222,7 @@ class FakeEngine:
         """Drop every row."""
         self._record("reset", self._rows)
         self._rows.clear()
+        self._texts.clear()
         self._prompt_cache.clear()
         self._strike("reset")
 
@@ -212,10 +243,25 @@ class FakeEngine:
         self._strike("trim")
         return self._prompt_cache.limit(min(bytes_max, self.config.prompt_cache_bytes))
 
+    def limit_memory(self, bytes_max: int) -> None:
+        """Only noted."""
+        self._record("limit_memory", ())
+        self.memory_limit_bytes = bytes_max
+
     @property
     def empty_bytes(self) -> int:
         """Nothing."""
         return 0
+
+    def share_device(self, rows_decoding: int) -> None:
+        """Only noted."""
+        self._record("share_device", ())
+        self.decoding_elsewhere = rows_decoding
+
+    def keep_warm(self) -> bool:
+        """By `lowers_clock`."""
+        self._record("keep_warm", ())
+        return self.lowers_clock
 
     def release_buffers(self) -> None:
         """There are none."""
@@ -237,7 +283,7 @@ class FakeEngine:
         )
 
     def memory(self) -> EngineMemory:
-        """What would be held, were there a model."""
+        """Memory by purpose, as if there were a model."""
         self._record("memory", ())
         self._strike("memory")
         return self._count_memory()
@@ -252,7 +298,7 @@ class FakeEngine:
     def _admit(self, request: RowRequest) -> _Row:
         if request.row in self._rows:
             raise ValueError("this row is already in the engine")
-        if len(self._rows) >= self.config.rows_max:
+        if len(self.row_ids) >= self.config.rows_max:
             raise ValueError(f"all {self.config.rows_max} rows are taken")
         row = _Row(request)
         row.check(self.config)
@@ -372,7 +418,7 @@ def _output_max(request: RowRequest, config: FakeEngineConfig) -> int:
 def _memory(
     config: FakeEngineConfig, rows: Iterable[_Row], prompt_cache: FakePromptCache, peak_bytes: int
 ) -> EngineMemory:
-    """What would be held, and the most that ever was."""
+    """Bytes that a model would hold, and the most that it ever held."""
     kv = sum(row.held for row in rows) * config.kv_bytes_token
     parked, prompts = prompt_cache.parked_bytes, prompt_cache.prompt_bytes
     active = config.parameter_bytes + kv + parked + prompts

@@ -1,4 +1,4 @@
-"""What goes wrong in a fake engine, because its configuration asks for it."""
+"""Faults of a fake engine, as its configuration asks for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FakeEngineError(Exception):
 
 
 class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What goes wrong, and where.
+    """A fault and its place.
 
     `token` limits the fault to rows whose prompt holds that token; for `next` it means "while such a row is in
     the engine". `index` limits it to one step (`next`: the first is 0) or one output index (`token`). It strikes

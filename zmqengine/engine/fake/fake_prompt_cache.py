@@ -18,7 +18,7 @@ class _Parked(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What was read by a row of one scope, for all of that scope."""
+    """A prompt that a row of one scope has read, for all rows of that scope."""
 
     scope: str
     tokens: Tokens
@@ -40,12 +40,12 @@ class FakePromptCache:
 
     @property
     def prompt_bytes(self) -> int:
-        """What all but the parked rows take."""
+        """Bytes of prompts, parked rows apart."""
         return sum(len(kept.tokens) for kept in self._prompts.values()) * self._token_bytes
 
     @property
     def parked_bytes(self) -> int:
-        """What the parked rows take."""
+        """Bytes of parked rows."""
         return sum(parked.held for parked in self._parked.values()) * self._token_bytes
 
     def store(self, tokens: Tokens, scope: str = "", *, is_pinned: bool = False) -> None:

@@ -53,9 +53,17 @@ class Grammar:
         self._tokens = tokens
         self._template = template
         self._after = tuple(after)
+        self._kept: RowMatcher | None = None
+
+    def keep(self, matcher: RowMatcher) -> None:
+        """Keep a matcher that no row has now for the next `start`, which would fill a mask for each of its tokens."""
+        self._kept = matcher
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
         """A matcher for a row that has made `emitted` so far. Raises `ConstraintBroken` if it cannot follow those."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.followed == list(emitted):
+            return kept
         return RowMatcher(self._tokens, self._template.deep_copy(), self._after, emitted)
 
 

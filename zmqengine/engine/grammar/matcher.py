@@ -15,10 +15,6 @@ _SPELLINGS_MAX = 64
 """Allowed tokens that may all be beginnings of one text; more are a choice."""
 
 
-_CHECKED_TOKENS = 16
-"""Tokens between two masks while emitted tokens are followed: only masks are held to the limit of parser items."""
-
-
 class ConstraintBroken(Exception):
     """The output left the grammar, or the grammar met a limit; what the row has written is not whole."""
 
@@ -31,10 +27,10 @@ def reason_of(error: str) -> str:
 class RowMatcher:
     """The constraint of one row. It begins after the tokens of `after` in a row; with none, at once.
 
-    Until it begins every token may come but those that end the output.
+    Until it begins every token may come but those that end the output. `followed`: the tokens of the output so far.
     """
 
-    __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun")
+    __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun", "followed")
 
     def __init__(
         self,
@@ -49,10 +45,12 @@ class RowMatcher:
         self._after = after
         self._tail: list[int] = []
         self.begun = not after
-        for index, token in enumerate(emitted):
-            self.consume(token)
-            if self.begun and index % _CHECKED_TOKENS == 0:
+        self.followed: list[int] = []
+        for token in emitted:
+            # As when the row made it: only masks are held to the limit of parser items and renew the lexer's fuel.
+            if self.begun:
                 self.parser.compute_bitmask()
+            self.consume(token)
 
     @property
     def parser(self) -> LLMatcher:
@@ -108,6 +106,7 @@ class RowMatcher:
     def consume(self, token: int) -> None:
         """Follow one more token of the output. Raises `ConstraintBroken` if the grammar cannot."""
         self._forced = None
+        self.followed.append(token)
         if not self.begun:
             self._tail = [*self._tail, token][-len(self._after) :]
             self.begun = tuple(self._tail) == self._after
@@ -129,3 +128,6 @@ class NeverBegins:
     def start(self, emitted: Sequence[int]) -> RowMatcher:
         """A matcher for a row that has made `emitted` so far."""
         return RowMatcher(None, None, (-1,), emitted)
+
+    def keep(self, matcher: RowMatcher) -> None:
+        """Keep nothing: there is no parser."""

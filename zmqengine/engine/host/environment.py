@@ -6,6 +6,7 @@ Each has a reason and a source; one that the user has set stays as it is.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,9 @@ from typing import NamedTuple
 
 from zmqengine.paths import cache_directory
 
-_GIB = 1 << 30
+TF32_VARIABLE = "MLX_ENABLE_TF32"
+# A list of those that are older: a chip that is not known here is newer.
+_OLDER_CHIP = re.compile(r"Apple M[1-4]\b")
 
 
 class Setting(NamedTuple):
@@ -33,6 +36,14 @@ class Standing(NamedTuple):
     value: str
     by: str
     why: str
+
+
+_TF32 = Setting(
+    TF32_VARIABLE,
+    "0",
+    "products of float32 are exact, so that a row has the same tokens alone and among others; --tf32 for speed",
+    "github.com/ml-explore/mlx/issues/3860, /pull/3883: 1 if not set",
+)
 
 
 def prepare_environment() -> list[Standing]:
@@ -61,9 +72,9 @@ def standing(wanted: list[Setting], environment: Mapping[str, str]) -> list[Stan
 
 
 def settings() -> list[Setting]:
-    """What suits this machine."""
+    """Settings that suit this machine."""
     if sys.platform == "darwin":
-        return list(_metal(_chip(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+        return list(_metal(_chip()))
     return list(_cuda()) if cuda_version() else []
 
 
@@ -78,6 +89,7 @@ def cuda_version() -> str:
 
 
 def _cuda() -> Iterator[Setting]:
+    yield _TF32
     # mlx/backend/cuda/lru_cache.h: twice as many misses as a cache is large, ever, and the process is ended.
     yield Setting(
         "MLX_ENABLE_CACHE_THRASHING_CHECK",
@@ -86,10 +98,10 @@ def _cuda() -> Iterator[Setting]:
         "github.com/ml-explore/mlx/issues/2600",
     )
     yield Setting(
-        "MLX_CUDA_GRAPH_CACHE_SIZE",
-        "8192",
-        "graphs of steps of every number of rows, and of prompts of every size, stay ready",
-        "mlx/backend/cuda/device.cpp: 400 if not set",
+        "MLX_USE_CUDA_GRAPHS",
+        "0",
+        "a step with a chunk of prompts has a shape of its own, and a graph made for it takes longer than the step",
+        "mlx/backend/cuda/device.cpp; benchmarks/log/2026-11.md",
     )
     yield Setting(
         "MLX_CUDA_SDPA_CACHE_SIZE",
@@ -105,25 +117,18 @@ def _cuda() -> Iterator[Setting]:
     )
 
 
-def _metal(chip: str, memory_bytes: int) -> Iterator[Setting]:
+def _metal(chip: str) -> Iterator[Setting]:
     # MLX_METAL_FAST_SYNCH is left alone: it is faster and can lock up the GPU until the next start of the machine
     # (github.com/ml-explore/mlx/pull/4005, /issues/3142, /issues/3830).
-    if "M5" in chip:
-        # Larger command buffers gain nothing there or lose (github.com/lablup/mlxcel/issues/353, /pull/360).
-        return
-    yield Setting(
-        "MLX_MAX_OPS_PER_BUFFER",
-        "1000",
-        "fewer command buffers a step: 5 to 13 % faster on chips before M5",
-        "github.com/ml-explore/mlx/issues/4521, github.com/lablup/mlxcel/pull/360",
-    )
-    if memory_bytes >= 64 * _GIB:
-        # More, such as 2000, doubles the memory that a prefill takes (github.com/vllm-project/vllm-metal/pull/637).
+    yield _TF32
+    if _OLDER_CHIP.match(chip):
+        # MLX_MAX_MB_PER_BUFFER is left alone: larger buffers hold the temporaries of a whole prefill chunk at once
+        # (github.com/vllm-project/vllm-metal/pull/637). They gain nothing on M5 (github.com/lablup/mlxcel/issues/353).
         yield Setting(
-            "MLX_MAX_MB_PER_BUFFER",
-            "400",
-            "the same, for large models on machines with memory to spare",
-            "github.com/ml-explore/mlx/issues/4521",
+            "MLX_MAX_OPS_PER_BUFFER",
+            "200",
+            "fewer command buffers a decode step on chips before M5; more would come near the 5 s that macOS gives one",
+            "github.com/ml-explore/mlx/issues/4521, /issues/3267: 40 to 50 if not set, 1000 was the fastest",
         )
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from zmqengine.checkpoint.estimate import PADDING_BYTES_MIN
 from zmqengine.engine.options import WiredLimit
 
-_PADDING_BYTES_MIN = 64 << 20
+_BUFFER_CACHE_BYTES_MIN = 256 << 20
 # Of the logits of a step with drafts. To choose tokens takes three times as much for a moment, and a tenth of the limit
 # is set aside for such things anyway.
 _LOGITS_BYTES_MAX, _LOGITS_PART = 128 << 20, 32
@@ -25,7 +26,7 @@ def padding_allowance(parameter_bytes: int) -> int:
     take more than a quarter of what they leave of the memory limit.
     """
     left = (mx.get_memory_limit() - parameter_bytes) // 4
-    return max(_PADDING_BYTES_MIN, min(parameter_bytes, left))
+    return max(PADDING_BYTES_MIN, min(parameter_bytes, left))
 
 
 def logits_allowance() -> int:
@@ -34,7 +35,7 @@ def logits_allowance() -> int:
 
 
 def recommended_bytes() -> int:
-    """What MLX may hold here: what Metal recommends, else most of the memory of the device or of the container."""
+    """Bytes that MLX may hold: Metal's recommendation, else most of the memory of the device or container."""
     facts = mx.device_info()
     if int(facts.get("max_recommended_working_set_size", 0)) > 0:
         return int(facts["max_recommended_working_set_size"])
@@ -53,6 +54,22 @@ def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
         return machine
 
 
+def limit_mlx(memory_limit_bytes: int, parameter_bytes: int) -> None:
+    """Tell MLX what it may hold in all, and how much of that in freed buffers."""
+    mx.set_memory_limit(memory_limit_bytes)
+    mx.set_cache_limit(buffer_cache_bytes(memory_limit_bytes, parameter_bytes))
+
+
+def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
+    """Bytes of freed buffers that MLX may keep for reuse.
+
+    Left alone it keeps what it ever had up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
+    """
+    most = memory_limit_bytes // 8
+    # On CUDA memory that is given back is unmapped, which takes longer than what it was used for.
+    return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
+
+
 class WiredMemory:
     """MLX's wired limit, set once the weights are loaded and put back by `restore`. Does nothing without Metal.
 
@@ -67,6 +84,7 @@ class WiredMemory:
         self.told = ""
         """The choice for people; empty without Metal."""
         self._limit_before: int | None = None
+        self._follows = limit == "all"
         if not mx.metal.is_available():
             return
         self.told = str(limit)
@@ -81,6 +99,12 @@ class WiredMemory:
         wired_bytes = min(wanted, int(mx.device_info()["max_recommended_working_set_size"]))
         self.told = f"{limit} ({wired_bytes / (1 << 30):.2f} GiB)"
         self._limit_before = mx.set_wired_limit(wired_bytes)
+
+    def follow(self, memory_limit_bytes: int) -> None:
+        """Wire no more than the memory limit, where all of it was to be wired."""
+        if self._follows and self._limit_before is not None:
+            most = int(mx.device_info()["max_recommended_working_set_size"])
+            mx.set_wired_limit(min(memory_limit_bytes, most))
 
     def restore(self) -> None:
         """Set the earlier limit. Idempotent."""

@@ -34,9 +34,10 @@ class KVBatch:
         self._take(caches or [], Layout(kernels, lengths), is_merged=False)
         # Counts changes of the rows: a `BatchRow` made before the last one is stale.
         self.generation = 0
-        self._changed = True
         # Copies for the prefix cache that have not been started.
         self._copies: list[mx.array] = []
+        # Columns behind the texts of a prefill between its begin and its end, by row.
+        self._right_padding: list[int] = []
 
     @classmethod
     def merge(cls, rows: Sequence[Caches], lengths: Sequence[int], kernels: KVKernels = PLAIN) -> KVBatch:
@@ -147,16 +148,9 @@ class KVBatch:
     def begin_step(self, inputs: mx.array, *, idle: bool = False) -> Caches:
         """Make room for a step that reads `inputs` [rows, width], and return the caches for the model.
 
-        While the device is `idle`, it starts on the first layers before the host has built the last ones. Where graphs
-        are kept, what rows that came and went left to compute is started apart from the step, and so is the layout of
-        a step of several columns: in one graph with the step, each combination would be a new graph.
+        While the device is `idle`, it starts on the first layers before the host has built the last ones.
         """
-        width = inputs.shape[1]
-        changed = self._begin(width, idle=idle) or self._changed
-        self._changed = False
-        if self._kernels.keeps_graphs and (changed or width > 1):
-            layout = self._layout.read_by_step() if width > 1 else []
-            start(inputs, layout, arrays(self.caches) if changed else [])
+        self._begin(inputs.shape[1], idle=idle)
         return self.caches
 
     def roll_back(self, counts: Sequence[int]) -> None:
@@ -164,26 +158,30 @@ class KVBatch:
         assert self.can_roll_back
         self._layout.roll_back(counts)
 
-    def prefill(self, model: Any, texts: Sequence[Sequence[int]], size: int = 0) -> mx.array:
-        """Read a text for each row in one call of the model, shorter ones padded; returns the logits, not computed yet.
+    def begin_prefill(self, texts: Sequence[Sequence[int]]) -> mx.array:
+        """Make room for a text of each row, and return them for the model, [rows, longest], shorter ones padded.
 
-        With a larger `size` all texts are padded to it.
+        `end_prefill` must follow the model's call.
         """
         lengths = [len(text) for text in texts]
-        padding = [max(size, *lengths) - length for length in lengths]
+        padding = [max(lengths) - length for length in lengths]
         padded = [[*text, *[0] * extra] for text, extra in zip(texts, padding, strict=True)]
         if any(padding):
             for cache in self._others:
                 cache.prepare(lengths=lengths, right_padding=padding)
         self._begin(len(padded[0]), idle=False)
-        logits: mx.array = model(mx.array(padded, dtype=mx.uint32), cache=self.caches)
+        self._right_padding = padding
+        return mx.array(padded, dtype=mx.uint32)
+
+    def end_prefill(self) -> None:
+        """Drop the padding of the texts that the model has read."""
+        padding, self._right_padding = self._right_padding, []
         if any(padding):
             self._drop_right(padding)
             for cache in self._others:
                 cache.finalize()
         for cache in filter(rotating.is_sliding, self._others):
             rotating.trim_to_window(cache)
-        return logits
 
     def extract(self, place: int, length: int | None = None) -> Caches:
         """Copy the caches of one row, and start the copy.
@@ -255,16 +253,13 @@ class KVBatch:
 
     def _rows_changed(self) -> None:
         self.generation += 1
-        self._changed = True
 
-    def _begin(self, width: int, *, idle: bool) -> bool:
-        """Begin a step; returns whether the batch was copied to close gaps."""
+    def _begin(self, width: int, *, idle: bool) -> None:
+        """Begin a step; the batch is copied first where that closes gaps."""
         room = self._room if self.can_roll_back else 0
-        closes = room > 0 and self._layout.must_close(width, room)
-        if closes:
+        if room > 0 and self._layout.must_close(width, room):
             self._justify()
         self._layout.begin_step(width, idle=idle)
-        return closes
 
     def _join_in_place(self, other: KVBatch) -> bool:
         """Add rows where rows have left. False, and nothing is done, if there is no room or rows do not move."""

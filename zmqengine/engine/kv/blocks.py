@@ -14,12 +14,15 @@ import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
 from zmqengine.engine.kv.batch import BatchRow
-from zmqengine.engine.kv.rows import new_caches, single_caches
+from zmqengine.engine.kv.rows import new_caches, single_caches, start
 from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
 
 _COPIED_TOKENS = 1024
 _ARRAY = "array"
+_RESTORED_BYTES = 256 << 20
+"""Of a restored prompt in one computation, as of weights that are loaded: macOS ends a command buffer after 5 s, and
+one that restored 9 GB was ended (MTPLX issue 422)."""
 
 Source = Caches | BatchRow
 """The caches of one row, or a row of a batch; copies of the latter are started before the rows of its batch change."""
@@ -120,12 +123,22 @@ class BlockLayout:
         whole = sum(part[0].shape[-2] for part in parts[:-1]) if self._groups else 0
         for number, group in enumerate(self._groups):
             spare = mx.zeros((1, group.heads, GROWTH_TOKENS, group.width), group.dtype)
-            for index, (place, name) in enumerate(group.arrays):
-                # An array of its own for each, or its first write would copy all of them once more.
-                pieces = [part[number][index] for part in parts]
+            array_bytes = (tokens + GROWTH_TOKENS) * group.heads * group.width * group.dtype.size
+            # The index of some sparse attention has values of no width.
+            lot = max(1, _RESTORED_BYTES // max(1, array_bytes))
+            for first in range(0, len(group.arrays), lot):
+                # All arrays of a lot at once: one piece a block, and not one a block and an array.
+                pieces = [part[number][first : first + lot] for part in parts]
                 pieces[-1] = pieces[-1][..., : tokens - whole, :]
-                setattr(singles[place], name, mx.concatenate([*pieces, spare], axis=-2))
-                singles[place].offset = tokens
+                merged = mx.concatenate(pieces, axis=-2)
+                restored = []
+                for (place, name), array in zip(group.arrays[first : first + lot], merged, strict=True):
+                    # An array of its own for each, or its first write would copy all of them once more.
+                    restored.append(mx.concatenate([array, spare], axis=-2))
+                    setattr(singles[place], name, restored[-1])
+                    singles[place].offset = tokens
+                if len(restored) < len(group.arrays):
+                    start(restored)
         if state is not None:
             form, arrays = state
             for place, nested in zip(self._states, json.loads(form), strict=True):

@@ -29,9 +29,6 @@ class KVKernels(Protocol):
     growth: int
     """Columns that a batch grows by."""
 
-    keeps_graphs: bool
-    """Whether the device keeps graphs of operations: what varies is then started apart from a step."""
-
     def small(self, values: Sequence[int] | mx.array) -> mx.array:
         """These numbers as int32, where a kernel of each layer reads them best."""
         ...
@@ -56,8 +53,6 @@ class KVKernels(Protocol):
 
 class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
-
-    keeps_graphs = False
 
     def __init__(self, *, gpu: bool = False) -> None:
         # Rows that join or leave copy the batch, empty columns too: where the CPU copies, that is as dear as a step.

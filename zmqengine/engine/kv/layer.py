@@ -87,7 +87,7 @@ class RaggedKVCache:
     def make_mask(self, N: int, return_array: bool = False, **options: Any) -> mx.array | None:  # noqa: N803
         """The mask of a step of `N` columns, [rows, 1, N, columns]; None if every row sees every column."""
         layout = self.layout
-        assert layout.width == N, "a step is begun by KVBatch.begin_step"
+        assert layout.columns - layout.start == N, "a step is begun by KVBatch.begin_step"
         if N == 1 and layout.is_level and self._keys is not None and options.get("window_size") is None:
             return None
         return layout.mask(**options)

@@ -229,8 +229,3 @@ class Layout:
         """Note that the layers have new arrays."""
         if self.generations is not None:
             self.generations.replaced()
-
-    def read_by_step(self) -> list[mx.array]:
-        """Device arrays that the step reads, to be computed before it."""
-        marks = [] if self.gaps is None else [self.gaps.marks(self.columns)]
-        return [self.offset_before, self.offset, *marks]

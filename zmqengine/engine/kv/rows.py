@@ -28,35 +28,29 @@ def single_caches(caches: Iterable[Any]) -> Iterator[Any]:
             yield from single_caches(nested)
 
 
-def read_alone(model: Any, caches: Caches, tokens: Sequence[int], size: int = 0) -> mx.array:
-    """Prefill one row; returns the logits, not computed yet.
+def begin_alone(caches: Caches, tokens: Sequence[int]) -> mx.array:
+    """Make room for tokens of one row, and return them for the model, [1, tokens].
 
-    With a larger `size` tokens without a meaning are read after `tokens`, and the caches roll back to where these end:
-    only for caches that can, which are plain ones. Then there are `size` logits.
+    `end_alone` must follow the model's call.
     """
-    extra = max(0, size - len(tokens))
     for cache in single_caches(caches):
         if type(cache) is KVCache:
-            _drop_slack(cache, len(tokens) + extra)
-    logits: mx.array = model(mx.array([[*tokens, *[0] * extra]], dtype=mx.uint32), cache=caches)
+            _drop_slack(cache, len(tokens))
+    return mx.array([tokens], dtype=mx.uint32)
+
+
+def end_alone(caches: Caches) -> None:
+    """Cut the caches of one row to what they need, after the model has read tokens into them."""
     for cache in single_caches(caches):
-        if extra:
-            cache.trim(extra)
         if rotating.is_sliding(cache):
             rotating.trim_to_window(cache)
+
+
+def read_alone(model: Any, caches: Caches, tokens: Sequence[int]) -> mx.array:
+    """Prefill one row in a call of its own; returns the logits, not computed yet."""
+    logits: mx.array = model(begin_alone(caches, tokens), cache=caches)
+    end_alone(caches)
     return logits
-
-
-def beginning(caches: Caches, tokens: int) -> Caches:
-    """The first `tokens` of plain caches of one row, without room for more."""
-    found = []
-    for cache in caches:
-        other: Any = KVCache()  # type: ignore[no-untyped-call]
-        if tokens:
-            other.keys, other.values = cache.keys[..., :tokens, :], cache.values[..., :tokens, :]
-            other.offset = tokens
-        found.append(other)
-    return found
 
 
 def all_finite(values: Iterable[mx.array]) -> bool:

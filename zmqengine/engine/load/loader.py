@@ -11,10 +11,12 @@ import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.checkpoint.on_disk import local_directory
+from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.interface import ModelInfo
+from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer
-from zmqengine.engine.models.mlx_lm import fetch_model, load_model, load_tokenizer
+from zmqengine.engine.models.mlx_lm import fetch_model, load_model, load_tokenizer, model_classes
 from zmqengine.errors import ModelLoadError
 
 Report = Callable[[str, "float | None"], None]
@@ -43,9 +45,10 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
     directory = find_directory(model)
     try:
         report("reading the tokenizer", None)
-        network, config = load_model(directory, lazy=True)
+        classes = bare_classes if is_bare(directory) else model_classes
+        network, config = load_model(directory, lazy=True, get_model_classes=classes)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
-        exported = export_tokenizer(tokenizer, sampling_facts(directory))
+        exported = export_tokenizer(tokenizer, sampling_facts(directory) | read_recipe(directory).facts)
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
         vocab_size = _try_out(network)
@@ -114,7 +117,7 @@ def find_arrays(root: Any) -> Iterator[mx.array]:
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, on one line of at most 300 characters."""
+    """An error on one line of at most 300 characters."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 

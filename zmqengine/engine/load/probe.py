@@ -25,7 +25,7 @@ _MEASURED_TOKENS = 64
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a model's caches are like, and whether rows can share a call, with padding or without.
+    """Abilities of a model: the shape of its caches, and whether rows can share a call, with padding or without.
 
     `layout` says how what they hold is kept; None if it cannot be, for the reason `not_kept`. A model that `widens`
     reads several tokens of each row in one call, and its rows go back by unlike numbers of them.
@@ -39,13 +39,8 @@ class Abilities:
     widens: bool
     read_bytes: float
 
-    @property
-    def goes_back_padded(self) -> bool:
-        """Whether rows can be read with tokens behind them that mean nothing, and go back to where they end."""
-        return self.widens and self.paddable
-
     def chunk_bytes(self, tokens: int) -> int:
-        """What reading a chunk of `tokens` takes for a moment, beside its caches. As measured, for short contexts."""
+        """Bytes that prefill of `tokens` takes beside caches while it runs, as measured for short contexts."""
         return int(tokens * self.read_bytes)
 
 
@@ -110,7 +105,8 @@ def _read_alone(model: Any, tokens: list[int]) -> Caches:
 
 def _read_padded(model: Any) -> kv.KVBatch:
     batch = kv.KVBatch.merge([kv.new_caches(model) for _ in _ROWS], [0] * len(_ROWS))
-    batch.prefill(model, [row[:-1] for row in _ROWS])
+    model(batch.begin_prefill([row[:-1] for row in _ROWS]), cache=batch.caches)
+    batch.end_prefill()
     return batch
 
 

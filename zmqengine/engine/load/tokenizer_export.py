@@ -1,4 +1,4 @@
-"""What a front-end needs to turn text into ids and back, taken out of the tokenizer that mlx-lm has loaded."""
+"""A tokenizer that mlx-lm has loaded, as the bundle that front-ends turn text into ids with, and back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExportedTokenizer:
 
 
 def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> ExportedTokenizer:
-    """What a tokenizer loaded by mlx-lm has for front-ends, with further facts.
+    """The bundle of a tokenizer that mlx-lm has loaded, with further facts.
 
     Raises ModelLoadError if it has no `tokenizers` form.
     """

@@ -1,14 +1,10 @@
-"""What ordinary traffic will need, done once before anybody waits for it.
-
-On a GPU every kernel is compiled or loaded when it is first used, and every number of rows makes graphs of its own: the
-first request of all would take seconds, and the first of each kind as long again.
-"""
+"""Warm-up of an engine before it is ready: a GPU compiles a kernel when it is first used."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from typing import NamedTuple
 
@@ -22,13 +18,6 @@ PLAIN = Sampling()
 KINDS = (*SAMPLED, PENALISED)
 _STEPS = 4
 _ROWS_FOR_KINDS = 4
-_LONG_TOKENS = 8192
-_NUMBERS_MAX = 64
-# Of the time, so much is for the most usual prompts, so much at most for every number of rows, and so much is left for
-# long prompts after all others.
-_USUAL_SHARE = 0.1
-_NUMBERS_SHARE = 0.4
-_LONG_SHARE = 0.1
 # A measurement as short as this is repeated: the first is mostly what is done once.
 _SHORT_S = 1.0
 
@@ -46,7 +35,7 @@ _PLAIN_ROUND = Round(())
 
 
 class Measured(NamedTuple):
-    """What was seen: prompt tokens read in a second, and seconds of a step that reads none."""
+    """Measured speed: prompt tokens prefilled in a second, and seconds of a step without prefill."""
 
     prompt_tokens_a_second: float
     step_s: float
@@ -57,67 +46,23 @@ def warm_up(
     chunk: int,
     seconds_max: float,
     report: Callable[[float], None] = lambda fraction: None,
-    begin: Callable[[Measured], None] = lambda measured: None,
-    read_shapes: Callable[[float], object] | None = None,
 ) -> Measured | None:
     """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
 
-    `begin` is told what was measured, before each of the rounds that are read as prompts will be. Where each new shape
-    costs, `read_shapes` reads prompts of every size, the most usual ones first, until a time on the clock of
-    `time.perf_counter`; it is called twice, and every number of rows is met. None if time was up before the speed of
-    reading could be seen. Raises what the engine raises.
+    None if time was up before the speed of prefill could be measured. Raises what the engine raises.
     """
-    began_s = time.perf_counter()
-    until_s = began_s + seconds_max
-    if read_shapes is not None:
-        # The most usual ones first, whatever there is time for later.
-        read_shapes(began_s + seconds_max * _USUAL_SHARE)
+    until_s = time.perf_counter() + seconds_max
     context = engine.info.context_tokens - _STEPS - 2
-    rounds = list(plan(engine.rows_max, chunk, context))
-    numbers = [] if read_shapes is None else list(every_number(engine.rows_max, context))
-    ids, done, every = count(-2, -1), count(1), len(rounds) + len(numbers)
-
-    def take(some: Sequence[Round], some_until_s: float, prepare: Callable[[], None]) -> bool:
-        for place, one in enumerate(some):
-            if time.perf_counter() > some_until_s:
-                log.info("warming up ended early", extra={"left": len(some) - place, "of": every})
-                return False
-            prepare()
-            _run(engine, one, ids, some_until_s)
-            report(next(done) / every)
-        return True
-
-    if not take(rounds, until_s, lambda: None):
-        return None
+    rounds, ids = list(plan(engine.rows_max, chunk, context)), count(-2, -1)
+    for done, one in enumerate(rounds):
+        if time.perf_counter() > until_s:
+            log.info("warming up ended early", extra={"left": len(rounds) - done, "of": len(rounds)})
+            return None
+        _run(engine, one, ids, until_s)
+        report((done + 1) / (len(rounds) + 1))
     measured = _measure(engine, chunk, context, ids)
-    numbers_until_s = min(until_s, time.perf_counter() + seconds_max * _NUMBERS_SHARE)
-    # What is done once says nothing about the pace.
-    take(numbers, numbers_until_s, lambda: begin(measured))
-    if read_shapes is not None:
-        read_shapes(until_s - seconds_max * _LONG_SHARE)
-    begin(measured)
-    _read_at_pace(engine, context, ids, seconds_max / 4)
     report(1.0)
     return measured
-
-
-def _read_at_pace(engine: Engine, context: int, ids: Iterator[int], seconds_max: float) -> None:
-    """Read a long prompt beside rows that decode, in chunks of the size that long prompts will have."""
-    until_s = time.perf_counter() + seconds_max
-    words = engine.info.vocab_size
-    steps = max(1, min(1024, context - 20))
-    others = [_request(next(ids), place, _within(20, context), steps, words) for place in range(2)]
-    long = _request(next(ids), 3, _within(_LONG_TOKENS, context), _STEPS, words)
-    rows = [long, *others][: engine.rows_max]
-    try:
-        engine.insert(rows)
-        alive = {row.row for row in rows}
-        while long.row in alive and time.perf_counter() <= until_s:
-            result = engine.next()
-            alive -= {token.row for token in result.tokens if token.finish is not None}
-            alive -= {failure.row for failure in result.failures}
-    finally:
-        engine.remove([row.row for row in rows])
 
 
 def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
@@ -137,21 +82,6 @@ def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
         yield Round((_within(30, context),) * sizes[-1], SAMPLED[0])
     for tokens in (256, chunk, 2 * chunk + 40):
         yield Round((_within(tokens, context),))
-
-
-def every_number(rows_max: int, context: int) -> Iterator[Round]:
-    """Rounds that meet what depends on the number of rows: it takes a GPU library other kernels, and CUDA new graphs.
-
-    So many are read together, make tokens and end together; they join and end one by one; and few of them have longer
-    prompts.
-    """
-    most = min(rows_max, _NUMBERS_MAX)
-    for rows in range(2, most + 1):
-        yield Round((_within(40, context),) * rows)
-    yield Round((_within(40, context),) * most, in_turn=True)
-    for tokens in (100, 200, 400):
-        for rows in range(2, min(most, 8) + 1):
-            yield Round((_within(tokens, context),) * rows)
 
 
 def _within(tokens: int, context: int) -> int:

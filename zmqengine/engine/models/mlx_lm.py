@@ -28,7 +28,10 @@ try:
         RotatingKVCache,
         make_prompt_cache,
     )
+    from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download as fetch_model
+    from mlx_lm.utils import _get_classes as model_classes
     from mlx_lm.utils import load_config, load_model, load_tokenizer
 finally:
     resource.setrlimit = _set_limit
@@ -37,7 +40,13 @@ __all__ = [
     "BatchRotatingKVCache",
     "CacheList",
     "KVCache",
+    "Llama3RoPE",
+    "ProportionalRoPE",
+    "QuantizedSwitchLinear",
     "RotatingKVCache",
+    "SuScaledRoPE",
+    "SwitchLinear",
+    "YarnRoPE",
     "create_attention_mask",
     "create_causal_mask",
     "fetch_model",
@@ -46,5 +55,6 @@ __all__ = [
     "load_tokenizer",
     "make_prompt_cache",
     "mlx_lm_version",
+    "model_classes",
     "scaled_dot_product_attention",
 ]

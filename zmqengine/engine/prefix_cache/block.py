@@ -59,6 +59,11 @@ class StoredBlock:
         taken: int = sum(each.nbytes for each in self.arrays) + int(self.tokens.nbytes)
         return taken + (self.checkpoint.bytes if self.checkpoint is not None else 0)
 
+    @property
+    def buffers(self) -> int:
+        """Number of arrays, each a buffer of the device."""
+        return len(self.arrays) + (0 if self.checkpoint is None else len(self.checkpoint.arrays))
+
     def all_arrays(self) -> list[Any]:
         """Arrays of the block, then those of its checkpoint."""
         return [*self.arrays, *(self.checkpoint.arrays if self.checkpoint is not None else ())]

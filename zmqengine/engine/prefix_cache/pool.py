@@ -36,7 +36,7 @@ class BlockPool:
     def __init__(self, *, cut_anywhere: bool) -> None:
         self.tier = LowerTier()
         self.cut_anywhere = cut_anywhere
-        self.bytes = 0
+        self.bytes = self.buffers = 0
         self.index = BlockIndex()
         self._order = EvictionOrder()
         self._evicted: list[StoredBlock] = []
@@ -69,6 +69,7 @@ class BlockPool:
         if node is None:
             return None
         self.bytes += block.bytes
+        self.buffers += block.buffers
         self._order.use(node)
         self.tier.on_add(block)
         if self.cut_anywhere:
@@ -117,7 +118,7 @@ class BlockPool:
         self._order.clear()
         self._pinned.clear()
         self._awaited.clear()
-        self.bytes = 0
+        self.bytes = self.buffers = 0
 
     # --- blocks that stay ---
 
@@ -177,10 +178,12 @@ class BlockPool:
 
     def _remove(self, leaf: Node) -> None:
         self.bytes -= leaf.block.bytes
+        self.buffers -= leaf.block.buffers
         self.index.remove(leaf)
 
     def _replace(self, node: Node, block: StoredBlock) -> None:
         self.bytes += block.bytes - node.block.bytes
+        self.buffers += block.buffers - node.block.buffers
         node.block = block
 
 

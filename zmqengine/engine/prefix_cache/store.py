@@ -27,6 +27,9 @@ from zmqengine.engine.prefix_cache.parked_rows import ParkedRow, ParkedRows
 from zmqengine.engine.prefix_cache.pool import BlockPool
 from zmqengine.engine.row import Caches, Row
 
+BUFFERS_MAX = 300_000
+"""Arrays of all blocks. Metal takes 499,000 buffers of a process, freed ones that MLX keeps included
+(github.com/ml-explore/mlx/issues/1718, 3512)."""
 _PINNED_SHARE = 0.5
 _SCOPES_MAX = 4096
 _TOKEN_BYTES = 4
@@ -260,7 +263,8 @@ class PrefixCache:
 
     def numbers(self) -> dict[str, int]:
         """Figures for `status`."""
-        return {"blocks": len(self.pool.index), "pinned_bytes": self.pool.pinned_bytes, **self.counts}
+        held = {"blocks": len(self.pool.index), "buffers": self.pool.buffers}
+        return {**held, "pinned_bytes": self.pool.pinned_bytes, **self.counts}
 
     def _make_room(self) -> None:
         while not self._evict_for(0):
@@ -275,7 +279,7 @@ class PrefixCache:
     def _evict_for(self, bytes_: int) -> bool:
         """Evict blocks until `bytes_` more fit; False if they do not with no evictable block left."""
         fixed = self.held_bytes - self.pool.bytes + self.parked.bytes + bytes_
-        while self.pool.bytes + fixed > self.bytes_max:
+        while self.pool.bytes + fixed > self.bytes_max or self.pool.buffers > BUFFERS_MAX:
             if not self.pool.evict():
                 return False
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.host.memory import logits_allowance, padding_allowance
 from zmqengine.engine.kv import PLAIN, KVKernels
 from zmqengine.engine.load.loader import LoadedModel
@@ -21,14 +20,14 @@ from zmqengine.errors import ModelLoadError
 
 
 def open_speculator(
-    speculate: Speculate, vocab_size: int, draft_model: DraftModel | None = None
+    speculate: Speculate, vocab_size: int, draft_model: DraftModel | None = None, *, by_default: bool = True
 ) -> Speculator | None:
     """The speculator of a model of `vocab_size` tokens; None where nothing drafts.
 
-    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one; on Metal, where no
-    benchmark was run, only with a draft model. `ngram` and `draft` take that source, and predictions of requests.
+    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one; on a device that does
+    not draft `by_default` only with a draft model. `ngram` and `draft` take that source, and predictions of requests.
     """
-    if speculate == "off" or (speculate == "auto" and draft_model is None and on_gpu() and not on_cuda()):
+    if speculate == "off" or (speculate == "auto" and draft_model is None and not by_default):
         return None
     lookups: list[DraftSource] = []
     if speculate == "auto":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
+
+import numpy as np
 
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.source import RUN_MIN
 
 # Length of the match that finds an output in its prediction again.
 _SIZE = 3
+# Tokens of a prediction that are indexed at once, which takes about 2 ms; a prediction may be as long as the context.
+_INDEXED_TOKENS = 16_384
+# Bits of a token id in an index; ids that differ in higher ones alone would give a wrong draft and no more.
+_ID_BITS = 21
 
 
 class Predictions:
@@ -48,20 +53,18 @@ class PredictionPosition:
 
     An output that has left the prediction is found in it again by its last three tokens, at the first occurrence
     after the place where it left, if there is one. Until then it is taken to have changed one token, if several
-    before it were right.
+    before it were right. The search covers the tokens around that place, all of a prediction that is not long.
     """
 
-    __slots__ = ("_ends", "_left_at", "_prediction", "_read", "_run", "_start", "next")
+    __slots__ = ("_begin", "_ends", "_grams", "_left_at", "_prediction", "_read", "_run", "_start", "next")
 
     def __init__(self, prediction: Sequence[int], start: int) -> None:
         self._prediction = prediction
         self._start = self._read = start
         self._left_at = 0
-        self._ends: dict[tuple[int, ...], list[int]] = {}
-        for place in range(_SIZE, len(prediction)):
-            self._ends.setdefault(tuple(prediction[place - _SIZE : place]), []).append(place)
         self.next: int | None = 0
         self._run = 0
+        self._index(0)
 
     def draft(self, tokens: Sequence[int], count: int) -> Sequence[int]:
         """Follow the new ones of `tokens`, prompt and output; up to `count` next tokens of the prediction."""
@@ -74,8 +77,27 @@ class PredictionPosition:
                 self._run = self._run + 1 if is_right else 0
                 self.next = None if is_lost or expected + 1 >= len(self._prediction) else expected + 1
             if not self._run and place + 1 - self._start >= _SIZE:
-                ends = self._ends.get(tuple(tokens[place + 1 - _SIZE : place + 1]))
-                if ends:
-                    self.next = ends[bisect_left(ends, self._left_at) % len(ends)]
+                self.next = self._find(tokens[place + 1 - _SIZE : place + 1], self.next)
         self._read = len(tokens)
         return () if self.next is None else self._prediction[self.next : self.next + count]
+
+    def _find(self, gram: Sequence[int], otherwise: int | None) -> int | None:
+        """The position after `gram`."""
+        if self._left_at >= self._begin + _INDEXED_TOKENS * 3 // 4:
+            self._index(self._left_at - _INDEXED_TOKENS // 4)
+        wanted = np.uint64((gram[0] << 2 * _ID_BITS) + (gram[1] << _ID_BITS) + gram[2])
+        first, last = self._grams.searchsorted(wanted), self._grams.searchsorted(wanted, "right")
+        if first == last:
+            return otherwise
+        ends = self._ends[first:last]
+        return int(ends[ends.searchsorted(self._left_at) % len(ends)])
+
+    def _index(self, begin: int) -> None:
+        """Index the tokens from `begin` on: `_grams` in order, and in `_ends` the position after each."""
+        self._begin = begin
+        ids = np.asarray(self._prediction[begin : begin + _INDEXED_TOKENS], np.uint64)
+        # The last three are followed by nothing.
+        grams = (ids[:-3] << 2 * _ID_BITS) + (ids[1:-2] << _ID_BITS) + ids[2:-1]
+        order = grams.argsort(kind="stable")
+        self._grams = grams[order]
+        self._ends = order + (begin + _SIZE)

@@ -1,7 +1,7 @@
 """Decode: one model call a step makes a token for each row of a batch, or verifies several draft tokens.
 
-Theory of operation. One step is in flight between two calls of `step`. The next one is launched before the tokens of
-the one in flight are read, so the device computes while the host reports. Its inputs are those tokens, still on the
+Theory of operation. One step is in flight between two calls of `complete`. The next one is launched before the tokens
+of the one in flight are read, so the device computes while the host reports. Its inputs are those tokens, still on the
 device. Three things bend that order:
 
 - Grammars. A mask depends on the token before it. The forward pass of a step with masks is launched as usual; its
@@ -18,14 +18,14 @@ are offered to the prefix cache before another row may take their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
-from zmqengine.engine.host.backend import start_computes
+from zmqengine.engine.host.device import CPU, Device
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.prefix_cache.store import PrefixCache
@@ -33,6 +33,7 @@ from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.sampling.sampler import Mask, Sampler
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 from zmqengine.engine.step.inflight import InflightStep
+from zmqengine.engine.step.packed import Segment
 
 
 class Planner(Protocol):
@@ -62,22 +63,25 @@ class DecodeBatch:
 
     def __init__(
         self,
-        model: Any,
         store: PrefixCache,
         sampler: Sampler,
         masks: MaskFiller,
         planner: Planner | None = None,
+        device: Device = CPU,
     ) -> None:
         self.rows: list[Row] = []
         self.kv = kv.KVBatch()
-        self._model = model
         self._store = store
         self._sampler = sampler
         self._masks = masks
         self._planner = planner
         self._in_flight: InflightStep | None = None
+        # The verify block of the step that was begun.
+        self._block: VerifyBlock | None = None
         self._changed = True
-        self._start_computes = start_computes()
+        # MLX lets ten operations wait, and on a CPU there are no larger ones: to start a step takes as long as the step
+        # (mlx/transforms.cpp, MAX_ACTIVE_TASKS).
+        self._start_computes = not device.is_gpu
 
     @property
     def idle(self) -> bool:
@@ -86,37 +90,41 @@ class DecodeBatch:
 
     # --- a step ---
 
-    def step(self, result: StepResult, may_speculate: Callable[[], bool]) -> None:
-        """Launch the next step and report the tokens of the one before to `result`.
+    def begin(self, result: StepResult, may_speculate: Callable[[], bool]) -> Segment | None:
+        """The batch's segment of the next packed step; None if it has none. `complete` must follow the model's call.
 
-        Rows draft only while `may_speculate()`.
+        Rows draft only while `may_speculate()`. Tokens that had to land first are reported to `result`.
         """
         previous = self._in_flight
         if previous is not None and previous.is_first and self._start_computes:
             # To launch takes as long as a step: a first token would wait for it.
             self._land(previous, result)
-            return
+            return None
         if previous is not None and self._must_land_first(previous, may_speculate):
             self._land(previous, result)
             previous = None
         if complete := [row for row in self.rows if row.sampled >= row.max_tokens]:
             # Their last token is in flight.
             self.leave(complete)
-        if self.rows:
-            block = self._plan(may_speculate) if previous is None else None
-            self._in_flight = self._launch(previous, block)
-        else:
-            self._in_flight = None
+        if not self.rows:
+            if previous is not None:
+                self._land(previous, result)
+            return None
+        self._block = self._plan(may_speculate) if previous is None else None
+        inputs = self._block.inputs if self._block is not None else self._last_tokens(previous)
+        is_idle = previous is None and not self._start_computes
+        return Segment(inputs, self.kv.begin_step(inputs, idle=is_idle))
+
+    def complete(self, logits: mx.array, result: StepResult) -> None:
+        """Launch the step that `begin` began, with these `logits`, and report the tokens of the one before."""
+        previous, self._in_flight = self._in_flight, self._launch(logits, self._block)
         if previous is not None:
             self._land(previous, result)
         if self._in_flight is not None and self._in_flight.sampled is None:
             self._sample(self._in_flight)
 
-    def _launch(self, previous: InflightStep | None, block: VerifyBlock | None) -> InflightStep:
-        """Start a model call on the last token of each row, or on a verify block, and sample unless masks must wait."""
-        inputs = block.inputs if block is not None else self._last_tokens(previous)
-        is_idle = previous is None and not self._start_computes
-        logits = self._model(inputs, cache=self.kv.begin_step(inputs, idle=is_idle))
+    def _launch(self, logits: mx.array, block: VerifyBlock | None) -> InflightStep:
+        """Start the step, and sample unless masks must wait."""
         step = InflightStep(list(self.rows), logits, block)
         for row in self.rows:
             step.is_first |= not row.launched

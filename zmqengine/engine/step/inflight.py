@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult
 from zmqengine.engine.prefix_cache.offers import Offer
-from zmqengine.engine.row import MadeToken, Row
+from zmqengine.engine.row import MadeToken, Row, constraint_failure
 from zmqengine.engine.sampling.sampler import Sampled
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 
@@ -78,16 +78,17 @@ class InflightStep:
                 landed.accepted.append(0 if row.gone else accepted)
             if row.gone:
                 continue
-            taken, message = 0, ""
+            taken = 0
+            failure: RowFailure | None = None
             finish: EngineFinish | None = None
             for at in range(first, first + accepted + 1):
                 if not math.isfinite(logits[at]):
-                    message = _not_a_number(row)
+                    failure = _not_a_number(row)
                     break
                 try:
                     finish = row.take(tokens[at])
                 except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
-                    message = f"the constraint failed: {error}"
+                    failure = constraint_failure(row.id, error)
                     break
                 result.tokens.append(RowToken(row.id, tokens[at], logprobs.get((row.id, taken)), finish))
                 taken += 1
@@ -100,20 +101,20 @@ class InflightStep:
                 if draft is not None:
                     drafted = len(draft.tokens)
                     result.drafts.append(RowDraft(row.id, draft.source, drafted, min(accepted, taken)))
-            if message:
+            if failure is not None:
                 row.gone = True
                 landed.failed.add(row)
-                result.failures.append(RowFailure(row.id, message))
+                result.failures.append(failure)
             elif finish is not None:
                 row.gone = True
                 landed.ended.append(row)
         return landed
 
 
-def _not_a_number(row: Row) -> str:
+def _not_a_number(row: Row) -> RowFailure:
     if row.matcher is not None and row.matcher.error:
-        return f"the constraint failed: {row.matcher.error}"
-    return "the model's output for this row is not a number"
+        return constraint_failure(row.id, row.matcher.error)
+    return RowFailure(row.id, "the model's output for this row is not a number")
 
 
 def _not_finite(rows: Sequence[Row], first_logits: Sequence[float]) -> set[Row]:

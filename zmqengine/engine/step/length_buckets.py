@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.kv import KVBatch
 from zmqengine.engine.row import Caches, MadeToken, Row
 from zmqengine.engine.step.decode import DecodeBatch
+from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes
 
 
@@ -102,11 +104,23 @@ class LengthBuckets:
         """Drop a row that is here; see `DecodeBatch.take_out`."""
         return next(batch for batch in self._batches if row in batch.rows).take_out(row)
 
-    def step(self, result: StepResult) -> None:
-        """Launch the next step of every batch, and report the tokens of the steps before to `result`."""
-        for batch in list(self._batches):
-            batch.step(result, partial(self._may_speculate, batch))
-            if not batch.rows and batch.idle:
+    def step(self, result: StepResult, model: Any, chunk: Sequence[Segment] = ()) -> None:
+        """Launch the next step of every batch and a `chunk` of prompts, in one packed step of `model`.
+
+        Reports the tokens of the steps before to `result`.
+        """
+        stepping: list[DecodeBatch] = []
+        segments: list[Segment] = []
+        for batch in self._batches:
+            segment = batch.begin(result, partial(self._may_speculate, batch))
+            if segment is not None:
+                stepping.append(batch)
+                segments.append(segment)
+        logits = forward(model, [*segments, *chunk])
+        for batch, own in zip(stepping, logits, strict=False):
+            batch.complete(own, result)
+        for batch in [*self._batches]:
+            if batch.idle:
                 self._batches.remove(batch)
 
     def _may_speculate(self, batch: DecodeBatch) -> bool:

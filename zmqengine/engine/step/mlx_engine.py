@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
-from zmqengine.engine.host.backend import on_cuda, on_gpu
-from zmqengine.engine.host.memory import WiredMemory, padding_allowance
+from zmqengine.engine.grammar.matcher import ConstraintBroken
+from zmqengine.engine.host.device import CPU, Device
+from zmqengine.engine.host.memory import WiredMemory, limit_mlx, padding_allowance
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
@@ -23,8 +24,6 @@ from zmqengine.engine.interface import (
     StepResult,
 )
 from zmqengine.engine.load.probe import probe
-from zmqengine.engine.load.prompt_sizes import Sizes
-from zmqengine.engine.load.shapes_warm_up import read_shapes
 from zmqengine.engine.load.warm_up import warm_up
 from zmqengine.engine.models.mlx_lm import mlx_lm_version
 from zmqengine.engine.options import EngineOptions
@@ -32,7 +31,7 @@ from zmqengine.engine.prefix_cache.block import salt_of
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
 from zmqengine.engine.prefix_cache.store import PrefixCache
-from zmqengine.engine.row import Row
+from zmqengine.engine.row import Row, constraint_failure
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
 from zmqengine.engine.sampling.sampler import Sampler
 from zmqengine.engine.step.decode import DecodeBatch, Planner
@@ -49,7 +48,7 @@ log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK_IDLE = 2048
 UNBOUNDED = 1 << 60
-# Steps between releases of unused buffers. Not on CUDA: to unmap them and map them again takes some 50 ms.
+# Steps between releases of unused buffers, where the device does not keep them.
 _CLEAR_STEPS = 512
 
 
@@ -61,8 +60,8 @@ class MlxEngine:
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
     device. Without `prompt_cache_bytes` the prefix cache is bounded by `limit_prompt_cache`.
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot be
-    rolled back makes one token a step, without the `speculator`, and does not prefill in `few_sizes`. `draw` and
-    `kernels` are the back-end's ways to draw tokens and to move KV caches.
+    rolled back makes one token a step, without the `speculator`. `draw`, `kernels` and
+    `device` are the back-end's: its ways to draw tokens and to move KV caches, and its traits.
     """
 
     def __init__(
@@ -75,13 +74,14 @@ class MlxEngine:
         padding_bytes_max: int | None = None,
         speculator: Speculator | None = None,
         draw: Draw = PLAIN_DRAW,
-        few_sizes: bool = False,
         kernels: kv.KVKernels = kv.PLAIN,
+        device: Device = CPU,
     ) -> None:
         self._model = model
+        self._device = device
         self._kernels = kernels
-        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, even=on_gpu())
-        self._clock = StepClock(computes=not on_gpu())
+        self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, gpu=device.is_gpu)
+        self._clock = StepClock(computes=not device.is_gpu)
         self.wired = WiredMemory(options.wired_limit)
         self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         self._draw = draw
@@ -90,7 +90,6 @@ class MlxEngine:
         except BaseException:
             self.wired.restore()
             raise
-        self._sizes = Sizes(info.context_tokens if few_sizes and self._abilities.goes_back_padded else 0)
         self.info = replace(info, batchable=self._abilities.mergeable)
         self.rows_max = options.rows_max if self._abilities.mergeable else 1
         self._speculator = speculator if self._abilities.widens else None
@@ -121,6 +120,8 @@ class MlxEngine:
                 if len(self._rows) >= self.rows_max:
                     raise ValueError(f"all {self.rows_max} rows are taken")
                 row = Row(request, self.info.vocab_size, self.info.context_tokens)
+            except ConstraintBroken as error:
+                failures.append(constraint_failure(request.row, error))
             except Exception as error:  # noqa: BLE001 - one bad row must not lose the others
                 failures.append(RowFailure(request.row, f"{type(error).__name__}: {error}"))
             else:
@@ -129,29 +130,24 @@ class MlxEngine:
         return failures
 
     def next(self) -> StepResult:
-        """Make one decode step, then at most one bounded chunk of prefill. Raises what the model raises."""
+        """Make one decode step and at most one bounded chunk of prefill. Raises what the model raises."""
         self._clock.start()
         result = StepResult()
-        self._decode.step(result)
-        prefilled = self._prefill_chunk(result)
+        decode, prefill = self._decode, self._prefill
+        tokens_max = self._pace.choose(decoding=decode.rows, waiting=len(prefill.rows))
+        before = prefill.computed_tokens
+        chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if prefill.rows else []
+        decode.step(result, self._model, chunk)
+        if prefill.rows:
+            decode.join(prefill.complete(result))
         self._store.settle()
         self._forget_ended(result)
         self._steps += 1
         self._generated_tokens += len(result.tokens)
-        if self._steps % _CLEAR_STEPS == 0 and not mx.cuda.is_available():
+        if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        self._pace.record(prefilled, self._clock.seconds())
+        self._pace.record(prefill.computed_tokens - before, self._clock.seconds())
         return result
-
-    def _prefill_chunk(self, result: StepResult) -> int:
-        """Prefill at most one chunk of the waiting prompts; returns the tokens computed."""
-        prefill = self._prefill
-        tokens_max = self._pace.choose(decoding=self._decode.rows, waiting=len(prefill.rows))
-        if not prefill.rows:
-            return 0
-        before = prefill.computed_tokens
-        self._decode.join(prefill.step(tokens_max, self._decode.padding_room_bytes, result))
-        return prefill.computed_tokens - before
 
     def _forget_ended(self, result: StepResult) -> None:
         """Drop the rows that a step ended."""
@@ -189,6 +185,8 @@ class MlxEngine:
         parked.gone = True
         if self._speculator is not None:
             self._speculator.release()
+        if parked.grammar is not None and parked.matcher is not None:
+            parked.grammar.keep(parked.matcher)
         if not self._abilities.mergeable or not parked.held:
             self._prefill.leave([parked])
             self._decode.leave([parked])
@@ -218,10 +216,9 @@ class MlxEngine:
 
         The engine is as new afterwards.
         """
-        shapes = partial(read_shapes, self._model, few) if (few := self._sizes.tokens_max) else None
-        measured = warm_up(self, self._pace.tokens_max, seconds_max, report, self._pace.begin, shapes)
+        measured = warm_up(self, self._pace.tokens_max, seconds_max, report)
         # On CUDA the first request would have to map the buffers again.
-        self.reset(keep_buffers=on_cuda())
+        self.reset(keep_buffers=self._device.keeps_buffers)
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._pace.begin(measured)
 
@@ -248,10 +245,26 @@ class MlxEngine:
             mx.clear_cache()
         return freed
 
+    def limit_memory(self, bytes_max: int) -> None:
+        """Tell MLX, its buffer cache and the wired limit."""
+        limit_mlx(bytes_max, self.info.parameter_bytes)
+        self.wired.follow(bytes_max)
+
     @property
     def empty_bytes(self) -> int:
         """Bytes allocated for rows to come."""
         return self._decode.empty_bytes
+
+    def share_device(self, rows_decoding: int) -> None:
+        """Shorten prefill chunks for rows of other processes."""
+        self._pace.decoding_elsewhere = rows_decoding
+
+    def keep_warm(self) -> bool:
+        """A tiny product, where a device that rests is slow afterwards."""
+        if not self._device.rests:
+            return False
+        mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
+        return True
 
     def release_buffers(self) -> None:
         """Give back the buffers of arrays that are gone."""
@@ -305,11 +318,11 @@ class MlxEngine:
         project = self._abilities.shape.project
         new_batch = partial(self._new_batch, self._speculator)
         self._decode = LengthBuckets(new_batch, project, self._batch_padding_bytes, self.step_tokens_max)
-        self._prefill = Prefill(self._model, self._store, self._abilities, self._sizes, self._kernels)
+        self._prefill = Prefill(self._model, self._store, self._abilities, self._kernels)
 
     def _new_batch(self, planner: Planner | None) -> DecodeBatch:
         sampler = Sampler(self.info.vocab_size, self._draw)
-        return DecodeBatch(self._model, self._store, sampler, self._masks, planner)
+        return DecodeBatch(self._store, sampler, self._masks, planner, self._device)
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
         """Measure the cost of verify blocks, unless it is known, and warm the draft model up."""
@@ -323,6 +336,7 @@ class MlxEngine:
                 widths=speculator.widths,
                 positions_max=speculator.positions_max,
                 kernels=self._kernels,
+                device=self._device,
             )
         if speculator.model is not None:
             speculator.model.prepare(self.rows_max)

@@ -6,8 +6,6 @@ from collections import deque
 from math import inf
 from typing import NamedTuple
 
-from zmqengine.engine.load import prompt_sizes
-
 TOKENS_MIN = 32
 """A smaller chunk costs more than it saves."""
 TOKENS_START = 256
@@ -51,22 +49,23 @@ class StepPace:
     """A chunk size that follows the measured speed of prefill.
 
     Prefill may add `target_s` to the time of a step without it, and on a fast machine the time of eight such steps,
-    on a GPU of six: `even` means a GPU, where chunks also have few sizes. The more rows wait than decode, the more it
-    may add, up to two and a half times as much, on a fast GPU four times. A target of 0 always allows the largest
-    chunk. A chunk has `TOKENS_MIN` to `tokens_max` tokens, or while no row decodes `idle_tokens_max`, on a GPU twice
-    that for a burst. It is never more than twice as long as one that was timed: the speed of prefill differs by orders
-    of magnitude between machines and models, and is not known before.
+    on a `gpu` of six. The more rows wait than decode, the more it may add, up to two and a half times as much, on a
+    fast GPU four times. A target of 0 always allows the largest chunk. A chunk has `TOKENS_MIN` to `tokens_max` tokens,
+    or while no row decodes `idle_tokens_max`, on a GPU twice that for a burst. It is never more than twice as long as
+    one that was timed: the speed of prefill differs by orders of magnitude between machines and models, and is not
+    known before.
 
     The speed, and not the last step, decides: a machine with other work has slow steps all the time, and a pace that
     each of them shortens ends at chunks that cost twice as much a token.
     """
 
-    def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float, *, even: bool = False) -> None:
+    def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float, *, gpu: bool = False) -> None:
         self.tokens_max = tokens_max
         self._idle_tokens_max = max(tokens_max, idle_tokens_max)
         self._target_s = target_s
-        self._even = even
-        self._bounds = _ON_GPU if even else _USUAL
+        self.decoding_elsewhere = 0
+        """Rows that decode in other processes on this device; they wait for a chunk as those of this engine do."""
+        self._bounds = _ON_GPU if gpu else _USUAL
         self.begin(None)
 
     def begin(self, measured: tuple[float, float] | None) -> None:
@@ -103,10 +102,7 @@ class StepPace:
     def choose(self, *, decoding: int, waiting: int) -> int:
         """Tokens of this step's chunk, while `decoding` rows decode and `waiting` rows wait for prefill."""
         self._decoding = decoding
-        tokens = self._tokens(decoding, waiting)
-        if not self._even:
-            return tokens
-        return tokens - tokens % prompt_sizes.WHOLE or prompt_sizes.at_most(tokens)
+        return self._tokens(decoding + self.decoding_elsewhere, waiting)
 
     def record(self, tokens_read: int, seconds: float) -> None:
         """Learn from a step that took `seconds` and launched `tokens_read` tokens of prefill."""

@@ -1,7 +1,7 @@
 """Prefill: prompts are computed in chunks, so that no step of the engine is long.
 
-`Prefill.step` tells a chunk in reading order. All of a prompt but its last token is prefilled; that one is the input of
-the row's first decode step. The host runs ahead of the device by at most two chunks.
+`Prefill.begin` and `complete` tell a chunk in reading order. All of a prompt but its last token is prefilled; that one
+is the input of the row's first decode step. The host runs ahead of the device by at most two chunks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
+from zmqengine.engine.interface import RowDivergence, RowPrefill, RowToken, StepResult
 from zmqengine.engine.load.probe import Abilities
-from zmqengine.engine.load.prompt_sizes import Sizes
 from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
-from zmqengine.engine.row import Caches, MadeToken, Row
+from zmqengine.engine.row import Caches, MadeToken, Row, constraint_failure
+from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
 
@@ -50,11 +50,18 @@ class Ready(NamedTuple):
     caches: kv.KVBatch
 
 
+class _Begun(NamedTuple):
+    """A segment of a chunk; None for rows that have nothing to prefill. Several rows have `merged` caches."""
+
+    rows: list[Row]
+    segment: Segment | None
+    merged: Ready | None = None
+
+
 class Prefill:
     """Rows in prefill.
 
-    A row waits for an older one with the same beginning, if the prefix cache can keep what they share. Chunks have
-    `sizes`; few of them suit models whose caches can be rolled back.
+    A row waits for an older one with the same beginning, if the prefix cache can keep what they share.
     """
 
     def __init__(
@@ -62,7 +69,6 @@ class Prefill:
         model: Any,
         store: PrefixCache,
         abilities: Abilities,
-        sizes: Sizes,
         kernels: kv.KVKernels = kv.PLAIN,
     ) -> None:
         self.rows: list[Row] = []
@@ -70,12 +76,13 @@ class Prefill:
         # Padding included.
         self.computed_tokens = 0
         self.cached_tokens = 0
-        self._sizes = sizes
         self._model = model
         self._store = store
         self._abilities = abilities
         self._kernels = kernels
         self._markers: deque[mx.array] = deque()
+        # The chunk between its begin and its end.
+        self._begun: list[_Begun] = []
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows; their prefill starts in the next step."""
@@ -97,30 +104,43 @@ class Prefill:
 
     # --- a chunk ---
 
-    def step(self, tokens_max: int, padding_bytes_max: int, result: StepResult) -> list[Ready]:
-        """Start one chunk of at most `tokens_max` tokens, padding included; returns the rows that are through.
+    def begin(self, tokens_max: int, padding_bytes_max: int, result: StepResult) -> list[Segment]:
+        """Begin one chunk of at most `tokens_max` tokens, padding included; returns its segments of the packed step.
 
-        The caches of rows that get through together take at most `padding_bytes_max` of padding.
+        `complete` must follow the model's call. The caches of rows that get through together take at most
+        `padding_bytes_max` of padding.
         """
         self._restore_parked(result)
         while len(self._markers) >= _CHUNKS_MAX:
             mx.eval(self._markers.popleft())
+        self._begun = []
         rows = pick(self.rows, self._store)
         if not rows:
             return []
-        chunk = plan_chunk([self._sizes.whole(row.held, row.remaining) for row in rows], tokens_max)
-        touched = [rows[place] for place in chunk.together + [place for place, _ in chunk.slices]]
-        for row in touched:
-            if row.caches is None:
-                self._fetch_prefix(row, result)
-        ready = []
+        chunk = plan_chunk([row.remaining for row in rows], tokens_max)
+        for place in chunk.together + [place for place, _ in chunk.slices]:
+            if rows[place].caches is None:
+                self._fetch_prefix(rows[place], result)
         for place, tokens in chunk.slices:
-            row = rows[place]
-            self._prefill_slice(row, self._sizes.part(row.held, row.remaining, tokens))
-            if not row.remaining:
-                ready.append(self._merge([row]))
+            self._begin_slice(rows[place], tokens)
         for group in self._groups([rows[place] for place in chunk.together], padding_bytes_max):
-            ready.append(self._prefill_group(group))
+            self._begin_group(group)
+        return [begun.segment for begun in self._begun if begun.segment is not None]
+
+    def complete(self, result: StepResult) -> list[Ready]:
+        """Start the chunk that was begun; returns the rows that are through."""
+        ready = []
+        for rows, segment, merged in self._begun:
+            if merged is not None:
+                if segment is not None:
+                    self._complete_group(rows, segment, merged.caches)
+                ready.append(merged)
+                continue
+            if segment is not None:
+                self._complete_slice(rows[0], segment)
+            if not rows[0].remaining:
+                ready.append(self._merge(rows))
+        touched = [row for begun in self._begun for row in begun.rows]
         for row in touched:
             done = row.held if row.remaining else row.read_tokens
             result.prefills.append(RowPrefill(row.id, done, row.read_tokens, row.cached))
@@ -128,41 +148,50 @@ class Prefill:
         self.rows = [row for row in self.rows if row not in through]
         return ready
 
-    def _prefill_slice(self, row: Row, count: int) -> None:
-        """Prefill `count` tokens of one row, in a call for each part up to a branch."""
-        assert row.caches is not None
+    def _begin_slice(self, row: Row, count: int) -> None:
+        """Begin to prefill `count` tokens of one row; those before a branch are read in calls of their own, at once."""
         end = row.held + count
-        while row.held < end:
-            stop = min([end, *row.branches])
-            size = self._sizes.whole(row.held, stop - row.held)
-            kv.read_alone(self._model, row.caches, row.tokens[row.held : stop], size)
-            self._start(row.caches, stop - row.held, size)
-            row.held = stop
-            if stop in row.branches:
-                row.branches.remove(stop)
-                self._offer(row, row.caches)
+        while row.branches and row.branches[0] < end:
+            segment = self._segment(row, row.branches[0])
+            forward(self._model, [segment])
+            self._complete_slice(row, segment)
+        self._begun.append(_Begun([row], self._segment(row, end)))
 
-    def _prefill_group(self, rows: list[Row]) -> Ready:
-        """Prefill the rest of some rows in one call."""
-        if len(rows) > 1 and rows[0].remaining:
-            return self._prefill_together(rows)
-        if rows[0].remaining:
-            self._prefill_slice(rows[0], rows[0].remaining)
-        return self._merge(rows)
+    def _segment(self, row: Row, end: int) -> Segment:
+        """The tokens of a row up to `end`, as a segment of a step."""
+        assert row.caches is not None
+        return Segment(kv.begin_alone(row.caches, row.tokens[row.held : end]), row.caches)
 
-    def _prefill_together(self, rows: list[Row]) -> Ready:
-        """Prefill the rest of several rows in one padded call."""
-        unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
-        size = self._sizes.whole(max(row.held for row in rows), max(map(len, unread)))
-        ready = self._merge(rows)
-        ready.caches.prefill(self._model, unread, size)
-        for row, tokens in zip(rows, unread, strict=True):
-            row.held += len(tokens)
-        self._start(ready.caches.caches, sum(map(len, unread)), size * len(rows))
+    def _complete_slice(self, row: Row, segment: Segment) -> None:
+        """Start a segment of one row, and offer its caches to the prefix cache where it ends at a branch."""
+        kv.end_alone(segment.caches)
+        row.held += segment.inputs.size
+        self._start(segment, segment.inputs.size)
+        if row.held in row.branches:
+            row.branches.remove(row.held)
+            self._offer(row, segment.caches)
+
+    def _begin_group(self, rows: list[Row]) -> None:
+        """Begin to prefill the rest of some rows in one segment."""
+        if not rows[0].remaining:
+            merged = self._merge(rows) if len(rows) > 1 else None
+            self._begun.append(_Begun(rows, None, merged))
+        elif len(rows) == 1:
+            self._begin_slice(rows[0], rows[0].remaining)
+        else:
+            unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
+            merged = self._merge(rows)
+            segment = Segment(merged.caches.begin_prefill(unread), merged.caches.caches)
+            self._begun.append(_Begun(rows, segment, merged))
+
+    def _complete_group(self, rows: list[Row], segment: Segment, caches: kv.KVBatch) -> None:
+        """Start a segment of several rows, and offer the long ones to the prefix cache."""
+        caches.end_prefill()
+        self._start(segment, sum(row.remaining for row in rows))
         for place, row in enumerate(rows):
+            row.held = row.read_tokens - 1
             if row.held >= _COPIED_TOKENS_MIN:
-                self._offer(row, ready.caches.row(place))
-        return ready
+                self._offer(row, caches.row(place))
 
     def _merge(self, rows: list[Row]) -> Ready:
         """Merge the caches of rows that are through."""
@@ -177,11 +206,11 @@ class Prefill:
             return Ready(rows, kv.KVBatch(caches[0], [rows[0].held], self._kernels))
         return Ready(rows, kv.KVBatch.merge(caches, [row.held for row in rows], self._kernels))
 
-    def _start(self, caches: Caches, count: int, computed: int) -> None:
-        """Start a model call of `count` tokens, `computed` with padding."""
+    def _start(self, segment: Segment, count: int) -> None:
+        """Start a segment, whose `count` tokens are those of prompts and not padding."""
         self.prompt_tokens += count
-        self.computed_tokens += computed
-        arrays = kv.arrays(caches)
+        self.computed_tokens += segment.inputs.size
+        arrays = kv.arrays(segment.caches)
         # One number of the last array: waiting for it is waiting for the chunk, and it pins no memory.
         marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0
         kv.start(marker, arrays)
@@ -215,9 +244,6 @@ class Prefill:
         hit = self._store.fetch(row)
         row.held = row.cached = hit.tokens
         row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
-        if self._sizes.tokens_max and hit.caches is not None:
-            # Or the first call after them would be a new CUDA graph for each number of blocks.
-            kv.start(kv.arrays(hit.caches))
         self.cached_tokens += row.held
         if self._store.keeps_states:
             found = branches(row.held, row.read_tokens - 1, hit.known)
@@ -244,7 +270,7 @@ class Prefill:
             finish = row.take(made.token)
         except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
             row.gone = True
-            result.failures.append(RowFailure(row.id, f"the constraint failed: {error}"))
+            result.failures.append(constraint_failure(row.id, error))
             return
         result.tokens.append(RowToken(row.id, made.token, made.logprobs, finish))
         if finish is not None:

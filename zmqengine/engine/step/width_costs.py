@@ -10,16 +10,19 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.autotune import layers
-from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.host.device import CPU, Device
 from zmqengine.engine.interface import RowRequest, StepResult
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.costs import WidthCosts
 from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
 from zmqengine.engine.step.decode import DecodeBatch
+from zmqengine.engine.step.packed import forward
 
 _SECONDS_MAX = 6.0
 _TRIES = 3
+# Tries go on for this long: those of a small model take milliseconds, and other programs may hold up the first few of
+# one width. One that seems as cheap as a plain step, and is not, would lose throughput for as long as the worker runs.
+_TRIES_S = 0.25
 _PLAIN_STEPS = 4
 _PROMPT_TOKENS = 32
 # A GPU reads longer rows with attention kernels of their own.
@@ -57,6 +60,7 @@ def measure_costs(
     widths: Sequence[int],
     positions_max: int,
     kernels: kv.KVKernels,
+    device: Device = CPU,
 ) -> None:
     """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all.
 
@@ -68,15 +72,15 @@ def measure_costs(
         known = [1, *(width for width in widths if rows * width <= positions_max)]
         prompts = [_PROMPT_TOKENS + place % 2 for place in range(rows)]
         timer = _Timer(model, new_batch, vocab_size, prompts, kernels)
-        if on_gpu():
+        if device.is_gpu:
             timer.best_s(known, 1, math.inf)
         began_s = time.perf_counter()
-        costs.seconds[rows] = timer.best_s(known, _TRIES, began_s + left_s)
+        costs.seconds[rows] = timer.best_s(known, _TRIES, began_s + left_s, began_s + min(_TRIES_S, left_s))
         left_s -= time.perf_counter() - began_s
-    if on_gpu():
-        for width in widths:
+    if device.is_gpu:
+        for width in widths if hasattr(model, "trace_steps") else ():
             traces_until_s = time.perf_counter() + _TRACES_S
-            layers.trace(model, min(rows_max, positions_max // width), traces_until_s, width)
+            model.trace_steps(min(rows_max, positions_max // width), traces_until_s, width)
         for tokens in _LONG_PROMPT_TOKENS:
             _Timer(model, new_batch, vocab_size, [tokens], kernels).best_s(widths, 1, math.inf)
 
@@ -92,6 +96,7 @@ class _Timer:
         prompts: Sequence[int],
         kernels: kv.KVKernels,
     ) -> None:
+        self._model = model
         self._planner = FixedWidth()
         self._batch = new_batch(self._planner)
         rows, alone = [], {}
@@ -104,14 +109,20 @@ class _Timer:
                 mx.eval(kv.read_alone(model, alone[tokens], [1] * tokens))
         self._batch.join(rows, kv.KVBatch.merge([alone[tokens] for tokens in prompts], prompts, kernels))
 
-    def best_s(self, widths: Sequence[int], tries: int, until_s: float) -> dict[int, float]:
-        """The least seconds of a step by width, of some tries in turns; none of a width that was not tried in time."""
+    def best_s(
+        self, widths: Sequence[int], tries: int, until_s: float, further_until_s: float = 0.0
+    ) -> dict[int, float]:
+        """The least seconds of a step by width, of tries in turns; none of a width that was not tried in time.
+
+        There are `tries` and, until `further_until_s`, further ones.
+        """
         best_s: dict[int, float] = {}
-        for _ in range(tries):
+        while tries > 0 or time.perf_counter() < further_until_s:
             for width in widths:
                 if time.perf_counter() > until_s:
                     return best_s
                 best_s[width] = min(best_s.get(width, math.inf), self._step_s(width))
+            tries -= 1
         return best_s
 
     def _step_s(self, width: int) -> float:
@@ -125,4 +136,7 @@ class _Timer:
 
     def _take_steps(self, count: int) -> None:
         for _ in range(count):
-            self._batch.step(StepResult(), lambda: True)
+            result = StepResult()
+            if (segment := self._batch.begin(result, lambda: True)) is not None:
+                (logits,) = forward(self._model, [segment])
+                self._batch.complete(logits, result)

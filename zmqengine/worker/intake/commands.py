@@ -6,6 +6,7 @@ import logging
 
 from zmqengine.errors import (
     Aborted,
+    BadRequest,
     Conflict,
     NotSubscribed,
     Overloaded,
@@ -22,6 +23,7 @@ from zmqengine.protocol.messages import (
     Command,
     CommandReply,
     Done,
+    Embed,
     Hello,
     Insert,
     Ping,
@@ -29,10 +31,9 @@ from zmqengine.protocol.messages import (
     Replay,
     RequestState,
     Resume,
-    TokenRow,
     Welcome,
 )
-from zmqengine.request_rules import check_prediction, check_token_ids
+from zmqengine.request_rules import Vectors, check_prediction, check_token_ids, check_vectors, no_generation
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.lifecycle import Lifecycle
@@ -68,7 +69,7 @@ class CommandHandler:
         try:
             if isinstance(command, Hello):
                 return self._hello(command, route, user, now_s, peer)
-            if isinstance(command, Insert) and command.epoch != self._epoch:
+            if isinstance(command, Insert | Embed) and command.epoch != self._epoch:
                 raise StaleEpoch("the worker has restarted; say hello and insert again with `emitted`")
             session = self._sessions.of_route(route, user)
             self._sessions.renew(session, now_s)
@@ -84,7 +85,7 @@ class CommandHandler:
 
     def _handle_in_session(self, command: Command, session: Session, now_s: float) -> CommandReply:
         match command:
-            case Insert():
+            case Insert() | Embed():
                 return self._insert(command, session, now_s)
             case Abort():
                 self._abort(command, session)
@@ -115,7 +116,7 @@ class CommandHandler:
             grace_ms=self._context.config.grace_ms,
         )
 
-    def _insert(self, insert: Insert, session: Session, now_s: float) -> Accepted:
+    def _insert(self, insert: Insert | Embed, session: Session, now_s: float) -> Accepted:
         known = session.requests.get(insert.request)
         if known is not None:
             if not known.is_of(insert):
@@ -125,15 +126,24 @@ class CommandHandler:
             raise Aborted("the request was aborted before it was inserted")
         if not session.is_granted:
             raise NotSubscribed("subscribe to the session's topic and wait for `granted` before inserting")
+        # Before anything that depends on the load, which is none of an unauthorized peer's business.
+        self._lifecycle.check_authorized(insert, session)
         self._check_ids(insert)
-        self._check_held(session)
+        self._check_held(insert, session)
         return self._accepted(insert, self._lifecycle.add(insert, session, now_s))
 
-    def _accepted(self, insert: Insert, request: LiveRequest) -> Accepted:
+    def _accepted(self, insert: Insert | Embed, request: LiveRequest) -> Accepted:
         state = _STATES[request.phase]
         return Accepted(insert.call, self._epoch, request.id, len(request.log), request.seed, state)
 
-    def _check_ids(self, insert: Insert) -> None:
+    def _check_ids(self, insert: Insert | Embed) -> None:
+        model = self._context.model
+        if isinstance(insert, Embed):
+            vectors = Vectors(insert.texts, insert.second, insert.output, insert.dimensions)
+            check_vectors(vectors, model, self._limits)
+            return
+        if not model.generates:
+            raise BadRequest(no_generation(model.name))
         ids = {
             "prompt": insert.prompt,
             "emitted": insert.emitted,
@@ -141,16 +151,17 @@ class CommandHandler:
             "prediction": insert.prediction,
             "constraint.after": [] if insert.constraint is None else insert.constraint.after,
         }
-        check_token_ids(self._context.model.vocab_size, insert.sampling, **ids)
+        check_token_ids(model.vocab_size, insert.sampling, **ids)
         check_prediction(insert.prediction, self._limits.prediction_tokens_max)
 
-    def _check_held(self, session: Session) -> None:
+    def _check_held(self, insert: Insert | Embed, session: Session) -> None:
         bytes_max = self._context.config.token_log_bytes_max
         requests_max = self._limits.requests_per_session_max
         held = self._sessions.forget_oldest_delivered(session, bytes_max=bytes_max, requests_max=requests_max)
         if len(session.requests) >= requests_max:
             what = f"{len(session.requests)} requests"
-        elif held > bytes_max:
+        elif held > bytes_max and isinstance(insert, Embed):
+            # Vectors are kept until they are acknowledged. Tokens take little, and log-probabilities may be dropped.
             what = f"{held} bytes of output"
         else:
             return
@@ -172,15 +183,22 @@ class CommandHandler:
         request = session.requests.get(command.request)
         if request is None:
             raise UnknownRequest(f"the worker holds no request {command.request!r}")
+        if command.from_index < request.log.kept_from:
+            # Its tokens come again with their log-probabilities, from a new insert with the same id.
+            self._lifecycle.end_all(
+                [request], "abort", "log-probabilities were dropped that a resume asked for"
+            )
+            self._sessions.acknowledge(session, request)
+            raise UnknownRequest(
+                f"the worker holds log-probabilities of {command.request!r} from token {request.log.kept_from} on: "
+                "insert it again with `emitted`"
+            )
         start = min(command.from_index, len(request.log))
         stop = request.log.stop_within(start, REPLAY_BYTES_MAX)
-        tokens, logprobs = request.log.slice(start, stop)
         more = stop < len(request.log)
         end = None if more else request.end
         self._counters.resumes += 1
-        return Replay(
-            command.call, self._epoch, TokenRow(request.id, start, tokens, logprobs, end), more=more
-        )
+        return Replay(command.call, self._epoch, request.log.row(request.id, start, stop, end), more=more)
 
     def _ack(self, command: Ack, session: Session) -> None:
         for request_id in command.requests:

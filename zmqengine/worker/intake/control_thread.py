@@ -7,6 +7,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import zmq
@@ -47,7 +48,8 @@ class Watched(Protocol):
 class ControlThread:
     """Serves ctl until stopped. The socket is handed over for good: it is only used on this thread.
 
-    With a `guard` it also serves the key check, and only an operator's key may drain the worker.
+    With a `guard` it also serves the key check, and only an operator's key may drain the worker. `keep_ctl` is called
+    about once a second.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class ControlThread:
         name: str,
         endpoints: Endpoints,
         guard: Guard | None = None,
+        keep_ctl: Callable[[], None] = lambda: None,
     ) -> None:
         self._ctl = ctl
+        self._keep_ctl = keep_ctl
         self._board = board
         self._handler = ControlHandler(board, name, endpoints, guard)
         self._with_users = guard is not None
@@ -119,6 +123,7 @@ class ControlThread:
             is_due = not ready or time.monotonic() >= look_again_s
             if is_due:
                 look_again_s = time.monotonic() + LOOK_AGAIN_S
+                self._keep_ctl()
             for watched in list(self._watched):
                 if (is_due or watched.fileno() in ready) and watched.check():
                     poller.unregister(watched.fileno())

@@ -55,8 +55,8 @@ def _request(request: LiveRequest, waits_for: str, now_s: float) -> RequestInfo:
         prompt_tokens=request.prompt_tokens,
         prefilled_tokens=request.prefilled_tokens,
         cached_tokens=request.cached_tokens,
-        output_tokens=len(request.log),
-        max_tokens=request.tokens_max - request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        max_tokens=max(0, request.tokens_max - request.prompt_tokens),
         priority=request.ticket.priority,
     )
 
@@ -64,4 +64,6 @@ def _request(request: LiveRequest, waits_for: str, now_s: float) -> RequestInfo:
 def _phase(request: LiveRequest) -> str:
     if request.phase != "running":
         return request.phase
+    if request.embeds:
+        return "embed"
     return "prefill" if len(request.log) == request.joined_at else "decode"

@@ -146,6 +146,23 @@ class SessionTable:
                     break
         return self._outgoing.held_bytes(session)
 
+    def keep_output_within(self, session: Session, bytes_max: int) -> None:
+        """Keep a session's output within a bound, at the cost of what was sent and not acknowledged.
+
+        After the requests that ended, the log-probabilities of others go, those of the largest first.
+        """
+        if self._outgoing.held_bytes(session) <= bytes_max:
+            return
+        if (
+            self.forget_oldest_delivered(session, bytes_max=bytes_max, requests_max=len(session.requests) + 1)
+            <= bytes_max
+        ):
+            return
+        for request in sorted(session.requests.values(), key=lambda one: one.log.nbytes, reverse=True):
+            self._outgoing.forget_sent(request)
+            if self._outgoing.held_bytes(session) <= bytes_max:
+                break
+
     def remove(self, session: Session) -> None:
         """Tell a session what can still be told, and forget it. Its requests must have been ended before."""
         self._outgoing.close(session)

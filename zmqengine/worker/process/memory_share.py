@@ -1,4 +1,4 @@
-"""Shares of this machine's memory, one for each worker.
+"""Shares of this machine's memory, one for each worker, and of the time of its device.
 
 Every live worker of a user has a file in one directory, locked for as long as its process lives, that says what it
 claims. A worker whose memory limit was given claims just that; the others share what is left beside all weights in
@@ -26,12 +26,16 @@ LOCK_WAIT_S = 1.0
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One worker's claim. `limit_bytes` is None for an equal part of the remainder."""
+    """One worker's claim. `limit_bytes` is None for an equal part of the remainder.
+
+    `rows_decoding` is no memory, but the same worker's claim on the device's time.
+    """
 
     name: str
     pid: int
     weights_bytes: int
     limit_bytes: int | None
+    rows_decoding: int = 0
 
 
 def share_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> int:
@@ -48,11 +52,13 @@ class View(NamedTuple):
     """How the memory of this machine is divided now: this worker's limit, and who holds what, for people.
 
     `is_too_much` says that all workers together may hold more than there is: somebody was given too high a limit.
+    `rows_decoding` counts the rows of the others.
     """
 
     limit_bytes: int
     told: str
     is_too_much: bool
+    rows_decoding: int
 
 
 def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
@@ -63,7 +69,8 @@ def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
         rest = [mine, *(claim for claim in others if claim is not other)]
         told.append(f"{other.name} (pid {other.pid}) has {_gib(share_of(other, rest, total_bytes))}")
     least = [claim.limit_bytes or claim.weights_bytes for claim in [mine, *others]]
-    return View(limit_bytes, "; ".join(told), sum(least) > total_bytes)
+    rows_decoding = sum(claim.rows_decoding for claim in others)
+    return View(limit_bytes, "; ".join(told), sum(least) > total_bytes, rows_decoding)
 
 
 class MemoryShare:
@@ -76,11 +83,9 @@ class MemoryShare:
         self._directory = directory
         self._claim = Claim(name, os.getpid(), 0, limit_bytes)
         self._total_bytes = 0
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory / f"{os.getpid()}-{secrets.token_hex(4)}.json"
+        self._file = -1
         with self._locked(LOCK_WAIT_S):
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
             self._write()
 
     def claim(self, weights_bytes: int, total_bytes: int) -> View:
@@ -91,19 +96,35 @@ class MemoryShare:
             self._write()
             return view_of(self._claim, self._others(), total_bytes)
 
-    def look(self) -> View | None:
-        """How things are now; None if another worker is looking at this moment, or the directory is gone. Never waits
-        and never raises."""
+    def look(self, rows_decoding: int = 0) -> View | None:
+        """Tell others how many rows decode here, and see how things are now.
+
+        None if another worker is looking at this moment, or the directory cannot be used.
+        Writes the claim anew if its file is gone. Never waits and never raises.
+        """
         try:
             with self._locked(0) as is_locked:
-                return view_of(self._claim, self._others(), self._total_bytes) if is_locked else None
+                if not is_locked:
+                    return None
+                claim = msgspec.structs.replace(self._claim, rows_decoding=rows_decoding)
+                if claim != self._claim or not self._path.exists():
+                    self._claim = claim
+                    self._write()
+                return view_of(self._claim, self._others(), self._total_bytes)
         except OSError:
             return None
+
+    def touch(self) -> None:
+        """Set the times of the claim to now, so that what cleans /tmp does not take it for forgotten."""
+        for path in (self._directory, self._path):
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
     def close(self) -> None:
         """Withdraw the claim. Idempotent; the end of the process does the same."""
         if self._file >= 0:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             os.close(self._file)
             self._file = -1
 
@@ -113,6 +134,12 @@ class MemoryShare:
         return [claim for claim in found if claim is not None]
 
     def _write(self) -> None:
+        """Write the claim, into a file of the same name if the earlier one was removed."""
+        if not self._path.exists():
+            if self._file >= 0:
+                os.close(self._file)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
         # In place and not by a rename: the lock is on this file.
         text = msgspec.json.encode(self._claim)
         os.pwrite(self._file, text, 0)
@@ -121,6 +148,7 @@ class MemoryShare:
     @contextlib.contextmanager
     def _locked(self, wait_s: float) -> Iterator[bool]:
         """Between a file's creation and its lock it would look like one of a dead process."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline_s = time.monotonic() + wait_s
@@ -136,19 +164,27 @@ class MemoryShare:
             os.close(lock)
 
 
+def live_claims(directory: Path) -> list[Claim]:
+    """The claims of all live workers, for who makes none. Raises OSError where there is no such directory."""
+    # Without the directory's lock nothing is removed: a file may not be locked yet.
+    found = [_read_live(path, remove=False) for path in sorted(directory.glob("*.json"))]
+    return [claim for claim in found if claim is not None]
+
+
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.2f} GiB"
 
 
-def _read_live(path: Path) -> Claim | None:
-    """The claim in `path`; None, and the file is gone, if the process that made it is."""
+def _read_live(path: Path, *, remove: bool = True) -> Claim | None:
+    """The claim in `path`; None if the process that made it is gone, and with `remove` the file is then as well."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         if _try_lock(file):
-            path.unlink(missing_ok=True)
+            if remove:
+                path.unlink(missing_ok=True)
             return None
         return msgspec.json.decode(os.pread(file, 65_536, 0), type=Claim)
     except msgspec.DecodeError:

@@ -15,9 +15,10 @@ class Watchdog:
     It ends by SIGALRM, which the kernel sends and no interpreter lock holds up: native code that spins and holds the
     lock is noticed too. The stack is written by the thread that hangs, so that it cannot change meanwhile: one that
     another thread writes while it changes may end in a crash instead. A pass shorter than `timeout_s` is never ended;
-    a longer one at most 1 s after `timeout_s` (a tenth of it for a short one). Nothing is watched before the first
-    beat, except between two words of progress while loading. A `timeout_s` of 0 watches no pass. There is one watchdog
-    a process, for its main thread.
+    a longer one at most 1 s after `timeout_s` (a tenth of it for a short one). Time in which the process is stopped
+    counts, as the timer runs on: stopped for that long within a pass, it ends when it is continued. Nothing is watched
+    before the first beat, except between two words of progress while loading. A `timeout_s` of 0 watches no pass. There
+    is one watchdog a process, for its main thread.
     """
 
     def __init__(self, timeout_s: float, *, fd: int = 2) -> None:

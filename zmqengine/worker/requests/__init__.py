@@ -1,1 +1,1 @@
-"""One live request: its state, scheduling facts and token log, its deadline, and its preparation off the actor."""
+"""One live request: its state, scheduling facts and token log, its deadline, and the compiler of its constraint."""

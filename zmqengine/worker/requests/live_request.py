@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from zmqengine.engine.interface import RowRequest
-from zmqengine.protocol.messages import End, Insert
+from zmqengine.engine.interface import RowRequest, TextsRequest
+from zmqengine.protocol.messages import Embed, End, Insert
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.requests.token_log import TokenLog
+from zmqengine.worker.requests.vector_log import VectorLog
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +65,8 @@ class LiveRequest:
     the most that earlier rows of a preempted request had prefilled or decoded. `grammar` constrains the output;
     `is_whole`: the emitted tokens are already a whole output of it. `drafts` counts draft tokens proposed and accepted,
     by drafter.
+
+    The request of an embed has the vectors of its texts as output. It reserves no KV cache: `tokens_max` is 0.
     """
 
     __slots__ = (
@@ -107,21 +110,33 @@ class LiveRequest:
 
     def __init__(
         self,
-        insert: Insert,
+        insert: Insert | Embed,
         session_id: str,
         ticket: Ticket,
         *,
-        seed: int,
+        seed: int = 0,
         cache_scope: str = "",
-        stop_token_ids: frozenset[int],
-        tokens_max: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        tokens_max: int = 0,
+        vector_width: int = 0,
     ) -> None:
         self.id = insert.request
         self.session_id = session_id
         self.ticket = ticket
-        self.insert: Insert | None = insert
-        self.prompt: array[int] | list[int] = insert.prompt
-        self.prompt_tokens = len(insert.prompt)
+        self.insert: Insert | Embed | None = insert
+        self.log: TokenLog | VectorLog
+        if isinstance(insert, Embed):
+            self.prompt: array[int] | list[int] = []
+            self.prompt_tokens = sum(map(len, insert.texts))
+            self.log = VectorLog(insert.first_index, len(insert.texts), vector_width)
+            self.is_open = False
+            self.charged_tokens = 0
+        else:
+            self.prompt = insert.prompt
+            self.prompt_tokens = len(insert.prompt)
+            self.log = TokenLog(insert.emitted, logprobs=insert.logprobs)
+            self.is_open = insert.max_tokens is None
+            self.charged_tokens = len(insert.emitted)
         self.digest: bytes | None = None
         self.grammar: Grammar | None = None
         self.is_whole = False
@@ -129,8 +144,6 @@ class LiveRequest:
         self.cache_scope = cache_scope
         self.stop_token_ids = stop_token_ids
         self.tokens_max = tokens_max
-        self.is_open = insert.max_tokens is None
-        self.log = TokenLog(insert.emitted, with_logprobs=insert.logprobs is not None)
         self.phase: Phase = "preparing"
         self.row = self.parked_row = -1
         self.reserved_tokens = self.reserved_bytes = 0
@@ -145,7 +158,6 @@ class LiveRequest:
         self.prefill_pass = -1
         self.cached_tokens = 0
         self.read_tokens = 0
-        self.charged_tokens = len(insert.emitted)
         self.progress_told = False
         self.drafts: dict[str, tuple[int, int]] = {}
         self.end: End | None = None
@@ -157,18 +169,47 @@ class LiveRequest:
         return self.end_sent and self.log.sent == len(self.log)
 
     @property
+    def embeds(self) -> bool:
+        """Whether its output is vectors."""
+        return isinstance(self.log, VectorLog)
+
+    @property
+    def tokens(self) -> TokenLog:
+        """The output of an insert."""
+        assert isinstance(self.log, TokenLog)
+        return self.log
+
+    @property
+    def vectors(self) -> VectorLog:
+        """The output of an embed."""
+        assert isinstance(self.log, VectorLog)
+        return self.log
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens so far; none of an embed."""
+        return 0 if self.embeds else len(self.log)
+
+    @property
     def tokens_held(self) -> int:
-        """Prompt and output tokens so far."""
-        return self.prompt_tokens + len(self.log)
+        """Tokens in the KV cache of its row: prompt and output so far, none of an embed."""
+        return 0 if self.embeds else self.prompt_tokens + len(self.log)
+
+    def texts_request(self, row: int) -> TextsRequest:
+        """The engine's request for a row of the texts that have no vector yet."""
+        insert = self.insert
+        assert isinstance(insert, Embed), "an ended request is not computed again"
+        done = len(self.log) - insert.first_index
+        return TextsRequest(row, insert.texts[done:], insert.second[done:], insert.output, insert.dimensions)
 
     def row_request(self, row: int) -> RowRequest:
         """The engine's request for a row that continues after the tokens in the log."""
         insert = self.insert
-        assert insert is not None, "an ended request is not generated again"
+        assert isinstance(insert, Insert), "an ended request is not generated again"
         return RowRequest(
             row=row,
             prompt=self.prompt,
-            emitted=self.log.tokens.tolist(),
+            emitted=self.tokens.tokens.tolist(),
             max_tokens=self.tokens_max - self.prompt_tokens,
             sampling=insert.sampling,
             seed=self.seed,
@@ -188,7 +229,7 @@ class LiveRequest:
         if prepared.grammar is not None:
             self.grammar, self.is_whole = prepared.grammar, prepared.is_whole
 
-    def is_of(self, insert: Insert) -> bool:
+    def is_of(self, insert: Insert | Embed) -> bool:
         """Whether an insert with this request's id has the same contents."""
         if self.digest is None:
             assert self.insert is not None, "an ended request has its digest"
@@ -206,6 +247,7 @@ class LiveRequest:
         self.prompt = []
 
 
-def digest(insert: Insert) -> bytes:
-    """Digest of an insert without its call number, to tell a repetition from another insert with the same id."""
-    return hashlib.blake2b(_encoder.encode(msgspec.structs.replace(insert, call=0)), digest_size=16).digest()
+def digest(insert: Insert | Embed) -> bytes:
+    """Digest of a command without its call number, to tell a repetition from another one with the same id."""
+    packed = insert.KIND + _encoder.encode(msgspec.structs.replace(insert, call=0))
+    return hashlib.blake2b(packed, digest_size=16).digest()

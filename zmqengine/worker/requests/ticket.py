@@ -37,7 +37,7 @@ class Ticket:
     arrival: int
     waiting_since_s: float
     deadline_s: float | None = None
-    phase: Literal["new", "waiting", "running", "gone"] = "new"
+    phase: Literal["new", "admitted", "waiting", "running", "gone"] = "new"
     prepaid_cost: float = 0.0
     running_class: PriorityClass = PriorityClass.BATCH
     """The class it counts as while it runs, when a row has to be preempted."""

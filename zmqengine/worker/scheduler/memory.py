@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqengine.engine.interface import Engine, EngineMemory
 from zmqengine.errors import ConfigError
+from zmqengine.worker.process.memory_pressure import Level
 
 WORKSPACE_SHARE = 0.1
 """Share of the limit kept free for a step's workspace; more where the engine's own estimate is higher."""
@@ -40,6 +41,7 @@ class MemoryLedger:
             )
         self.reserved_bytes = 0
         self._room_told = -1
+        self._relief_bytes: int | None = None
 
     def resize(self, limit_bytes: int, least_bytes: int) -> None:
         """Change the limit. It leaves at least the reserved bytes, and `least_bytes`, for rows."""
@@ -47,6 +49,16 @@ class MemoryLedger:
         least_bytes = max(least_bytes, self.reserved_bytes, self._engine.project_bytes(2))
         self.kv_bytes_max = max(limit_bytes - taken, least_bytes)
         self.limit_bytes = self.kv_bytes_max + taken
+        self._engine.limit_memory(self.limit_bytes)
+
+    def relieve(self, level: Level) -> None:
+        """Bound the prefix cache while the system is short of memory: to half of what it holds, or to nothing."""
+        if level == "normal":
+            self._relief_bytes = None
+        elif level == "critical":
+            self._relief_bytes = 0
+        elif self._relief_bytes is None:
+            self._relief_bytes = self._engine.memory().prompt_cache // 2
 
     def fits(self, bytes_: int) -> bool:
         """Whether `bytes_` more can be reserved now."""
@@ -64,6 +76,8 @@ class MemoryLedger:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
         # What is allocated for rows to come is not free for the prefix cache.
         room = max(0, min(most, self.kv_bytes_max - self.reserved_bytes - self._engine.empty_bytes))
+        if self._relief_bytes is not None:
+            room = min(room, self._relief_bytes)
         if room != self._room_told:
             self._room_told = room
             self._engine.limit_prompt_cache(room)

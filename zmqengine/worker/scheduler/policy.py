@@ -43,9 +43,10 @@ _DEFAULTS = WorkerConfig()
 class ServiceOrder:
     """The order of service: a fair queue for each priority class, and the accounts of running requests.
 
-    A request enters with `enqueue`, gets a row with `start`, goes back with `enqueue` when it is preempted, and leaves
-    with `withdraw` in any phase; nothing here refers to it then. Every call takes O(log n), `victim` O(rows).
-    `queue_max` bounds the waiting requests, by `may_enqueue`.
+    A request takes a place with `admit`, waits in line from `enqueue` on, gets a row with `start`, goes back with
+    `enqueue` when it is preempted, and leaves with `withdraw` in any phase; nothing here refers to it then. Every call
+    takes O(log n), `victim` O(rows). `queue_max` bounds the places, by `may_admit`: a request has one while it has no
+    row, also while it is prepared.
     """
 
     def __init__(self, *, queue_max: int = _DEFAULTS.queue_max, ageing_s: float = _DEFAULTS.ageing_s) -> None:
@@ -54,36 +55,51 @@ class ServiceOrder:
         self._queue_max = queue_max
         self._ageing_s = ageing_s
         self._classes = {kind: FairQueue() for kind in PriorityClass}
-        self._waiting_by_flow: Counter[str] = Counter()
-        self._waiting = 0
+        self._places_by_flow: Counter[str] = Counter()
+        self.places = 0
+        """Number of requests without a row, in line or not."""
 
     def __len__(self) -> int:
-        """Number of waiting requests."""
-        return self._waiting
+        """Number of requests in line."""
+        return sum(queue.waiting for queue in self._classes.values())
 
-    def waiting_of(self, flow: str) -> int:
-        """Number of waiting requests of a flow."""
-        return self._waiting_by_flow.get(flow, 0)
+    def places_of(self, flow: str) -> int:
+        """Number of a flow's requests without a row, in line or not."""
+        return self._places_by_flow.get(flow, 0)
 
-    def may_enqueue(self, flow: str) -> bool:
-        """Whether a flow may have one more waiting request: it holds fewer places than are free.
+    def may_admit(self, flow: str) -> bool:
+        """Whether a flow may have one more request without a row: it holds fewer places than are free.
 
         So one flow fills half of the queue, two a third each, and there is always a place for a newcomer. This is
         the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6:2, 1998).
         """
-        return self.waiting_of(flow) < self._queue_max - len(self)
+        return self.places_of(flow) < self._queue_max - self.places
+
+    def admit(self, ticket: Ticket) -> None:
+        """Give a new request a place; it is not in line before `enqueue`."""
+        assert ticket.phase == "new", f"a {ticket.phase} request has been admitted before"
+        ticket.phase = "admitted"
+        self._take_place(ticket.flow)
 
     def enqueue(self, ticket: Ticket, now_s: float) -> None:
-        """Queue a new request, or a preempted one again: ahead of its flow's later arrivals."""
-        assert ticket.phase in ("new", "running"), f"a {ticket.phase} request cannot be put in line"
+        """Queue a request, or a preempted one again: ahead of its flow's later arrivals."""
+        assert ticket.phase in ("new", "admitted", "running"), (
+            f"a {ticket.phase} request cannot be put in line"
+        )
         queue = self._classes[ticket.priority_class]
         if ticket.phase == "running":
             queue.stop(ticket)
+        if ticket.phase != "admitted":
+            self._take_place(ticket.flow)
         ticket.phase = "waiting"
         ticket.waiting_since_s = now_s
         queue.push(ticket, now_s)
-        self._waiting += 1
-        self._waiting_by_flow[ticket.flow] += 1
+
+    def set_aside(self, ticket: Ticket) -> None:
+        """Take a waiting request out of the line; it keeps its place until `enqueue`."""
+        assert ticket.phase == "waiting", f"a {ticket.phase} request is not in line"
+        self._classes[ticket.priority_class].remove(ticket)
+        ticket.phase = "admitted"
 
     def first(self, now_s: float) -> Ticket | None:
         """The waiting request to serve next. Changes nothing."""
@@ -116,11 +132,12 @@ class ServiceOrder:
         self._classes[ticket.priority_class].charge(ticket, cost)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Remove a request that ended, in any phase; one that was never queued, or is gone, is left alone."""
+        """Remove a request that ended, in any phase; one that was never admitted, or is gone, is left alone."""
         if ticket.phase == "waiting":
             self._classes[ticket.priority_class].remove(ticket)
+        if ticket.phase in ("admitted", "waiting"):
             self._forget_place(ticket.flow)
-        elif ticket.phase == "running":
+        if ticket.phase == "running":
             self._classes[ticket.priority_class].stop(ticket)
         ticket.phase = "gone"
 
@@ -163,11 +180,15 @@ class ServiceOrder:
             return f"{waited}: less urgent work has its turn first"
         return f"{waited}: front-ends that were served less go first ({queue.flows - 1} wait)"
 
+    def _take_place(self, flow: str) -> None:
+        self.places += 1
+        self._places_by_flow[flow] += 1
+
     def _forget_place(self, flow: str) -> None:
-        self._waiting -= 1
-        self._waiting_by_flow[flow] -= 1
-        if not self._waiting_by_flow[flow]:
-            del self._waiting_by_flow[flow]
+        self.places -= 1
+        self._places_by_flow[flow] -= 1
+        if not self._places_by_flow[flow]:
+            del self._places_by_flow[flow]
 
     def _next_queue(self, now_s: float) -> FairQueue | None:
         """The queue of the best class, or of a worse one whose turn has come by ageing (rule 1)."""

@@ -6,7 +6,8 @@ engine), or no concern of the scheduler (`preparing`, `ended`). `schedule` runs 
 1. Grow. A row that nears the end of its KV cache reservation gets a larger one. While memory is short, the youngest row
    of the worst class is preempted; that may be the growing row itself.
 2. Remove the rows of requests that ended.
-3. Admit. `policy.ServiceOrder` names the first waiting request; nothing overtakes it, or a large request would starve.
+3. Admit. `policy.ServiceOrder` names the first waiting request; nothing overtakes it, or a large request would starve,
+   but while its prompt is read from disk.
    It starts if there is a row, memory for its tokens and `growth_tokens` more, and memory for the next growth of every
    running row. Otherwise the policy may let it preempt rows, and if that does not make room either, admission stops.
 
@@ -22,11 +23,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from typing import Protocol
 
-from zmqengine.engine.interface import Engine, RowFailure, RowPrefill
+from zmqengine.engine.interface import Engine, RowFailure, RowPrefill, VectorEngine
 from zmqengine.errors import DeadlineExceeded, NeverFits, Overloaded
 from zmqengine.request_rules import check_context, length_of
 from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.process.memory_pressure import Level
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.scheduler.memory import MemoryLedger
@@ -35,6 +38,18 @@ from zmqengine.worker.scheduler.rates import ServiceRates
 from zmqengine.worker.scheduler.recovery import Recovery
 
 log = logging.getLogger("zmqengine.worker")
+
+
+class Away(Protocol):
+    """The part of a worker for which a request may have to leave the line when its turn comes."""
+
+    def awaits(self, request: LiveRequest) -> bool:
+        """Whether a request cannot start yet, though others may."""
+        ...
+
+    def set_aside(self, request: LiveRequest) -> None:
+        """Take over a request that has left the line, until it is queued again."""
+        ...
 
 
 class Scheduler:
@@ -59,7 +74,10 @@ class Scheduler:
         )
         self.running: dict[int, LiveRequest] = {}
         self.leaving: dict[int, LiveRequest] = {}
+        self.pressure: Level = "normal"
+        self.away: Away | None = None
         self._engine = engine
+        self._vector_engine = engine if isinstance(engine, VectorEngine) else None
         self._counters = context.counters
         # A row's KV cache is up to two steps ahead of its output: the step being settled and the one in flight.
         self._ahead_tokens = 2 * engine.step_tokens_max
@@ -82,7 +100,9 @@ class Scheduler:
             return "recovery"
         if self.order.first(now_s) is not request.ticket:
             return f"turn: {self.order.reason(request.ticket, now_s)}"
-        return "row" if len(self.running) >= self._engine.rows_max else "memory"
+        if len(self.running) >= self._engine.rows_max:
+            return "row"
+        return "memory: the system has too little left" if self.pressure == "critical" else "memory"
 
     # --- admission control: may a new request wait at all? ---
 
@@ -102,10 +122,10 @@ class Scheduler:
         return self._tokens_max if max_tokens is None else wanted
 
     def check_queue(self, flow: str) -> None:
-        """Raise `Overloaded` if this flow may not have another waiting request."""
-        if not self.order.may_enqueue(flow):
+        """Raise `Overloaded` if this flow may not have another request without a row."""
+        if not self.order.may_admit(flow):
             raise Overloaded(
-                f"{len(self.order)} requests are waiting already, {self.order.waiting_of(flow)} of them from this "
+                f"{self.order.places} requests are waiting already, {self.order.places_of(flow)} of them from this "
                 "front-end, which may have no more of them than places are left in the queue",
                 retry_after_ms=self.rates.retry_after_ms(),
             )
@@ -127,8 +147,12 @@ class Scheduler:
 
     # --- the decision: who runs in the next step ---
 
+    def admit(self, request: LiveRequest) -> None:
+        """Give a new request its place in the queue, which it has while it is prepared, too."""
+        self.order.admit(request.ticket)
+
     def enqueue(self, request: LiveRequest, now_s: float) -> None:
-        """Let a new request wait for its first row."""
+        """Let an admitted request wait for its first row."""
         request.phase = "queued"
         self._wait(request, now_s)
 
@@ -146,6 +170,9 @@ class Scheduler:
             preempted = self._rows_to_preempt(request)
             if preempted is None:
                 break
+            if self.away is not None and self.away.awaits(request):
+                self._set_aside(request)
+                continue
             for row in preempted:
                 self._preempt(row, now_s)
             yield request, self._start(request, now_s)
@@ -155,7 +182,7 @@ class Scheduler:
         """The waiting request that is served next."""
         if self.recovery.is_active:
             return self.recovery.next_to_join()
-        if not len(self.order):
+        if not len(self.order) or (self.pressure == "critical" and self.running):
             return None
         # The order goes by what each flow has been served up to now.
         for running in self.running.values():
@@ -213,11 +240,22 @@ class Scheduler:
         request.phase = "running"
         request.row = next(self._row_ids)
         request.parked_row = -1
-        request.joined_at = len(request.log)
+        request.joined_at = request.output_tokens
         request.prefilled_tokens = 0
         self.running[request.row] = request
         self._counters.latencies.admitted(request)
+        if request.embeds:
+            assert self._vector_engine is not None, "the model was checked"
+            return self._vector_engine.embed([request.texts_request(request.row)])
         return self._engine.insert([request.row_request(request.row)])
+
+    def _set_aside(self, request: LiveRequest) -> None:
+        """Waiting to preparing: the request keeps its place and its arrival, and holds up nobody."""
+        assert self.away is not None
+        del self._waiting[request.ticket]
+        self.order.set_aside(request.ticket)
+        request.phase = "preparing"
+        self.away.set_aside(request)
 
     def _preempt(self, request: LiveRequest, now_s: float) -> None:
         """Running to waiting. The prefix cache keeps the row's tokens for its return, if it has room."""
@@ -241,9 +279,10 @@ class Scheduler:
         """Take back the row and the memory of a request whose row the engine no longer has or is about to drop."""
         del self.running[request.row]
         self._charge(request)
-        has_decoded = len(request.log) > request.joined_at
+        has_decoded = request.output_tokens > request.joined_at
         read = request.tokens_held - 1 if has_decoded else request.prefilled_tokens
-        request.read_tokens = max(request.read_tokens, read)
+        # An embed's next row begins at its first text without a vector, and reads none twice.
+        request.read_tokens = 0 if request.embeds else max(request.read_tokens, read)
         request.phase = "parked"
         request.row = -1
         self.memory.change(-request.reserved_bytes)
@@ -263,7 +302,7 @@ class Scheduler:
         elif request.parked_row >= 0:
             self.leaving[request.parked_row] = request
         if request.ticket.has_started:
-            self.rates.note_end(len(request.log))
+            self.rates.note_end(request.output_tokens)
         self._waiting.pop(request.ticket, None)
         self.order.withdraw(request.ticket)
         self.recovery.discard(request)
@@ -299,6 +338,14 @@ class Scheduler:
         for request in live:
             if request.is_open:
                 request.tokens_max = min(request.tokens_max, max(self._tokens_max, least[request]))
+
+    def relieve(self, level: Level) -> None:
+        """Follow the system's memory pressure: the prefix cache gives way first.
+
+        While it is critical no request starts beside those that run: one that is alone does, so that all end.
+        """
+        self.pressure = level
+        self.memory.relieve(level)
 
     def _reserve(self, request: LiveRequest) -> bool:
         """Reserve memory for the tokens a request holds and one growth; False if it does not fit."""
@@ -344,7 +391,7 @@ class Scheduler:
 
     def _charge(self, request: LiveRequest) -> None:
         """Charge a running request's flow for the output tokens since the last charge."""
-        made = len(request.log) - request.charged_tokens
+        made = request.output_tokens - request.charged_tokens
         if made:
             request.charged_tokens += made
             self.order.charge(request.ticket, 0, made)

@@ -21,6 +21,8 @@ class Counters:
     """Rows taken out of the engine to go on later."""
     tokens_read_again: int = 0
     """Tokens prefilled again after a preemption or a failed batch, prompt and output."""
+    vectors: int = 0
+    """Embeddings and scores."""
     engine_failures: int = 0
     refused_subscriptions: int = 0
     slow_passes: int = 0

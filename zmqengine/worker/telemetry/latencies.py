@@ -110,8 +110,9 @@ class Latencies:
     def ended(self, request: LiveRequest) -> None:
         """It has its terminal answer."""
         self.request_s.observe(max(0.0, self.now_s - request.accepted_s))
-        self.prompt_tokens.observe(request.prompt_tokens)
-        self.output_tokens.observe(len(request.log))
+        if not request.embeds:
+            self.prompt_tokens.observe(request.prompt_tokens)
+            self.output_tokens.observe(len(request.log))
 
     def snapshot(self) -> dict[str, messages.Histogram]:
         """All of them, by name."""

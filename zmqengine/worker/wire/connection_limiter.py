@@ -17,6 +17,7 @@ from typing import cast
 import zmq
 
 from zmqengine.worker.wire.descriptors import RESERVED, files_open, lowest_free
+from zmqengine.worker.wire.socket_files import hidden
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -116,7 +117,7 @@ class ConnectionLimiter:
             self._closed = False
             for path in self._paths:
                 with contextlib.suppress(OSError):
-                    _hidden(path).rename(path)
+                    hidden(path).rename(path)
             log.warning("accepting new connections again", extra={"connections": len(self._peers)})
 
     def _close_doors(self) -> None:
@@ -125,7 +126,7 @@ class ConnectionLimiter:
             self._closed_at_s = time.monotonic()
             for path in self._paths:
                 with contextlib.suppress(OSError):
-                    path.rename(_hidden(path))
+                    path.rename(hidden(path))
             log.warning(
                 "not accepting new connections: the limit on open files is near, or would soon be",
                 extra={"connections": len(self._peers), "files_open": lowest_free()},
@@ -183,10 +184,6 @@ class Watch:
         if news > FLOOD:
             # Connections come and go by the thousand: the actor needs the interpreter more than they do.
             time.sleep(FLOOD_WAIT_S)
-
-
-def _hidden(path: Path) -> Path:
-    return path.with_name(path.name + ".full")
 
 
 def _process_behind(fd: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -12,6 +13,9 @@ from zmqengine.protocol.messages import Fatal, Granted, Message, ProgressRow, To
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.wire.session import Session
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FRAME_TOKENS_MAX = 16_384
 """Tokens in one catch-up frame: bounds the frame, and the time one session takes in a pass."""
@@ -76,7 +80,14 @@ class Outgoing:
     def token(self, request: LiveRequest, token: int, logprobs: TokenLogprobs | None) -> None:
         """One more token of a request."""
         desk = self._desks[request.session_id]
-        desk.held_bytes += request.log.append(token, logprobs)
+        desk.held_bytes += request.tokens.append(token, logprobs)
+        desk.unsent[request] = None
+        self._news[desk] = None
+
+    def vectors(self, request: LiveRequest, vectors: np.ndarray) -> None:
+        """Vectors of the next texts of a request."""
+        desk = self._desks[request.session_id]
+        request.vectors.append(vectors)
         desk.unsent[request] = None
         self._news[desk] = None
 
@@ -99,6 +110,10 @@ class Outgoing:
         desk.held_bytes -= request.log.nbytes
         desk.unsent.pop(request, None)
         desk.progress.pop(request, None)
+
+    def forget_sent(self, request: LiveRequest) -> None:
+        """Drop the log-probabilities that a request's session was sent."""
+        self._desks[request.session_id].held_bytes -= request.log.forget_sent()
 
     # --- telling ---
 
@@ -135,15 +150,15 @@ class Outgoing:
 
     @property
     def all_held_bytes(self) -> int:
-        """The same for all sessions."""
+        """Bytes of output kept for all sessions until they acknowledge."""
         return sum(desk.held_bytes for desk in self._desks.values())
 
     def backlog_tokens(self, session: Session) -> int:
-        """Tokens made and not taken by the session's socket; 0 while it keeps up."""
+        """Tokens made and not taken by the session's socket, a log-probability counted as one; 0 while it keeps up."""
         desk = self._desks[session.id]
         if not desk.lagging:
             return 0
-        return sum(len(request.log) - request.log.sent for request in desk.unsent)
+        return sum((len(request.log) - request.log.sent) * request.log.weight for request in desk.unsent)
 
     def next_retry_s(self) -> float | None:
         """When a session that lags is tried again, or None."""
@@ -162,9 +177,9 @@ class Outgoing:
             return False
         desk.progress.clear()
         for request, row in list(zip(desk.unsent, rows, strict=False)):
-            request.log.sent = row.first_index + len(row.tokens)
+            request.log.sent = row.first_index + row.count
             request.end_sent = row.end is not None
-            if left_over and request.log.sent == len(request.log.tokens):
+            if left_over and request.log.sent == len(request.log):
                 del desk.unsent[request]
         if not left_over:
             desk.unsent.clear()
@@ -195,14 +210,14 @@ def _rows(unsent: dict[LiveRequest, None]) -> tuple[list[TokenRow], bool]:
     budget = FRAME_TOKENS_MAX
     for request in unsent:
         log = request.log
-        start, stop = log.sent, len(log.tokens)
-        if stop - start > budget:
-            until, end = start + budget, None
+        start, stop = log.sent, len(log)
+        if (stop - start) * log.weight > budget:
+            until, end = start + max(1, budget // log.weight), None
         else:
             until, end = stop, request.end
-        tokens, logprobs = log.slice(start, until)
-        rows.append(TokenRow(request.id, start, tokens, logprobs, end))
-        budget -= until - start
-        if budget <= 0:
+        rows.append(log.row(request.id, start, until, end))
+        budget -= (until - start) * log.weight
+        # What is left of the budget may be less than one entry.
+        if until < stop or budget <= 0:
             return rows, until < stop or len(rows) < len(unsent)
     return rows, False

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import os
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -14,6 +11,7 @@ import zmq
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints, ipc_path, tcp_host_port
 from zmqengine.worker.wire.auth import Guard
+from zmqengine.worker.wire.socket_files import SocketFiles
 
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 20_000
@@ -60,7 +58,7 @@ class Sockets:
     ) -> None:
         self.context = context or new_context()
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._lock = _DirectoryLock(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
+        self._files = SocketFiles(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
         self._guard = guard
         self._backlog = backlog
         self.monitors: list[zmq.Socket[bytes]] = []
@@ -105,9 +103,25 @@ class Sockets:
         if self._guard is not None:
             self._guard.close()
         self.context.term()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        if self._files is not None:
+            self._files.release()
+            self._files = None
+
+    def keep_ctl(self) -> None:
+        """Restore the file of ctl if something has removed it; for the thread that uses ctl."""
+        if self._files is not None:
+            self._files.keep(self.ctl, self.files[0])
+
+    def keep_cmd_and_out(self) -> None:
+        """Restore the files of cmd and out if something has removed them; for the thread that uses them."""
+        if self._files is not None:
+            self._files.keep(self.cmd, self.files[1])
+            self._files.keep(self.out, self.files[2])
+
+    def touch(self) -> None:
+        """Keep what cleans /tmp from the files; to be called every few hours."""
+        if self._files is not None:
+            self._files.touch()
 
     def _bind(self, kind: int, address: str, options: dict[int, int]) -> tuple[zmq.Socket[bytes], str]:
         socket: zmq.Socket[bytes] = self.context.socket(kind)
@@ -150,66 +164,6 @@ class Sockets:
         monitor.setsockopt(zmq.RCVHWM, 0)
         monitor.connect(address)
         self.monitors.append(monitor)
-
-
-class _DirectoryLock:
-    """Holds the directory of one named worker: a second bind of a live ipc path would steal it."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        try:
-            _make_private(directory.parent, refuse_open=False)
-            _make_private(directory, refuse_open=True)
-            self._fd = self._lock(directory / "lock")
-        except BlockingIOError:
-            raise ConfigError(
-                f"a worker is already running at {directory}; give this one another --name"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
-        self._remove_sockets()
-
-    @staticmethod
-    def _lock(path: Path) -> int:
-        """A descriptor of the file at `path`, locked. Raises `BlockingIOError` while somebody else holds it."""
-        while True:
-            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The holder before us may have unlinked the file between our open and our lock: then try its heir.
-                if os.fstat(fd).st_ino == path.stat().st_ino:
-                    return fd
-            except FileNotFoundError:
-                pass
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-
-    def release(self) -> None:
-        """Remove the socket files and let the next worker in."""
-        self._remove_sockets()
-        # Unlinked while still held: whoever opens the path after this makes and locks a new file.
-        with contextlib.suppress(OSError):
-            (self._directory / "lock").unlink()
-        os.close(self._fd)
-        with contextlib.suppress(OSError):
-            self._directory.rmdir()
-
-    def _remove_sockets(self) -> None:
-        for name in ("ctl", "cmd", "out"):
-            with contextlib.suppress(FileNotFoundError):
-                (self._directory / name).unlink()
-
-
-def _make_private(directory: Path, *, refuse_open: bool) -> None:
-    """Make a directory that only its owner can enter; refuse one that another user owns, or may enter."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid not in (os.getuid(), 0):
-        raise ConfigError(f"{directory} belongs to another user; choose another directory with ZMQENGINE_DIR")
-    if refuse_open and status.st_mode & 0o077:
-        raise ConfigError(f"other users can enter {directory}: chmod 700 it, or choose another directory")
 
 
 def _grant_by_hand(socket: zmq.Socket[bytes]) -> None:

@@ -9,19 +9,11 @@ from zmqengine_http.apis.anthropic.writer import MessagesWriter
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.chat import answer_chat, render
 from zmqengine_http.generating.generation import Generation
-from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.serving.exchange import Exchange
 
 
 async def messages(service: Service, exchange: Exchange, request: MessagesRequest) -> None:
     """POST /v1/messages: translate the request to a `Chat`, generate, and respond in Anthropic's format."""
-    if request.messages[-1].role == "assistant":
-        raise ApiError(
-            400,
-            "messages: this server cannot continue an assistant's message (prefill): the last one is the user's",
-            param="messages",
-            code="unsupported_value",
-        )
 
     def writer(generation: Generation) -> MessagesWriter:
         return MessagesWriter(generation.id, request.model, len(generation.prompts[0].tokens))

@@ -4,24 +4,24 @@ options."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-
-import msgspec
+from collections.abc import Sequence
+from typing import cast
 
 from zmqengine.sampling_params import SamplingOptions
+from zmqengine_http.apis.anthropic.blocks import BlockTexts
+from zmqengine_http.apis.anthropic.deferred_tools import DeferredTools
 from zmqengine_http.apis.anthropic.request import (
     AnthropicMessage,
-    AnthropicTool,
     Block,
-    Content,
     CountRequest,
     MessagesRequest,
     ToolChoice,
 )
+from zmqengine_http.apis.unread import newest_question
 from zmqengine_http.generating.chat import Chat
 from zmqengine_http.generating.generation import GenerationOptions
 from zmqengine_http.prompt.template import thinking_keyword
-from zmqengine_http.serving.errors import ApiError, bad_field
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.workers.worker import Model
 
 _SERVER_SIDE = ("server_tool_use", "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction")
@@ -31,101 +31,94 @@ _EFFORTS = {"max": "high", "xhigh": "high"}
 
 
 def to_chat(model: Model, request: CountRequest) -> Chat:
-    """The chat of a Messages request. Raises a 400 for content that a text model cannot read."""
+    """The chat of a Messages request. Raises a 400 for an image in the newest message, which no text model reads."""
     choice = request.tool_choice
+    deferred = DeferredTools(request)
+    messages = template_messages(request, deferred)
+    continues = messages[-1]["role"] == "assistant"
+    if continues and "tool_calls" in messages[-1]:
+        raise bad_field("messages", "the last one calls tools, and their results are missing")
     return Chat(
         id=f"msg_{secrets.token_hex(16)}",
         model=model,
-        messages=template_messages(request),
-        tools=template_tools(request.tools),
+        messages=messages,
+        tools=deferred.offered,
+        deferred=frozenset(deferred.loaded),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         response_format=_response_format(request),
         effort=_effort(model, request),
         options=_generation_options(request),
+        continues=continues,
         # Claude Code reads the refusal, and asks for less from then on.
         cut_max_tokens=False,
     )
 
 
-# --- messages and tools ------------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------------------------
 
 
-def template_messages(request: CountRequest) -> list[dict[str, object]]:
-    """The messages as chat templates read them. Raises a 400 that names a block that is not text."""
+def template_messages(request: CountRequest, deferred: DeferredTools) -> list[dict[str, object]]:
+    """The messages as chat templates read them, with the definitions of `deferred` tools that they load.
+
+    Raises a 400 that names a block that is not text, if it stands in the user's newest message.
+    """
     plain: list[dict[str, object]] = []
+    texts = BlockTexts(deferred)
     if request.system:
-        plain.append({"role": "system", "content": _joined(request.system, "system", "\n\n")})
+        plain.append({"role": "system", "content": texts.joined(request.system, "system", "\n\n")})
+    newest = newest_question([_role(message) for message in request.messages])
     for place, message in enumerate(request.messages):
-        plain += _READERS[message.role](message, f"messages[{place}].content")
+        where = f"messages[{place}].content"
+        if message.role == "system" or isinstance(message.content, str):
+            plain.append({"role": message.role, "content": texts.joined(message.content, where, "\n")})
+        elif message.role == "user":
+            plain += _user(message.content, where, texts, strict=place == newest)
+        else:
+            plain.append(_assistant(message.content, where, texts))
     return plain
 
 
-def template_tools(tools: Sequence[AnthropicTool]) -> list[dict[str, object]]:
-    """The client's own tools in OpenAI's form, which chat templates read; server-side tools are left out."""
-    plain: list[dict[str, object]] = []
-    for tool in tools:
-        if tool.type not in (None, "custom"):
-            continue
-        function: dict[str, object] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
-        if tool.strict:
-            function["strict"] = True
-        plain.append({"type": "function", "function": function})
-    return plain
+def _role(message: AnthropicMessage) -> str:
+    """The message's role; `tool` for a user message with tool results."""
+    if isinstance(message.content, list) and any(block.type == "tool_result" for block in message.content):
+        return "tool"
+    return message.role
 
 
-def _user(message: AnthropicMessage, where: str) -> list[dict[str, object]]:
+def _user(blocks: Sequence[Block], where: str, texts: BlockTexts, *, strict: bool) -> list[dict[str, object]]:
     """Tool results first, as the API demands and templates expect, then the user's text."""
-    if isinstance(message.content, str):
-        return [{"role": "user", "content": message.content}]
-    results: list[dict[str, object]] = []
-    texts: list[str] = []
-    for place, block in enumerate(message.content):
+    plain: list[dict[str, object]] = []
+    said: list[str] = []
+    for place, block in enumerate(blocks):
         at = f"{where}[{place}]"
         if block.type == "tool_result":
-            results.append(
-                {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": _result(block, at)}
-            )
+            result = texts.result(block, at)
+            plain.append({"role": "tool", "tool_call_id": block.tool_use_id or "", "content": result})
         elif not _is_server_side(block):
-            texts.append(_text(block, at))
-    if texts or not results:
-        results.append({"role": "user", "content": "\n".join(texts)})
-    return results
+            said.append(texts.text(block, at, strict=strict))
+    if said or not plain:
+        plain.append({"role": "user", "content": "\n".join(said)})
+    return plain
 
 
-def _assistant(message: AnthropicMessage, where: str) -> list[dict[str, object]]:
-    if isinstance(message.content, str):
-        return [{"role": "assistant", "content": message.content}]
-    texts: list[str] = []
+def _assistant(blocks: Sequence[Block], where: str, texts: BlockTexts) -> dict[str, object]:
+    said: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, object]] = []
-    for place, block in enumerate(message.content):
+    for place, block in enumerate(blocks):
         if block.type == "thinking":
             reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(_call(block, f"{where}[{place}]"))
         elif block.type != "redacted_thinking" and not _is_server_side(block):
-            texts.append(_text(block, f"{where}[{place}]"))
-    plain: dict[str, object] = {"role": "assistant", "content": "".join(texts)}
+            said.append(texts.text(block, f"{where}[{place}]"))
+    plain: dict[str, object] = {"role": "assistant", "content": "".join(said)}
     if any(reasoning):
         plain["reasoning_content"] = "".join(reasoning)
     if calls:
         plain["tool_calls"] = calls
-    return [plain]
-
-
-def _system(message: AnthropicMessage, where: str) -> list[dict[str, object]]:
-    return [{"role": "system", "content": _joined(message.content, where, "\n")}]
-
-
-_READERS: dict[str, Callable[[AnthropicMessage, str], list[dict[str, object]]]] = {
-    "user": _user,
-    "assistant": _assistant,
-    "system": _system,
-}
+    return plain
 
 
 def _call(block: Block, where: str) -> dict[str, object]:
@@ -138,40 +131,6 @@ def _call(block: Block, where: str) -> dict[str, object]:
         "type": "function",
         "function": {"name": block.name, "arguments": block.input},
     }
-
-
-def _result(block: Block, where: str) -> str:
-    try:
-        content = msgspec.convert(block.content or "", Content)
-    except msgspec.ValidationError:
-        raise bad_field(f"{where}.content", "a tool_result holds a text or a list of blocks") from None
-    text = _joined(content, f"{where}.content", "\n")
-    return f"Error: {text}" if block.is_error else text
-
-
-def _joined(content: Content, where: str, separator: str) -> str:
-    if isinstance(content, str):
-        return content
-    return separator.join(_text(block, f"{where}[{place}]") for place, block in enumerate(content))
-
-
-def _text(block: Block, where: str) -> str:
-    """The text of a block. Raises a 400 for a block without text."""
-    if block.type == "text":
-        if block.text is None:
-            raise bad_field(f"{where}.text", "a text block has a text")
-        return block.text
-    if block.type == "tool_reference":
-        return str(block.name or "")
-    source = block.source
-    if block.type == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return str(source.get("data", ""))
-    raise ApiError(
-        400,
-        f"{where}: this model reads text only, it cannot take a block of type {block.type[:40]!r}",
-        param=where,
-        code="unsupported_value",
-    )
 
 
 def _is_server_side(block: Block) -> bool:
@@ -222,12 +181,8 @@ def _generation_options(request: CountRequest) -> GenerationOptions:
     if not isinstance(request, MessagesRequest):
         return GenerationOptions()
     metadata = request.metadata
-    sampling = SamplingOptions(
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=request.top_k or 0,
-    )
-    if request.temperature is not None:
-        sampling["temperature"] = request.temperature
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+    sampling = cast(SamplingOptions, {name: value for name, value in given.items() if value is not None})
     return GenerationOptions(
         sampling=sampling,
         max_tokens=request.max_tokens,

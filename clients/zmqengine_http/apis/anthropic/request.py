@@ -27,6 +27,8 @@ class Block(Struct, frozen=True):
     is_error: bool | None = None
     thinking: str | None = None
     source: object = None
+    title: str | None = None
+    tool_name: str | None = None
 
 
 Content = str | list[Block]
@@ -41,13 +43,17 @@ class AnthropicMessage(Struct, frozen=True):
 
 
 class AnthropicTool(Struct, frozen=True):
-    """A tool of the client, or a server-side tool if `type` is given and not `custom`."""
+    """A tool of the client, or a server-side tool if `type` is given and not `custom`.
+
+    `defer_loading`: the prompt shows the tool where a `tool_reference` names it, not in its head.
+    """
 
     name: str = ""
     description: str | None = None
     input_schema: dict[str, object] | None = None
     type: str | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoice(Struct, frozen=True):

@@ -11,9 +11,11 @@ from zmqengine_http.apis.chat_completions.request import (
     ChatRequest,
     chat_template_messages,
     chat_template_tools,
+    chat_tool_choice,
     content_text,
 )
 from zmqengine_http.apis.chat_completions.writer import ChatWriter
+from zmqengine_http.apis.openai_api.generation_request import check_context
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.chat import Chat, answer_chat
 from zmqengine_http.generating.generation import Generation
@@ -21,34 +23,43 @@ from zmqengine_http.serving.exchange import Exchange
 
 
 async def chat_completions(service: Service, exchange: Exchange, request: ChatRequest) -> None:
-    """Translate the request to a `Chat`, generate, and respond in OpenAI's format."""
+    """Generate, and respond in OpenAI's format."""
+    chat = await make_chat(service, exchange, request)
+
+    def writer(generation: Generation) -> ChatWriter:
+        name = request.model or chat.model.card.name
+        custom = frozenset(tool.custom.name for tool in request.tools if tool.custom)
+        return ChatWriter(generation, name, include_usage=request.include_usage, custom=custom)
+
+    await answer_chat(service, exchange, chat, writer, stream=request.stream)
+
+
+async def make_chat(service: Service, exchange: Exchange, request: ChatRequest) -> Chat:
+    """The `Chat` of a request."""
     model = service.pool.model(request.model)
+    check_context(request.num_ctx, model)
     options = request.options(
         max_tokens=request.max_completion_tokens or request.max_tokens,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     if request.prediction is not None:
-        prediction = await service.tokenizing.prediction(
-            exchange.id, exchange.body_bytes, model, content_text(request.prediction.content)
-        )
+        text = content_text(request.prediction.content, "prediction", strict=True)
+        prediction = await service.tokenizing.prediction(exchange.id, exchange.body_bytes, model, text)
         options = msgspec.structs.replace(options, prediction=prediction)
-    chat = Chat(
+    offered = chat_tool_choice(request)
+    return Chat(
         id=f"chatcmpl-{secrets.token_hex(16)}",
         model=model,
         messages=chat_template_messages(request.messages),
-        tools=chat_template_tools(request.tools),
-        tool_choice=request.tool_choice,
+        tools=chat_template_tools(offered.tools),
+        tool_choice=offered.choice,
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=request.response_format,
         effort=request.reasoning_effort,
         variables=request.chat_template_kwargs,
         options=options,
+        continues=request.continues,
     )
-
-    def writer(generation: Generation) -> ChatWriter:
-        return ChatWriter(generation, request.model or model.card.name, include_usage=request.include_usage)
-
-    await answer_chat(service, exchange, chat, writer, stream=request.stream)
 
 
 ENDPOINTS = (post("/v1/chat/completions", CHAT_BODY, chat_completions, "Answer a chat", streams=True),)

@@ -8,17 +8,20 @@ with the next request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from zmqengine.protocol.messages import LogprobCount, MaxTokens
+from zmqengine_http.apis.openai_api.freeform import FREEFORM, freeform_description
 from zmqengine_http.apis.openai_api.generation_request import (
     GENERATION_FIELDS,
     GenerationRequest,
     check_generation,
 )
+from zmqengine_http.apis.openai_api.interfaces import translate_chat_fields
+from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.generating.constraints import check_constraints
 from zmqengine_http.serving.body import Body, refused, without_nulls
 from zmqengine_http.serving.errors import bad_field
@@ -26,23 +29,17 @@ from zmqengine_http.serving.errors import bad_field
 # --- messages and tools ------------------------------------------------------------------------------------
 
 
-class _Part(Struct, frozen=True, tag_field="type"):
-    """A part of a message's content."""
+class MessagePart(Struct, frozen=True):
+    """A part of a message's content, of any type; only the fields of its type are set."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    file: object = None
 
 
-class TextPart(_Part, frozen=True, tag="text"):
-    """Text."""
-
-    text: str
-
-
-class RefusalPart(_Part, frozen=True, tag="refusal"):
-    """An assistant's refusal; read as text."""
-
-    refusal: str
-
-
-Content = str | Annotated[list[TextPart], Meta(min_length=1)]
+Parts = Annotated[list[MessagePart], Meta(min_length=1)]
+Content = str | Parts
 
 
 class CalledFunction(Struct, frozen=True):
@@ -52,12 +49,20 @@ class CalledFunction(Struct, frozen=True):
     arguments: str | dict[str, object]
 
 
-class ChatToolCall(Struct, frozen=True):
-    """A tool call of an earlier assistant message."""
+class CalledCustom(Struct, frozen=True):
+    """Name and text of a call of a custom tool."""
 
-    function: CalledFunction
+    name: str
+    input: str = ""
+
+
+class ChatToolCall(Struct, frozen=True):
+    """A tool call of an earlier assistant message: of a function, or of a custom tool."""
+
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     id: str = ""
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     index: int | UnsetType = UNSET
 
 
@@ -92,7 +97,7 @@ class AssistantMessage(_Message, frozen=True, tag="assistant"):
     `reasoning` is another server's name for `reasoning_content`.
     """
 
-    content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1)] | None = None
+    content: Content | None = None
     tool_calls: list[ChatToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -129,11 +134,20 @@ class FunctionDefinition(Struct, frozen=True):
     strict: bool | None = None
 
 
-class ToolDefinition(Struct, frozen=True):
-    """A tool that the model may call."""
+class CustomDefinition(Struct, frozen=True):
+    """A tool that takes one text; `format` may hold a grammar, which the model is told of."""
 
-    function: FunctionDefinition
-    type: Literal["function"] = "function"
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    format: object = None
+
+
+class ToolDefinition(Struct, frozen=True):
+    """A tool that the model may call: a function, or a custom tool."""
+
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
+    type: Literal["function", "custom"] = "function"
 
 
 # --- the body ----------------------------------------------------------------------------------------------
@@ -153,6 +167,15 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
     prediction: Prediction | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the output continues the last message: an assistant's, unless the request says otherwise."""
+        last = self.messages[-1]
+        open_ = isinstance(last, AssistantMessage) and not last.tool_calls
+        return open_ and self.continue_final_message is not False and self.add_generation_prompt is not True
 
 
 def _prepare(body: dict[str, object]) -> None:
@@ -168,7 +191,29 @@ def _check(request: ChatRequest) -> None:
         raise bad_field("max_tokens", "max_completion_tokens is given too, with another value")
     if request.top_logprobs and not request.logprobs:
         raise bad_field("top_logprobs", "needs logprobs to be true")
-    check_constraints(request.tool_choice, request.response_format)
+    if request.continue_final_message and not request.continues:
+        raise bad_field(
+            "continue_final_message",
+            "needs an assistant's message without calls at the end, and add_generation_prompt to be false",
+        )
+    if request.add_generation_prompt is False and not request.continues:
+        raise bad_field(
+            "add_generation_prompt", "false needs an assistant's message at the end, to be continued"
+        )
+    check_types(request.messages, request.tools)
+    check_constraints(chat_tool_choice(request).choice, request.response_format)
+
+
+def check_types(messages: Sequence[ChatMessage], tools: Sequence[ToolDefinition]) -> None:
+    """Check that every tool and call has what its type names. Raises a 400 for one that has not."""
+    for place, tool in enumerate(tools):
+        if getattr(tool, tool.type) is None:
+            raise bad_field(f"tools[{place}].{tool.type}", f"a tool of type {tool.type} has one")
+    for place, message in enumerate(messages):
+        for number, call in enumerate((isinstance(message, AssistantMessage) and message.tool_calls) or ()):
+            if getattr(call, call.type) is None:
+                at = f"messages[{place}].tool_calls[{number}].{call.type}"
+                raise bad_field(at, f"a call of type {call.type} has one")
 
 
 CHAT_BODY = Body(
@@ -181,8 +226,8 @@ CHAT_BODY = Body(
         refused("audio", "text only"),
         refused("web_search_options"),
         refused("moderation"),
-        refused("verbosity", "", "medium"),
     ),
+    translate=translate_chat_fields,
     prepare=_prepare,
     check=_check,
 )
@@ -191,41 +236,127 @@ CHAT_BODY = Body(
 
 
 def chat_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
-    """The messages with text content and the arguments of calls as objects."""
-    return [_template_message(message) for message in messages]
+    """The messages with text content and the arguments of calls as objects.
+
+    Raises a 400 that names a part that is not text, if it stands in the user's newest message.
+    """
+    newest = newest_question([_role(message) for message in messages])
+    return [
+        _template_message(message, f"messages[{place}]", strict=place == newest)
+        for place, message in enumerate(messages)
+    ]
 
 
 def chat_template_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, object]]:
-    """The tools as plain dictionaries."""
-    return [msgspec.to_builtins(tool) for tool in tools]
+    """The tools as plain dictionaries; a custom tool as a function with one text."""
+    return [_template_tool(tool) for tool in tools]
 
 
-def content_text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
-    """The text of a message's content, its parts concatenated."""
+def _template_tool(tool: ToolDefinition) -> dict[str, object]:
+    if tool.custom is None:
+        return {"type": "function", "function": msgspec.to_builtins(tool.function)}
+    function: dict[str, object] = {"name": tool.custom.name}
+    description = freeform_description(tool.custom.description, tool.custom.format)
+    if description:
+        function["description"] = description
+    function["parameters"] = FREEFORM
+    return {"type": "function", "function": function}
+
+
+class OfferedTools(NamedTuple):
+    """The tools that may be called, and the choice among them in the form that `make_constraint` takes."""
+
+    tools: Sequence[ToolDefinition]
+    choice: str | dict[str, object]
+
+
+def chat_tool_choice(request: ChatRequest) -> OfferedTools:
+    """The tools and the choice; `allowed_tools` narrows the tools. Raises a 400 for one that names none."""
+    choice = request.tool_choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "custom" and isinstance(choice, dict):
+        return OfferedTools(request.tools, {"type": "function", "function": choice.get("custom")})
+    if kind != "allowed_tools" or not isinstance(choice, dict):
+        return OfferedTools(request.tools, choice)
+    allowed = choice.get("allowed_tools")
+    mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list):
+        raise bad_field("tool_choice.allowed_tools", "has a mode, auto or required, and a list of tools")
+    named = [each.get(each.get("type", "function")) for each in listed if isinstance(each, dict)]
+    names = {each.get("name") for each in named if isinstance(each, dict)}
+    tools = [tool for tool in request.tools if tool_name(tool) in names]
+    if names - {tool_name(tool) for tool in tools}:
+        raise bad_field("tool_choice.allowed_tools", "names a tool that is not among the tools")
+    return OfferedTools(tools, str(mode))
+
+
+def tool_name(tool: ToolDefinition) -> str:
+    """The name of a tool of either type."""
+    found = tool.function or tool.custom
+    return found.name if found else ""
+
+
+def content_text(content: Content | None, where: str, *, strict: bool = False) -> str:
+    """The text of a content, its parts concatenated.
+
+    A part that is not text becomes a note, or with `strict` a 400 that names it.
+    """
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "".join(
+        _part_text(part, f"{where}.content[{place}]", strict=strict) for place, part in enumerate(content)
+    )
 
 
-def _template_message(message: ChatMessage) -> dict[str, object]:
+def _part_text(part: MessagePart, where: str, *, strict: bool) -> str:
+    if part.type in ("text", "refusal"):
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise bad_field(f"{where}.{part.type}", f"a part of type {part.type} has one")
+        return text
+    if strict:
+        raise refusal(part.type, where)
+    name = part.file.get("filename") if isinstance(part.file, dict) else None
+    return unread_text(part.type, name if isinstance(name, str) else None)
+
+
+def _role(message: ChatMessage) -> str:
+    return str(message.__struct_config__.tag)
+
+
+def _template_message(message: ChatMessage, where: str, *, strict: bool) -> dict[str, object]:
     plain: dict[str, object] = {
-        key: value
-        for key, value in msgspec.to_builtins(message).items()
-        if value is not None and key not in ("annotations", "reasoning")
+        "role": _role(message),
+        "content": content_text(message.content, where, strict=strict),
     }
-    plain["content"] = content_text(message.content)
-    if isinstance(message, AssistantMessage) and message.reasoning and not message.reasoning_content:
-        plain["reasoning_content"] = message.reasoning
-    if isinstance(message, AssistantMessage) and message.tool_calls:
+    if message.name is not None:
+        plain["name"] = message.name
+    if isinstance(message, ToolMessage):
+        plain["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        plain |= _answer_fields(message)
+    return plain
+
+
+def _answer_fields(message: AssistantMessage) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    if message.refusal is not None:
+        plain["refusal"] = message.refusal
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning is not None:
+        plain["reasoning_content"] = reasoning
+    if message.tool_calls:
         plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
+            {"id": call.id, "type": "function", "function": _called(call)} for call in message.tool_calls
         ]
     return plain
+
+
+def _called(call: ChatToolCall) -> dict[str, object]:
+    if call.custom is not None:
+        return {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+    assert call.function is not None
+    return {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
 
 
 def _arguments(text: str | dict[str, object]) -> object:

@@ -14,6 +14,7 @@ from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
     ChoiceLogprobs,
+    CompleteCall,
     Finish,
     Start,
     Text,
@@ -22,6 +23,7 @@ from zmqengine_http.answers.answer_events import (
 )
 from zmqengine_http.answers.respond import COMMENT
 from zmqengine_http.apis.openai_api.frame import LOWEST, Frame
+from zmqengine_http.apis.openai_api.freeform import freeform_input
 from zmqengine_http.generating.generation import Generation
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.workers.worker import Model
@@ -30,15 +32,30 @@ _FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class ChatWriter:
-    """An `AnswerWriter` for one chat; `model` is the name that the client sent."""
+    """An `AnswerWriter` for one chat; `model` is the name that the client sent.
 
-    def __init__(self, generation: Generation, model: str, *, include_usage: bool = False) -> None:
+    `custom` names the custom tools: the input of their calls is a string inside the model's JSON, known only when
+    that is complete.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        *,
+        include_usage: bool = False,
+        custom: frozenset[str] = frozenset(),
+    ) -> None:
         self._frame = Frame(
             generation.id, "chat.completion.chunk", "chat.completion", model, include_usage=include_usage
         )
         self._model = generation.model
         self._top = generation.options.logprobs or 0
         self._starts: dict[tuple[int, str], bytes] = {}
+        self._choices = len(generation.prompts) * generation.options.n
+        self._closed: set[int] = set()
+        self._custom = custom
+        self._inputs: dict[tuple[int, int], list[str]] = {}
         self._end = b'},"logprobs":null,"finish_reason":null}]' + self._frame.after
 
     def opening(self, index: int, start: Start) -> bytes:
@@ -54,20 +71,31 @@ class ChatWriter:
         return start + msgspec.json.encode(text.text) + self._end
 
     def call_started(self, index: int, call: CallStarted, logprobs: ChoiceLogprobs | None) -> bytes:
-        head = {
-            "index": call.place, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""},
-        }  # fmt: skip
-        return self._choice(index, {"tool_calls": [head]}, logprobs)
+        if call.name in self._custom:
+            self._inputs[index, call.place] = []
+            opened = {"type": "custom", "custom": {"name": call.name, "input": ""}}
+        else:
+            opened = {"type": "function", "function": {"name": call.name, "arguments": ""}}
+        return self._choice(index, {"tool_calls": [{"index": call.place, "id": call.id, **opened}]}, logprobs)
 
     def call_arguments(self, index: int, piece: CallArguments) -> bytes:
+        inputs = self._inputs.get((index, piece.place))
+        if inputs is not None:
+            inputs.append(piece.text)
+            return b""
         return self._choice(
             index, {"tool_calls": [{"index": piece.place, "function": {"arguments": piece.text}}]}
         )
 
     def call_ended(self, index: int, place: int) -> bytes:
-        return b""
+        inputs = self._inputs.pop((index, place), None)
+        if inputs is None:
+            return b""
+        text = freeform_input("".join(inputs))
+        return self._choice(index, {"tool_calls": [{"index": place, "custom": {"input": text}}]})
 
     def closing(self, index: int, finish: Finish, logprobs: ChoiceLogprobs | None) -> bytes:
+        self._closed.add(index)
         return self._choice(index, {}, logprobs, finish)
 
     def done(self, usage: Usage) -> bytes:
@@ -77,12 +105,14 @@ class ChatWriter:
         return self._frame.error(error)
 
     def keepalive(self) -> bytes:
-        return COMMENT
+        """An empty delta of an open choice: idle timeouts of clients do not count comments."""
+        index = next((index for index in range(self._choices) if index not in self._closed), None)
+        return COMMENT if index is None else self._choice(index, {"content": ""})
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         documents = [
             {
-                "index": choice.index, "message": _message(choice),
+                "index": choice.index, "message": _message(choice, self._custom),
                 "logprobs": self._logprobs(choice.logprobs), "finish_reason": choice.finish.reason,
                 "stop_reason": choice.finish.stop_reason,
             }
@@ -109,7 +139,7 @@ class ChatWriter:
         return None if logprobs is None else chat_logprobs(self._model, self._top, logprobs)
 
 
-def _message(choice: WholeChoice) -> dict[str, object]:
+def _message(choice: WholeChoice, custom: frozenset[str]) -> dict[str, object]:
     message: dict[str, object] = {
         "role": "assistant", "content": choice.content, "refusal": None, "annotations": [],
     }  # fmt: skip
@@ -117,11 +147,16 @@ def _message(choice: WholeChoice) -> dict[str, object]:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["content"] = choice.content or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in choice.calls
-        ]
+        message["tool_calls"] = [_call(call, custom) for call in choice.calls]
     return message
+
+
+def _call(call: CompleteCall, custom: frozenset[str]) -> dict[str, object]:
+    if call.name in custom:
+        called = {"name": call.name, "input": freeform_input(call.arguments)}
+        return {"id": call.id, "type": "custom", "custom": called}
+    called = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": called}
 
 
 def chat_logprobs(model: Model, top: int, logprobs: ChoiceLogprobs) -> dict[str, object]:

@@ -10,33 +10,44 @@ import msgspec
 from zmqengine_http.apis.completions.fill_in_middle import middle_ends, middle_prompt
 from zmqengine_http.apis.completions.request import COMPLETION_BODY, CompletionRequest
 from zmqengine_http.apis.completions.writer import TextWriter
+from zmqengine_http.apis.openai_api.generation_request import check_context
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.generation import Generation, answer_generation, check_ids
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 
-DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default for max_tokens of /v1/completions."""
-
 
 async def answer_completion(service: Service, exchange: Exchange, request: CompletionRequest) -> None:
-    """Translate the request to a `Generation`, generate, and respond in OpenAI's format."""
+    """Generate, and respond in OpenAI's format."""
+    generation = await make_generation(service, exchange, request)
+    name = request.model or generation.model.card.name
+    echo = _texts(generation.model, request) if request.echo else ()
+    writer = TextWriter(generation, name, include_usage=request.include_usage, echo=echo)
+    await answer_generation(service, exchange, generation, writer, stream=request.stream)
+
+
+async def make_generation(service: Service, exchange: Exchange, request: CompletionRequest) -> Generation:
+    """The `Generation` of a request."""
     model = service.pool.model(request.model)
-    options = request.options(max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=request.logprobs)
+    check_context(request.num_ctx, model)
+    options = request.options(max_tokens=request.tokens_max, logprobs=request.logprobs)
     if request.suffix:
         ends = [*options.stop_token_ids, *middle_ends(model)]
         options = msgspec.structs.replace(options, stop_token_ids=list(dict.fromkeys(ends)))
-    generation = Generation(
+    return Generation(
         id=f"cmpl-{secrets.token_hex(16)}",
         model=model,
         prompts=await _prompts(service, exchange, request, model),
         prompt_param="prompt",
         options=options,
     )
-    name = request.model or model.card.name
-    writer = TextWriter(generation, name, include_usage=request.include_usage)
-    await answer_generation(service, exchange, generation, writer, stream=request.stream)
+
+
+def _texts(model: Model, request: CompletionRequest) -> list[str]:
+    """The text of each prompt."""
+    decode = model.tokenizer.decode
+    return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in request.prompts]
 
 
 async def _prompts(

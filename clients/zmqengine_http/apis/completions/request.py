@@ -7,12 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from zmqengine.protocol.messages import LogprobCount
-from zmqengine.sampling_params import TokenId
+from zmqengine.sampling_params import TOKEN_ID_MAX, TokenId
 from zmqengine_http.apis.openai_api.generation_request import (
     GENERATION_FIELDS,
     GenerationRequest,
     check_generation,
 )
+from zmqengine_http.apis.openai_api.interfaces import ALL_THAT_FITS, translate_fields
 from zmqengine_http.serving.body import Body, refused
 from zmqengine_http.serving.errors import bad_field
 
@@ -21,12 +22,23 @@ Prompt = (
 )
 
 
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for max_tokens of /v1/completions."""
+
+
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/completions."""
 
     prompt: Prompt
     suffix: str | None = None
     logprobs: LogprobCount | None = None
+    echo: bool = False
+    max_tokens: Annotated[int, Meta(ge=ALL_THAT_FITS, le=TOKEN_ID_MAX)] = DEFAULT_MAX_TOKENS
+
+    @property
+    def tokens_max(self) -> int | None:
+        """The limit of the output; None for all that the context leaves."""
+        return None if self.max_tokens == ALL_THAT_FITS else self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -40,12 +52,24 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         return [ids] if ids else others
 
 
+def _check(request: CompletionRequest) -> None:
+    check_generation(request)
+    if request.echo and request.logprobs is not None:
+        raise bad_field(
+            "echo",
+            "the worker computes logprobs of the tokens that it generates, not of the prompt: leave logprobs out",
+            code="unsupported_value",
+        )
+    if request.max_tokens == 0:
+        raise bad_field("max_tokens", "at least 1; -1 is all that the context leaves")
+
+
 COMPLETION_BODY = Body(
     CompletionRequest,
     (
         *GENERATION_FIELDS,
-        refused("echo", "", False),
         refused("best_of", "use n", 1),
     ),
-    check=check_generation,
+    translate=translate_fields,
+    check=_check,
 )

@@ -25,9 +25,21 @@ from zmqengine_http.workers.worker import Model
 
 
 class TextWriter:
-    """An `AnswerWriter` for one completion request; `model` is the name that the client sent."""
+    """An `AnswerWriter` for one completion request; `model` is the name that the client sent.
 
-    def __init__(self, generation: Generation, model: str, *, include_usage: bool = False) -> None:
+    `echo`: the texts of the prompts, if each choice is to begin with its own.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        *,
+        include_usage: bool = False,
+        echo: Sequence[str] = (),
+    ) -> None:
+        self._echo = echo
+        self._per_prompt = generation.options.n
         self._frame = Frame(
             generation.id, "text_completion", "text_completion", model, include_usage=include_usage
         )
@@ -38,7 +50,8 @@ class TextWriter:
         self._end = b',"logprobs":null,"finish_reason":null}]' + self._frame.after
 
     def opening(self, index: int, start: Start) -> bytes:
-        return b""
+        text = self._echoed(index)
+        return self.text(index, Text("content", text), None) if text else b""
 
     def text(self, index: int, text: Text, logprobs: ChoiceLogprobs | None) -> bytes:
         if logprobs is not None:
@@ -72,9 +85,15 @@ class TextWriter:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         documents = [
-            self._document(choice.index, choice.content, choice.logprobs, choice.finish) for choice in choices
+            self._document(
+                choice.index, self._echoed(choice.index) + choice.content, choice.logprobs, choice.finish
+            )
+            for choice in choices
         ]
         return self._frame.whole(documents, usage)
+
+    def _echoed(self, index: int) -> str:
+        return self._echo[index // self._per_prompt] if self._echo else ""
 
     def _choice(self, index: int, text: str, logprobs: ChoiceLogprobs | None, finish: Finish | None) -> bytes:
         return self._frame.event([self._document(index, text, logprobs, finish)])

@@ -23,9 +23,11 @@ from zmqengine.protocol.messages import (
     StopTokenIds,
 )
 from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, Sampling, SamplingOptions
+from zmqengine_http.apis.openai_api.interfaces import INTERFACE_FIELDS
 from zmqengine_http.generating.generation import GenerationOptions
-from zmqengine_http.serving.body import ignored, refused
+from zmqengine_http.serving.body import ignored, refused, told
 from zmqengine_http.serving.errors import bad_field
+from zmqengine_http.workers.worker import Model
 
 if TYPE_CHECKING:
 
@@ -127,6 +129,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     prompt_cache_key: str | None = None
     cache_scope: CacheScope | None = None
     pin: bool = False
+    num_ctx: Annotated[int, Meta(ge=1)] | None = None
     guided_json: dict[str, object] | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
@@ -136,15 +139,23 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     @property
     def guided(self) -> Constraint | None:
         """The constraint of vLLM's fields, or None. Raises a 400 for more than one."""
-        fields = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        if self.structured_outputs is None and fields.count(None) == len(fields):
+        fields = {
+            "guided_json": self.guided_json,
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+            "guided_grammar": self.guided_grammar,
+        }
+        given = [name for name, value in fields.items() if value is not None]
+        if self.structured_outputs is None and not given:
             return None
+        if len(given) > 1:
+            raise bad_field(given[1], f"is given beside {given[0]}: ask for one of them")
         ours = StructuredOutputs(
             json=self.guided_json,
             regex=self.guided_regex,
             choice=self.guided_choice,
             grammar=self.guided_grammar,
-        ).constraint("guided_json")
+        ).constraint(given[0] if given else "")
         theirs = self.structured_outputs.constraint("structured_outputs") if self.structured_outputs else None
         if ours is not None and theirs is not None:
             raise bad_field("structured_outputs", "is given beside one of the guided fields")
@@ -177,6 +188,14 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
         )
 
 
+def check_context(num_ctx: int | None, model: Model) -> None:
+    """Raise a 400 for a `num_ctx`, Ollama's size of the context, beyond the model's own, which always applies."""
+    if num_ctx is not None and num_ctx > model.card.context_tokens:
+        raise bad_field(
+            "num_ctx", f"the worker's context is {model.card.context_tokens} tokens: ask for at most that"
+        )
+
+
 def check_generation(request: GenerationRequest) -> None:
     """Raise a 400 for constraints that the types cannot express."""
     if request.stream_options is not None and not request.stream:
@@ -187,7 +206,9 @@ def check_generation(request: GenerationRequest) -> None:
 
 
 GENERATION_FIELDS = (
-    refused("min_tokens", "", 0),
+    *INTERFACE_FIELDS,
+    told("verbosity", "a hint, which no model here takes"),
+    refused("min_tokens", "the worker ends an answer at the model's end token", 0),
     ignored("user", "for the caller's own records"),
     ignored("safety_identifier", "for the caller's own records"),
     ignored("metadata", "for the caller's own records"),

@@ -1,35 +1,85 @@
-"""OpenAI's Responses API without stored conversations: every request carries the whole conversation."""
+"""OpenAI's Responses API. The conversation is in the request, or in the memory of recent responses."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from typing import NamedTuple
 
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_http.answers.respond import EVENT_STREAM
-from zmqengine_http.apis.responses.conversation import InputItems, skipped_facts
-from zmqengine_http.apis.responses.items import ItemMemory
-from zmqengine_http.apis.responses.request import RESPONSES_BODY, ResponsesRequest
+from zmqengine_http.apis.responses.conversation import InputItems, own_items, skipped_facts
+from zmqengine_http.apis.responses.memory import ItemMemory, ResponseMemory
+from zmqengine_http.apis.responses.request import RESPONSES_BODY, Item, ResponsesRequest
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter, tells_by_event
-from zmqengine_http.endpoint import Service, post
-from zmqengine_http.generating.chat import Chat, answer_chat
+from zmqengine_http.endpoint import Service, get, post
+from zmqengine_http.generating.chat import Chat, answer_chat, render
 from zmqengine_http.generating.generation import Generation, GenerationOptions
 from zmqengine_http.serving.errors import ApiError, from_engine
-from zmqengine_http.serving.exchange import Exchange
+from zmqengine_http.serving.exchange import JSON, Exchange
 
 PACKED = "reasoning.encrypted_content"
 _ITEMS = ItemMemory()
 """Items of this process's responses; ids are unguessable, so all clients can share it."""
+_RESPONSES = ResponseMemory()
+
+
+class _Asked(NamedTuple):
+    """A request as a `Chat`, and the names of its tools."""
+
+    chat: Chat
+    book: ToolBook
 
 
 async def responses(service: Service, exchange: Exchange, request: ResponsesRequest) -> None:
     """POST /v1/responses."""
+    chat, book = _asked(service, exchange, request)
+    reasoning = request.reasoning
+    summary = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
+    shape = ReasoningShape(summary=summary, packed=PACKED in request.include)
+    head = _head(request, request.model or chat.model.card.name)
+    owner = _owner(exchange)
+
+    def store(document: dict[str, object]) -> None:
+        _RESPONSES.remember(owner, request.previous_response_id, own_items(request), document)
+
+    def writer(generation: Generation | Chat) -> ResponsesWriter:
+        if request.store is False:
+            return ResponsesWriter(generation.id, head, book, shape)
+        return ResponsesWriter(generation.id, head, book, shape, _ITEMS.remember, store)
+
+    try:
+        await answer_chat(service, exchange, chat, writer, stream=request.stream)
+    except (ZmqEngineError, ApiError) as error:
+        refusal = error if isinstance(error, ApiError) else from_engine(error)
+        if exchange.started or not (request.stream and tells_by_event(exchange, refusal)):
+            raise
+        exchange.facts["error"] = refusal.code
+        await exchange.start(200, exchange.stream_headers)
+        await exchange.write(writer(chat).error(refusal), last=True)
+
+
+async def input_tokens(service: Service, exchange: Exchange, request: ResponsesRequest) -> None:
+    """POST /v1/responses/input_tokens: the number of tokens in the prompt of such a request."""
+    prompt = await render(service, exchange, _asked(service, exchange, request).chat)
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+
+async def get_response(service: Service, exchange: Exchange) -> None:
+    """GET /v1/responses/{id}: a recent response, while this process remembers it."""
+    id_ = exchange.scope["path_params"]["id"]
+    found = _RESPONSES.find(_owner(exchange), id_)
+    if found is None:
+        raise ApiError(404, f"Response with id {id_[:100]!r} not found.", param="id", code="not_found")
+    await exchange.send(200, [JSON], found.document)
+
+
+def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _Asked:
     model = service.pool.model(request.model)
-    items = InputItems(request, _ITEMS)
+    items = InputItems(request, _ITEMS, _earlier(exchange, request.previous_response_id))
     book = ToolBook(request.tools)
     exchange.facts |= skipped_facts(items.skipped, book.skipped)
-    reasoning = request.reasoning
     choice = tool_choice(request.tool_choice, book)
     chat = Chat(
         id=f"resp_{secrets.token_hex(16)}",
@@ -39,7 +89,7 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_response_format(request),
-        effort=reasoning.effort if reasoning else None,
+        effort=request.reasoning.effort if request.reasoning else None,
         options=GenerationOptions(
             sampling=_sampling(request),
             max_tokens=request.max_output_tokens,
@@ -49,34 +99,39 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
         ),
         prompt_param="input",
     )
-    summary = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
-    shape = ReasoningShape(summary=summary, packed=PACKED in request.include)
-    head = _head(request, request.model or model.card.name)
+    return _Asked(chat, book)
 
-    def writer(generation: Generation | Chat) -> ResponsesWriter:
-        keep = _ITEMS.remember if request.store is not False else _forget
-        return ResponsesWriter(generation.id, head, book, shape, keep)
 
-    try:
-        await answer_chat(service, exchange, chat, writer, stream=request.stream)
-    except (ZmqEngineError, ApiError) as error:
-        refusal = error if isinstance(error, ApiError) else from_engine(error)
-        if exchange.started or not (request.stream and tells_by_event(exchange, refusal)):
-            raise
-        exchange.facts["error"] = refusal.code
-        await exchange.start(200, EVENT_STREAM)
-        await exchange.write(writer(chat).error(refusal), last=True)
+def _earlier(exchange: Exchange, previous: str | None) -> list[Item]:
+    """The conversation up to a response. Raises a 400 for one that is not remembered."""
+    if previous is None:
+        return []
+    found = _RESPONSES.conversation(_owner(exchange), previous)
+    if found is None:
+        raise ApiError(
+            400,
+            f"Previous response with id {previous[:100]!r} not found: only the latest are kept, in memory, each for "
+            "the key that asked for it, and none that said store false; send the whole conversation as input",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return found
+
+
+def _owner(exchange: Exchange) -> str:
+    """The caller, by the key that it sent: one must not read the conversations of another."""
+    names = (b"authorization", b"x-api-key", b"api-key")
+    key = next((value for name in names if (value := exchange.raw_header(name))), b"")
+    return hashlib.sha256(key).hexdigest()
 
 
 def _sampling(request: ResponsesRequest) -> SamplingOptions:
-    sampling = SamplingOptions(top_p=1.0 if request.top_p is None else request.top_p)
+    sampling = SamplingOptions()
+    if request.top_p is not None:
+        sampling["top_p"] = request.top_p
     if request.temperature is not None:
         sampling["temperature"] = request.temperature
     return sampling
-
-
-def _forget(document: dict[str, object]) -> None:
-    """Drop an item of a request with `store: false`."""
 
 
 def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
@@ -90,13 +145,13 @@ def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
         "max_output_tokens": request.max_output_tokens,
         "metadata": {},
         "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": request.previous_response_id,
         "reasoning": {
             "effort": reasoning.effort if reasoning else None,
             "summary": reasoning.summary if reasoning else None,
         },
         "service_tier": "default",
-        "store": False,
+        "store": request.store is not False,
         "temperature": request.temperature,
         "text": {"format": (request.text and request.text.format) or {"type": "text"}},
         "tool_choice": request.tool_choice,
@@ -119,4 +174,8 @@ def _response_format(request: ResponsesRequest) -> dict[str, object]:
 
 ENDPOINTS = (
     post("/v1/responses", RESPONSES_BODY, responses, "Answer a conversation of items", streams=True),
+    post(
+        "/v1/responses/input_tokens", RESPONSES_BODY, input_tokens, "How many tokens such a conversation has"
+    ),
+    get("/v1/responses/{id}", get_response, "A recent response"),
 )

@@ -6,38 +6,43 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zmqengine_http.apis.responses.items import ItemMemory, unpack
+from zmqengine_http.apis.responses.items import unpack
+from zmqengine_http.apis.responses.memory import ItemMemory
 from zmqengine_http.apis.responses.request import Item, ResponsesPart, ResponsesRequest
 from zmqengine_http.apis.responses.tools import flat_name
+from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.serving.errors import ApiError, bad_field
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_IMAGES_AND_FILES = ("input_image", "input_file", "input_audio", "computer_screenshot")
 
 
 class InputItems:
     """The `messages` of a request, and the types of the items `skipped`.
 
-    `memory` resolves `item_reference` items.
+    `earlier` are the items of the conversation before the request's own; `memory` resolves `item_reference` items.
     """
 
-    def __init__(self, request: ResponsesRequest, memory: ItemMemory | None = None) -> None:
+    def __init__(
+        self, request: ResponsesRequest, memory: ItemMemory | None = None, earlier: Sequence[Item] = ()
+    ) -> None:
         self._memory = memory or ItemMemory()
         self.messages: list[dict[str, object]] = []
         self.skipped: list[str] = []
         self._turn: dict[str, object] | None = None
+        self._texts: list[tuple[dict[str, object], str, list[str]]] = []
         if request.instructions:
             self.messages.append({"role": "system", "content": request.instructions})
-        if isinstance(request.input, str):
-            self.messages.append({"role": "user", "content": request.input})
-            return
-        for place, item in enumerate(request.input):
-            self._add(item, f"input[{place}]")
+        items = [*earlier, *own_items(request)]
+        newest = newest_question([_role(item) for item in items])
+        for place, item in enumerate(items):
+            self._add(item, f"input[{place - len(earlier)}]", strict=place == newest)
+        for turn, field, texts in self._texts:
+            turn[field] = "".join(texts)
 
-    def _add(self, item: Item, where: str) -> None:
+    def _add(self, item: Item, where: str, *, strict: bool = False) -> None:
         kind = item.type
         if kind == "message":
-            self._message(item, where)
+            self._message(item, where, strict=strict)
         elif kind == "reasoning":
             self._reasoning(item, where)
         elif kind == "function_call":
@@ -66,11 +71,10 @@ class InputItems:
             )
         return found
 
-    def _message(self, item: Item, where: str) -> None:
-        text = _text(item.content, f"{where}.content")
+    def _message(self, item: Item, where: str, *, strict: bool) -> None:
+        text = _text(item.content, f"{where}.content", strict=strict)
         if item.role == "assistant":
-            turn = self._assistant()
-            turn["content"] = f"{turn['content']}{text}"
+            self._append("content", text)
         elif item.role in ("user", "system", "developer"):
             self._turn = None
             self.messages.append({"role": item.role, "content": text})
@@ -84,9 +88,7 @@ class InputItems:
         if self._turn is not None and (self._turn["content"] or "tool_calls" in self._turn):
             # Reasoning precedes its content and calls, so this belongs to the next turn.
             self._turn = None
-        turn = self._assistant()
-        if text:
-            turn["reasoning_content"] = f"{turn.get('reasoning_content', '')}{text}"
+        self._append("reasoning_content", text)
 
     def _call(self, item: Item, where: str, arguments: object) -> None:
         if not item.name or not item.call_id:
@@ -98,6 +100,16 @@ class InputItems:
             {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         )
 
+    def _append(self, field: str, text: str) -> None:
+        """Add to a text of the open turn; joined once at the end, or each item would copy those before it."""
+        turn = self._assistant()
+        if not text:
+            return
+        if not (self._texts and self._texts[-1][0] is turn and self._texts[-1][1] == field):
+            self._texts.append((turn, field, [str(turn.get(field, ""))]))
+        self._texts[-1][2].append(text)
+        turn[field] = text
+
     def _assistant(self) -> dict[str, object]:
         """The open assistant turn, started if there is none; items join it until a message of another
         role."""
@@ -107,6 +119,13 @@ class InputItems:
         return self._turn
 
 
+def own_items(request: ResponsesRequest) -> list[Item]:
+    """The items that the request itself brings."""
+    if isinstance(request.input, str):
+        return [Item(role="user", content=request.input)]
+    return request.input
+
+
 def _output(item: Item, where: str) -> str:
     if isinstance(item.output, dict):
         # Older versions of Codex wrap the text: {"content": ..., "success": ...}.
@@ -114,24 +133,33 @@ def _output(item: Item, where: str) -> str:
     return _text(item.output, f"{where}.output", separator="\n")
 
 
-def _text(content: object, where: str, separator: str = "") -> str:
-    """The text of a content field. Raises a 400 for a part without text."""
+def _text(content: object, where: str, separator: str = "", *, strict: bool = False) -> str:
+    """The text of a content field. A part without text becomes a note, or with `strict` a 400."""
     if content is None or isinstance(content, str):
         return content or ""
     try:
         parts = msgspec.convert(content, list[ResponsesPart])
     except msgspec.ValidationError:
         raise bad_field(where, "a text or a list of parts") from None
-    return separator.join(_part_text(part, f"{where}[{place}]") for place, part in enumerate(parts))
+    texts = [_part_text(part, f"{where}[{place}]", strict=strict) for place, part in enumerate(parts)]
+    return separator.join(texts)
 
 
-def _part_text(part: ResponsesPart, where: str) -> str:
+def _part_text(part: ResponsesPart, where: str, *, strict: bool) -> str:
     if part.type in _TEXT_PARTS:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    reason = "images and files cannot be read by this model" if part.type in _IMAGES_AND_FILES else "unknown"
-    raise ApiError(400, f"{where}: {part.type[:40]!r}: {reason}", param=where, code="unsupported_value")
+    if strict:
+        raise refusal(part.type, where)
+    return unread_text(part.type, part.filename)
+
+
+def _role(item: Item) -> str:
+    """The role of an item for `newest_question`: calls are the assistant's, their outputs the tool's."""
+    if item.type == "message":
+        return item.role or ""
+    return "tool" if item.type.endswith("_output") else "assistant"
 
 
 def _arguments(text: str) -> object:

@@ -1,4 +1,4 @@
-"""The output items of a response while they are generated, and a memory of recent ones.
+"""The output items of a response while they are generated.
 
 Reasoning travels in `encrypted_content`, the one field of a reasoning item that every client sends back. It
 is not secret and not stored here: it is the text itself, compressed.
@@ -10,12 +10,8 @@ import base64
 import binascii
 import secrets
 import zlib
-from collections import OrderedDict
-from collections.abc import Mapping
 
-import msgspec
-
-from zmqengine_http.apis.responses.request import Item
+from zmqengine_http.apis.openai_api.freeform import freeform_input
 from zmqengine_http.apis.responses.tools import ToolName
 
 
@@ -88,13 +84,7 @@ class CallItem:
     def text(self) -> str:
         """The JSON arguments of a function, or the input of a freeform tool."""
         text = "".join(self.texts)
-        if not self.custom:
-            return text
-        try:
-            given = msgspec.json.decode(text, type=dict[str, object]).get("input")
-        except msgspec.MsgspecError:
-            return text
-        return given if isinstance(given, str) else text
+        return freeform_input(text) if self.custom else text
 
     def document(self, status: str) -> dict[str, object]:
         """The item as JSON; without arguments while in progress."""
@@ -109,35 +99,6 @@ class CallItem:
 
 
 OutputItem = MessageItem | ReasoningItem | CallItem
-
-
-BYTES_MAX = 32 * 1024 * 1024
-
-
-class ItemMemory:
-    """A bounded FIFO of output items by id, for clients that refer to an item instead of sending it back.
-
-    The Vercel AI SDK does so by default. A convenience of one process, not a store: evicted items must be
-    sent. Not thread-safe.
-    """
-
-    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._items: OrderedDict[str, bytes] = OrderedDict()
-
-    def remember(self, document: Mapping[str, object]) -> None:
-        """Add an item of a response, evicting the oldest ones."""
-        data = msgspec.json.encode(document)
-        self._items[str(document["id"])] = data
-        self._bytes += len(data)
-        while self._bytes > self._bytes_max:
-            self._bytes -= len(self._items.popitem(last=False)[1])
-
-    def find(self, id_: str) -> Item | None:
-        """The item of this id as a client would have sent it, or None."""
-        data = self._items.get(id_)
-        return None if data is None else msgspec.json.decode(data, type=Item)
 
 
 _MARK = "zmqr1."

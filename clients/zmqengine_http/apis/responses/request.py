@@ -19,6 +19,7 @@ class ResponsesPart(Struct, frozen=True):
     type: str = ""
     text: str | None = None
     refusal: str | None = None
+    filename: str | None = None
 
 
 class Item(Struct, frozen=True):
@@ -59,7 +60,7 @@ class Reasoning(Struct, frozen=True):
 
 
 class TextOptions(Struct, frozen=True):
-    """The format of the output text; `verbosity` has no effect."""
+    """The format of the output text; `verbosity`, a hint like an effort, has no effect."""
 
     format: dict[str, object] | None = None
     verbosity: str | None = None
@@ -79,6 +80,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     include: list[str] = field(default_factory=list)
     stream: bool = False
     store: bool | None = None
+    previous_response_id: str | None = None
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -90,8 +92,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
 RESPONSES_BODY = Body(
     ResponsesRequest,
     (
-        refused("previous_response_id", "nothing is stored: send the whole conversation as input"),
-        refused("conversation", "nothing is stored: send the whole conversation as input"),
+        refused("conversation", "send previous_response_id, or the whole conversation as input"),
         refused("prompt", "nothing is stored: send instructions and input"),
         refused("background", "", False),
         refused("top_logprobs", "", 0),

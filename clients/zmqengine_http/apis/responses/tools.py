@@ -12,15 +12,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from zmqengine_http.apis.openai_api.freeform import FREEFORM, freeform_description
 from zmqengine_http.apis.responses.request import ResponsesTool
 from zmqengine_http.serving.errors import ApiError, bad_field
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
-_INPUT: dict[str, object] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
 
 
 class ToolName(NamedTuple):
@@ -64,7 +60,7 @@ class ToolBook:
             self._offer(tool, where, ToolName(tool.name or "", namespace), tool.description, parameters)
         elif tool.type == "custom":
             name = ToolName(tool.name or "", namespace, "custom")
-            self._offer(tool, where, name, _freeform_description(tool), _INPUT)
+            self._offer(tool, where, name, freeform_description(tool.description, tool.format), FREEFORM)
         else:
             self.skipped.append(tool.type)
 
@@ -121,14 +117,6 @@ def tool_choice(choice: str | dict[str, object], book: ToolBook) -> str | dict[s
         param="tool_choice",
         code="unsupported_value",
     )
-
-
-def _freeform_description(tool: ResponsesTool) -> str:
-    text = tool.description or ""
-    definition = tool.format.get("definition") if isinstance(tool.format, dict) else None
-    if isinstance(definition, str) and definition:
-        text += f"\nThe input follows this grammar:\n{definition}"
-    return text
 
 
 def _flat_of(tool: dict[str, object]) -> str:

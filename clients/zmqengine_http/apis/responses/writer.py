@@ -36,7 +36,7 @@ class ResponsesWriter:
     """An `AnswerWriter` for the one choice of a Responses request.
 
     `head` holds the request's parameters that a response echoes. Each item is closed before the next one
-    opens, and passed to `keep`.
+    opens, and passed to `keep`; the finished response is passed to `store`.
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class ResponsesWriter:
         book: ToolBook,
         shape: ReasoningShape,
         keep: Callable[[dict[str, object]], None] = lambda document: None,
+        store: Callable[[dict[str, object]], None] = lambda document: None,
     ) -> None:
         self._keep = keep
+        self._store = store
         self._response = {"id": id_, "object": "response", "created_at": int(time.time()), **head}
         self._book = book
         self._shape = shape
@@ -85,7 +87,7 @@ class ResponsesWriter:
     def call_arguments(self, index: int, piece: CallArguments) -> bytes:
         assert isinstance(self._item, CallItem)
         self._item.texts.append(piece.text)
-        # # The input of a freeform tool is a string inside the model's JSON, known only when that is
+        # The input of a freeform tool is a string inside the model's JSON, known only when that is
         # complete.
         return b"" if self._item.custom else self._delta(piece.text)
 
@@ -101,6 +103,7 @@ class ResponsesWriter:
         response = self._document(
             status, output=self._output, incomplete_details=details, usage=_usage(usage)
         )
+        self._store(response)
         return self._event(f"response.{status}", response=response)
 
     def error(self, error: ApiError) -> bytes:
@@ -132,9 +135,9 @@ class ResponsesWriter:
             documents[-1]["status"] = status
         for document in documents:
             self._keep(document)
-        return _encode(
-            self._document(status, output=documents, incomplete_details=details, usage=_usage(usage))
-        )
+        response = self._document(status, output=documents, incomplete_details=details, usage=_usage(usage))
+        self._store(response)
+        return _encode(response)
 
     def _start(self) -> bytes:
         self._started = True

@@ -1,0 +1,219 @@
+"""`python -m benchmarks.embeddings`: texts a second of a worker and of mlx-embeddings; and streams beside a flood.
+
+The model has the shape of all-MiniLM-L6 with random weights and pico-embed's tokenizer; texts are sentences and parts
+of pico's stories. Both are asked in turns. The worker is a process of its own, asked over ipc by clients that tokenize;
+mlx-embeddings computes in its process, one request after the other. `--others PYTHON` names a Python that has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import click
+import mlx.core as mx
+
+from tools.pico import corpus
+from tools.pico.embedding.directory import model_config, write_model
+from zmqengine.engine.embedding.encoders.bert import Bert
+from zmqengine.pico import model_path
+from zmqengine_client import AsyncClient
+
+WIDTH, LAYERS = 384, 6
+STREAMS = 8
+STREAM_TOKENS = 400
+
+
+def write_checkpoint(directory: Path) -> None:
+    """The model, as sentence-transformers publishes such."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_path("pico-embed") / "tokenizer.json"))
+    config = model_config(tokenizer.get_vocab_size(), WIDTH, LAYERS)
+    mx.random.seed(0)
+    write_model(directory, Bert(config), config, tokenizer)
+    # mlx-embeddings wants the pooler of BERT's pre-training, which nothing here uses.
+    file = str(directory / "model.safetensors")
+    arrays = mx.load(file)
+    assert isinstance(arrays, dict)
+    pooler = {"pooler.dense.weight": mx.zeros((WIDTH, WIDTH)), "pooler.dense.bias": mx.zeros(WIDTH)}
+    mx.save_safetensors(file, {**arrays, **pooler}, metadata={"format": "pt"})
+
+
+def texts_of(count: int, seed: int) -> list[str]:
+    """Sentences, and paragraphs of up to some hundred tokens."""
+    draw = random.Random(seed)
+    found: list[str] = []
+    for document in corpus.documents("train", seed):
+        sentences = document.text.split(". ")
+        while sentences and len(found) < count:
+            taken = draw.choice((1, 1, 1, 2, 4))
+            found.append(". ".join(sentences[:taken])[:600])
+            sentences = sentences[taken:]
+        if len(found) == count:
+            return found
+    raise AssertionError
+
+
+class Others:
+    """mlx-embeddings in a process."""
+
+    def __init__(self, python: str, model: Path) -> None:
+        script = Path(__file__).with_name("embeddings_of_others.py")
+        self.process = subprocess.Popen(
+            [python, str(script), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        while self._line() != "ready":
+            pass
+
+    def seconds(self, requests: Sequence[Sequence[str]]) -> float:
+        """Seconds for these requests, one after the other."""
+        return sum(self._ask(texts) for texts in requests)
+
+    def _ask(self, texts: Sequence[str]) -> float:
+        stdin: IO[str] | None = self.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(list(texts)) + "\n")
+        stdin.flush()
+        return float(json.loads(self._line())["seconds"])
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise click.ClickException("mlx-embeddings has ended")
+        return line.strip()
+
+
+async def seconds_of_ours(address: str, requests: Sequence[Sequence[str]], clients: int) -> float:
+    """Seconds for these requests by so many clients, each one after the other."""
+    opened = [AsyncClient(address) for _ in range(clients)]
+    try:
+        await asyncio.gather(*(client.embed(["warm up"]) for client in opened))
+        waiting = iter(requests)
+
+        async def ask(client: AsyncClient) -> None:
+            for texts in waiting:
+                await client.embed(texts, priority=0)
+
+        started = time.perf_counter()
+        await asyncio.gather(*(ask(client) for client in opened))
+        return time.perf_counter() - started
+    finally:
+        await asyncio.gather(*(client.close() for client in opened))
+
+
+async def gaps_ms(address: str, flood: Sequence[str]) -> list[float]:
+    """Milliseconds between neighbouring tokens of `STREAMS` streams, while a flood of texts is computed."""
+    gaps: list[float] = []
+    async with AsyncClient(address) as client, AsyncClient(address) as other:
+
+        async def stream(number: int) -> None:
+            last: float | None = None
+            prompt = [5 + number, *range(6, 30)]
+            async for _ in client.generate_tokens(
+                prompt, max_tokens=STREAM_TOKENS, ignore_eos=True, speculate=False
+            ):
+                now = time.perf_counter()
+                if last is not None:
+                    gaps.append((now - last) * 1000)
+                last = now
+
+        flooding = asyncio.ensure_future(other.embed(flood)) if flood else None
+        await asyncio.gather(*(stream(number) for number in range(STREAMS)))
+        if flooding is not None:
+            if flooding.done():
+                raise click.ClickException("the flood ended before the streams: give more texts")
+            flooding.cancel()
+            await asyncio.gather(flooding, return_exceptions=True)
+    return gaps
+
+
+@contextmanager
+def worker_of(model: str, directory: Path) -> Iterator[str]:
+    """The address of a worker of a model."""
+    address = f"ipc://{directory}/w-{Path(model).name}/ctl"
+    command = [
+        "zmqengine",
+        "worker",
+        "--model",
+        model,
+        "--bind",
+        address,
+        "--no-supervise",
+        "--log-level",
+        "error",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command[1:]])
+    try:
+        asyncio.run(_ready(address))
+        yield address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def _ready(address: str) -> None:
+    async with AsyncClient(address, connect_timeout_s=60) as client:
+        await client.wait_ready()
+
+
+@click.command()
+@click.option("--others", help="A Python with mlx-embeddings; without one only the worker is measured.")
+@click.option("--rounds", default=3, show_default=True, help="Turns of each case.")
+@click.option("--texts", default=512, show_default=True, help="Texts of a case in a round.")
+@click.option("--chat", default="pico", show_default=True, help="Model of the streams beside the flood.")
+def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
+    """Print a table of texts a second, then the gaps of streams without and beside a flood."""
+    directory = Path(tempfile.mkdtemp(prefix="ze-", dir="/tmp"))
+    try:
+        model = directory / "model"
+        write_checkpoint(model)
+        with worker_of(str(model), directory) as address:
+            other = Others(others, model) if others else None
+            for case, size, clients in (("1", 1, 1), ("8", 8, 1), ("64", 64, 1), ("32 clients, 1", 1, 32)):
+                _throughput(case, size, clients, address, other, rounds, texts)
+            if other is not None:
+                other.process.terminate()
+        with worker_of(chat, directory) as address:
+            for _ in range(rounds):
+                for name, flood in (("alone", []), ("beside a flood", texts_of(20_000, 9))):
+                    found = sorted(asyncio.run(gaps_ms(address, flood)))
+                    print(
+                        f"{STREAMS} streams {name}: ITL p50 {statistics.median(found):.2f} ms, "
+                        f"p99 {found[int(len(found) * 0.99)]:.2f} ms"
+                    )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _throughput(
+    case: str, size: int, clients: int, address: str, other: Others | None, rounds: int, texts: int
+) -> None:
+    ours, theirs = [], []
+    for number in range(rounds):
+        given = texts_of(texts, number)
+        requests = [given[start : start + size] for start in range(0, texts, size)]
+        ours.append(texts / asyncio.run(seconds_of_ours(address, requests, clients)))
+        if other is not None:
+            theirs.append(texts / other.seconds(requests))
+    line = f"{case} texts a request: {statistics.median(ours):,.0f} texts/s"
+    if theirs:
+        ratios = [mine / its for mine, its in zip(ours, theirs, strict=True)]
+        line += f"; mlx-embeddings {statistics.median(theirs):,.0f} ({statistics.median(ratios):.2f} x)"
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Embeds on the client's side: texts in messages that the worker takes, and vectors as arrays."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+import msgspec
+
+from zmqengine.errors import BadRequest
+from zmqengine.protocol.messages import Embed, End, Limits, ModelCard, VectorKind
+from zmqengine.request_rules import Vectors, check_text, check_vectors
+from zmqengine_client.core.options import RequestOptions
+from zmqengine_client.core.outbox import Listener
+from zmqengine_client.core.request import Request
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IN_FLIGHT = 4
+"""Messages of one call that the worker has at once: it computes one while the next are tokenized and sent."""
+TOKEN_BYTES = 5
+"""The most bytes of a token id in msgpack."""
+TEXT_BYTES = 10
+MESSAGE_BYTES = 1024
+"""Everything of a message but its texts."""
+BATCH = 1
+"""The priority of batch work."""
+
+Progress = Callable[[int, int], None]
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `embed`, `embed_vectors` and `rerank`.
+
+    `priority` is that of batch work if left out: less than 1 for a query that somebody waits for. `truncate` cuts a
+    text that is too long for the model, which is else `ContextExceeded`. `on_progress` is called with the texts that
+    have their vector and all of them.
+    """
+
+    priority: int
+    deadline_ms: int | None
+    truncate: bool
+    on_progress: Progress | None
+
+
+class TextIds(NamedTuple):
+    """A text as token ids; `second` is where the second text of a pair begins, 0 if it is none."""
+
+    ids: list[int]
+    second: int = 0
+
+
+class Embedded(NamedTuple):
+    """Vectors (texts, floats) of float32, and the number of tokens of all texts."""
+
+    vectors: np.ndarray
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document by its index, with how well it answers the query: 0 to 1."""
+
+    index: int
+    score: float
+
+
+def messages(
+    texts: Sequence[TextIds], limits: Limits, tail: Sequence[int], *, truncate: bool, first: int
+) -> Iterator[list[TextIds]]:
+    """Texts in as few messages as the worker's limits allow; `first` is the index of the first one, for errors.
+
+    With `truncate` a text that is too long is cut before the special tokens of `tail`.
+    """
+    part: list[TextIds] = []
+    room = limits.frame_bytes_max - MESSAGE_BYTES
+    left = room
+    for index, text in enumerate(texts, start=first):
+        if truncate and len(text.ids) > limits.context_tokens_max:
+            kept = limits.context_tokens_max - len(tail)
+            if text.second >= kept:
+                raise BadRequest(
+                    f"text {index}: the first text of the pair leaves no room for the second one"
+                )
+            text = TextIds([*text.ids[:kept], *tail], text.second)  # noqa: PLW2901
+        check_text(text.ids, index, limits.context_tokens_max)
+        needs = TEXT_BYTES + TOKEN_BYTES * len(text.ids)
+        if part and (len(part) >= limits.texts_max or needs > left):
+            yield part
+            part, left = [], room
+        part.append(text)
+        left -= needs
+    if part:
+        yield part
+
+
+def embed_of(
+    texts: Sequence[TextIds], output: VectorKind, dimensions: int | None, options: EmbedOptions
+) -> Embed:
+    """The embed command of these texts, without its call and epoch. Raises `BadRequest`, naming the field."""
+    pairs = any(text.second for text in texts)
+    command = Embed(
+        call=0,
+        request=secrets.token_hex(8),
+        epoch=bytes(8),
+        texts=[text.ids for text in texts],
+        output=output,
+        second=[text.second for text in texts] if pairs else [],
+        dimensions=dimensions,
+        priority=options.get("priority", BATCH),
+        deadline_ms=options.get("deadline_ms"),
+    )
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Embed)
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise BadRequest(str(error)) from None
+
+
+def request_of(command: Embed, listener: Listener) -> Request:
+    """The request of an embed."""
+    options = RequestOptions(
+        request_id=command.request, seed=0, max_tokens=None, priority=command.priority,
+        deadline_ms=command.deadline_ms,
+    )  # fmt: skip
+    return Request([], options, listener, texts=command)
+
+
+def check_embed(command: Embed, limits: Limits, model: ModelCard) -> None:
+    """Raise the error with which this worker would reject the command."""
+    check_vectors(Vectors(command.texts, command.second, command.output, command.dimensions), model, limits)
+
+
+def embed_message(command: Embed, have: int, call: int, epoch: bytes, deadline_ms: int | None) -> Embed:
+    """The command, without the texts whose vectors are there."""
+    return msgspec.structs.replace(
+        command,
+        call=call,
+        epoch=epoch,
+        texts=command.texts[have:],
+        second=command.second[have:],
+        first_index=have,
+        deadline_ms=deadline_ms,
+    )
+
+
+def end_of_embed(command: Embed, have: int) -> End | None:
+    """The end that was never received, if every vector was."""
+    if have < len(command.texts):
+        return None
+    return End("stop", prompt_tokens=sum(map(len, command.texts)))
+
+
+def to_array(vectors: Sequence[bytes], width: int) -> np.ndarray:
+    """Vectors of `width` floats as an array (texts, floats) of float32.
+
+    Raises `BadRequest` where numpy is not installed.
+    """
+    try:
+        import numpy as np
+    except ImportError:
+        raise BadRequest("embed gives numpy arrays: pip install numpy") from None
+    return np.frombuffer(b"".join(vectors), "<f4").astype(np.float32).reshape(len(vectors), width)

@@ -1,0 +1,144 @@
+# Made from ../aio/embedding.py by `python -m tools`: change that one.
+"""Texts to vectors: tokenized off the loop, in messages of which a few are on their way at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from zmqengine.errors import BadRequest
+from zmqengine.protocol.messages import Description, Limits, ModelCard, VectorKind
+from zmqengine.request_rules import vector_width
+from zmqengine_client.core.connection import Connection
+from zmqengine_client.core.embedding import (
+    IN_FLIGHT,
+    Embedded,
+    EmbedOptions,
+    TextIds,
+    embed_of,
+    messages,
+    request_of,
+    to_array,
+)
+from zmqengine_client.core.options import token_ids
+from zmqengine_client.core.request import Request
+from zmqengine_client.sync.io_thread import IoThread
+from zmqengine_client.sync.model_tokenizer import ModelTokenizer
+from zmqengine_client.sync.questions import Questions
+from zmqengine_client.sync.waiting import Notifier, off_loop
+from zmqengine_client.text.tokenizer import Tokenizer
+
+SLICE = 1024
+"""Texts that are tokenized at once."""
+
+Text = str | Sequence[int]
+Encode = Callable[[Tokenizer, int, int], list[TextIds]]
+
+
+class Embedding:
+    """The embeds of one client."""
+
+    def __init__(
+        self,
+        driver: IoThread,
+        tokenizer: ModelTokenizer,
+        questions: Questions,
+        connection: Connection,
+    ) -> None:
+        self._driver = driver
+        self._tokenizer = tokenizer
+        self._questions = questions
+        self._connection = connection
+
+    def served(self) -> tuple[ModelCard, Limits]:
+        """The model and limits of the worker, once it is ready."""
+        model, limits = self._connection.model, self._connection.limits
+        if model is not None and limits is not None:
+            return model, limits
+        described: Description = self._questions.wait_ready(None)
+        assert described.model is not None
+        assert described.limits is not None
+        return described.model, described.limits
+
+    def vectors(
+        self, count: int, encode: Encode, output: VectorKind, dimensions: int | None, options: EmbedOptions
+    ) -> Embedded:
+        """Vectors of `count` texts, in their order. `encode` gives the token ids of those from one index to another.
+
+        An error, and the cancellation of the task, abort what is on its way.
+        """
+        model, limits = self.served()
+        if not limits.texts_max:
+            raise BadRequest(f"the model {model.name} makes no embeddings and no scores")
+        tokenizer = self._tokenizer.get()
+        on_progress = options.get("on_progress")
+        on_their_way: deque[tuple[Request, Notifier]] = deque()
+        vectors: list[bytes] = []
+        tokens = 0
+        try:
+            for start in range(0, count, SLICE):
+                texts = off_loop(encode, tokenizer, start, min(count, start + SLICE))
+                truncate = bool(options.get("truncate", False))
+                for part in messages(texts, limits, tokenizer.tail, truncate=truncate, first=start):
+                    notifier = Notifier()
+                    request = request_of(embed_of(part, output, dimensions, options), notifier)
+                    on_their_way.append((request, notifier))
+                    tokens += sum(len(text.ids) for text in part)
+                    self._driver.start(request)
+                    if len(on_their_way) >= IN_FLIGHT:
+                        vectors += self._finished(*on_their_way[0])
+                        on_their_way.popleft()
+                        if on_progress is not None:
+                            on_progress(len(vectors), count)
+            while on_their_way:
+                vectors += self._finished(*on_their_way[0])
+                on_their_way.popleft()
+                if on_progress is not None:
+                    on_progress(len(vectors), count)
+        finally:
+            for request, _ in on_their_way:
+                self._driver.abort(request)
+        width = len(vectors[0]) // 4 if vectors else vector_width(output, dimensions, model)
+        return Embedded(off_loop(to_array, vectors, width), tokens)
+
+    def _finished(self, request: Request, notifier: Notifier) -> list[bytes]:
+        while not request.ended:
+            self._driver.check_waiting()
+            notifier.mailbox.wait()
+        failure = request.failure()
+        if failure is not None:
+            raise failure
+        return request.vectors
+
+
+def encoder_of(texts: Sequence[Text], prompt: str | None = None) -> Encode:
+    """The function that tokenizes texts, behind the model's prompt of this name; token ids are taken as they are."""
+
+    def encode(tokenizer: Tokenizer, start: int, stop: int) -> list[TextIds]:
+        given = texts[start:stop]
+        before = "" if prompt is None else prompt_of(tokenizer, prompt)
+        plain = [before + text for text in given if isinstance(text, str)]
+        encoded = iter(tokenizer.encode_all(plain))
+        return [TextIds(next(encoded) if isinstance(text, str) else token_ids(text)) for text in given]
+
+    return encode
+
+
+def prompt_of(tokenizer: Tokenizer, name: str) -> str:
+    """The text that the model wants before texts of a kind, such as `query`. Raises `BadRequest`."""
+    prompts = {
+        fact.removeprefix("prompt_"): text
+        for fact, text in tokenizer.facts.items()
+        if fact.startswith("prompt_") and isinstance(text, str)
+    }
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise BadRequest(f"prompt: the model has no prompt {name!r}; it has {known}")
+    return prompts[name]
+
+
+def pair_encoder(query: str, documents: Sequence[str]) -> Encode:
+    """The function that tokenizes a query with each document."""
+    return lambda tokenizer, start, stop: [
+        TextIds(*pair) for pair in tokenizer.encode_pairs(query, documents[start:stop])
+    ]

@@ -1,0 +1,115 @@
+# Made from ../aio/reranking.py by `python -m tools`: change that one.
+"""Documents in the order in which they answer a query."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from zmqengine.errors import BadRequest, ContextExceeded
+from zmqengine_client.core.embedding import BATCH, EmbedOptions
+from zmqengine_client.core.request import Request, new_request, set_token_prompt
+from zmqengine_client.sync.embedding import Embedding, pair_encoder
+from zmqengine_client.sync.io_thread import IoThread
+from zmqengine_client.sync.model_tokenizer import ModelTokenizer
+from zmqengine_client.sync.waiting import Notifier, off_loop
+from zmqengine_client.text.reranking import Answers, Reranked, probability, question, ranked
+from zmqengine_client.text.tokenizer import Tokenizer
+
+IN_FLIGHT = 64
+"""Documents of one call that a model which is asked has at once."""
+
+
+class Reranking:
+    """The reranks of one client: by a head, or by asking a model such as Qwen3-Reranker."""
+
+    def __init__(self, driver: IoThread, tokenizer: ModelTokenizer, embedding: Embedding) -> None:
+        self._driver = driver
+        self._tokenizer = tokenizer
+        self._embedding = embedding
+
+    def rerank(
+        self, query: str, documents: Sequence[str], instruction: str | None, options: EmbedOptions
+    ) -> Reranked:
+        """All documents, the best first. Raises `BadRequest` for a model that is no reranker."""
+        model, limits = self._embedding.served()
+        tokenizer = self._tokenizer.get()
+        if model.labels:
+            encode = pair_encoder(query, documents)
+            made = self._embedding.vectors(len(documents), encode, "score", None, options)
+            return Reranked(ranked([probability(logits) for logits in made.vectors.tolist()]), made.tokens)
+        yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
+        if tokenizer.facts.get("reranker") != "qwen3" or yes is None or no is None:
+            raise BadRequest(f"the model {model.name} makes no scores: it is no reranker")
+        return self._ask(
+            Answers(yes, no), query, documents, instruction, options, limits.prompt_tokens_max, tokenizer
+        )
+
+    def _ask(
+        self,
+        answers: Answers,
+        query: str,
+        documents: Sequence[str],
+        instruction: str | None,
+        options: EmbedOptions,
+        tokens_max: int,
+        tokenizer: Tokenizer,
+    ) -> Reranked:
+        on_progress = options.get("on_progress")
+        on_their_way: deque[tuple[Request, Notifier]] = deque()
+        scores: list[float] = []
+        tokens = 0
+        try:
+            for index, document in enumerate(documents):
+                truncate = bool(options.get("truncate", False))
+                parts = question(query, document, instruction)
+                prompt = off_loop(prompt_ids, tokenizer, parts, tokens_max, index, truncate)
+                tokens += len(prompt)
+                request = new_request(
+                    {
+                        **answers.options,
+                        "priority": options.get("priority", BATCH),
+                        "deadline_ms": options.get("deadline_ms"),
+                    }
+                )
+                set_token_prompt(request, prompt)
+                request.listener = notifier = Notifier()
+                on_their_way.append((request, notifier))
+                if not request.ended:
+                    self._driver.start(request)
+                while len(on_their_way) >= IN_FLIGHT or (on_their_way and index + 1 == len(documents)):
+                    scores.append(self._score(answers, *on_their_way[0]))
+                    on_their_way.popleft()
+                    if on_progress is not None:
+                        on_progress(len(scores), len(documents))
+        finally:
+            for request, _ in on_their_way:
+                self._driver.abort(request)
+        return Reranked(ranked(scores), tokens)
+
+    def _score(self, answers: Answers, request: Request, notifier: Notifier) -> float:
+        while not request.ended:
+            self._driver.check_waiting()
+            notifier.mailbox.wait()
+        failure = request.failure()
+        if failure is not None:
+            raise failure
+        assert request.logprobs
+        return answers.score(request.logprobs[0])
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, parts: tuple[str, str, str], tokens_max: int, index: int, truncate: bool
+) -> list[int]:
+    """The prompt of one question; with `truncate` the document is cut to what the context leaves it.
+
+    Raises `ContextExceeded`.
+    """
+    before, document, after = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
+    room = tokens_max - len(before) - len(after)
+    if room < 1 or (len(document) > room and not truncate):
+        raise ContextExceeded(
+            f"document {index} has {len(document)} tokens, the query leaves it {max(0, room)} of the {tokens_max} that "
+            "the model reads: shorten it, or ask for it to be truncated"
+        )
+    return [*before, *document[:room], *after]

@@ -1,0 +1,127 @@
+"""POST /v1/embeddings, OpenAI's API, and POST /v1/rerank, /rerank and /v2/rerank, those of Jina and Cohere."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zmqengine_client import AsyncClient
+from zmqengine_client.core.embedding import Embedded
+from zmqengine_http.apis.embeddings.request import (
+    EMBEDDING_BODY,
+    RERANK_BODY,
+    EmbeddingRequest,
+    RerankRequest,
+)
+from zmqengine_http.endpoint import Service, post
+from zmqengine_http.generating.generation import check_ids
+from zmqengine_http.serving.exchange import JSON, Exchange
+from zmqengine_http.workers.worker import Model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FLOATS_AT_ONCE = 1 << 14
+"""More floats than these are written as text in a thread: they take milliseconds, and streams wait meanwhile."""
+
+
+async def answer_embeddings(service: Service, exchange: Exchange, request: EmbeddingRequest) -> None:
+    """Respond with the vector of each input."""
+    texts = request.texts
+    model = service.pool.model(request.model)
+    for text in texts:
+        if not isinstance(text, str):
+            check_ids("input", text, model)
+    with client_of(service, exchange, model) as client:
+        made = await client.embed_counted(
+            texts, dimensions=request.dimensions, prompt=request.prompt_name, **request.options
+        )
+    name = request.model or model.card.name
+    await send_floats(exchange, made, lambda: embeddings_document(made, name, request.encoding_format))
+
+
+def embeddings_document(made: Embedded, model: str, encoding_format: str) -> bytes:
+    """The response in OpenAI's shape."""
+    encode = base64_of if encoding_format == "base64" else floats_of
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                for index, vector in enumerate(made.vectors)
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+        }
+    )
+
+
+def floats_of(vector: np.ndarray) -> list[float]:
+    """A vector as numbers."""
+    floats: list[float] = vector.tolist()
+    return floats
+
+
+def base64_of(vector: np.ndarray) -> str:
+    """A vector as the base64 of its 32-bit floats, little-endian."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+@contextlib.contextmanager
+def client_of(service: Service, exchange: Exchange, model: Model) -> Iterator[AsyncClient]:
+    """The client of a worker of the model, which counts one more request meanwhile. Raises a 503."""
+    exchange.facts["model"] = model.card.name
+    worker = service.pool.choose(model, [], None)
+    worker.running += 1
+    try:
+        yield worker.client
+    finally:
+        worker.running -= 1
+
+
+async def send_floats(exchange: Exchange, made: Embedded, document: Callable[[], bytes]) -> None:
+    """Send a document, written in a thread where it is long."""
+    exchange.facts |= {"texts": len(made.vectors), "tokens": made.tokens}
+    body = document() if made.vectors.size <= FLOATS_AT_ONCE else await asyncio.to_thread(document)
+    await exchange.send(200, [JSON], body)
+
+
+async def answer_rerank(service: Service, exchange: Exchange, request: RerankRequest) -> None:
+    """Respond with the documents that answer the query best."""
+    model = service.pool.model(request.model)
+    texts = request.texts
+    with client_of(service, exchange, model) as client:
+        made = await client.rerank_counted(
+            request.query, texts, instruction=request.instruction, **request.options
+        )
+    exchange.facts |= {"texts": len(texts), "tokens": made.tokens}
+    version = "2" if exchange.scope["path"].startswith("/v2") else "1"
+    results: list[dict[str, object]] = []
+    for each in made.ranked[: request.top_n]:
+        result: dict[str, object] = {"index": each.index, "relevance_score": each.score}
+        if request.return_documents:
+            result["document"] = {"text": texts[each.index]}
+        results.append(result)
+    await exchange.send_json(
+        {
+            "id": f"rerank-{secrets.token_hex(16)}",
+            "model": request.model or model.card.name,
+            "results": results,
+            "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+            "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 1}},
+        }
+    )
+
+
+_RERANK = "Put documents in the order in which they answer a query"
+
+ENDPOINTS = (
+    post("/v1/embeddings", EMBEDDING_BODY, answer_embeddings, "Turn texts into vectors"),
+    *(post(path, RERANK_BODY, answer_rerank, _RERANK) for path in ("/v1/rerank", "/rerank", "/v2/rerank")),
+)

@@ -1,0 +1,101 @@
+"""The bodies of /v1/embeddings and of the rerank endpoints.
+
+Sources: https://platform.openai.com/docs/api-reference/embeddings, https://docs.cohere.com/reference/rerank,
+https://api.jina.ai/redoc.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from zmqengine.protocol.messages import DeadlineMs, Priority
+from zmqengine.sampling_params import TOKEN_ID_MAX, TokenId
+from zmqengine_client.core.embedding import BATCH, EmbedOptions
+from zmqengine_http.serving.body import Body, ignored, refused, told
+from zmqengine_http.serving.errors import bad_field
+
+Text = str | Annotated[list[TokenId], Meta(min_length=1)]
+Input = (
+    str | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
+)
+PositiveInt = Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)]
+
+
+class VectorRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of all endpoints that compute vectors."""
+
+    model: str | None = None
+    truncate: bool = False
+    priority: Priority = BATCH
+    deadline_ms: DeadlineMs | None = None
+
+    @property
+    def options(self) -> EmbedOptions:
+        """The client library's options."""
+        return {"truncate": self.truncate, "priority": self.priority, "deadline_ms": self.deadline_ms}
+
+
+class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/embeddings."""
+
+    input: Input
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: PositiveInt | None = None
+    prompt_name: str | None = None
+
+    @property
+    def texts(self) -> list[Text]:
+        """The inputs, each a text or token ids. Raises a 400 for a list that mixes both."""
+        if isinstance(self.input, str):
+            return [self.input]
+        ids = [item for item in self.input if isinstance(item, int)]
+        others = [item for item in self.input if not isinstance(item, int)]
+        if (ids and others) or len({type(item) for item in others}) > 1:
+            raise bad_field("input", "a list holds strings, token ids or lists of token ids, not a mixture")
+        return [ids] if ids else list(others)
+
+
+class RerankDocument(Struct, frozen=True):
+    """A document as an object with its text."""
+
+    text: str
+
+
+class RerankRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/rerank, /rerank and /v2/rerank."""
+
+    query: str
+    documents: Annotated[list[str | RerankDocument], Meta(min_length=1)]
+    top_n: PositiveInt | None = None
+    return_documents: bool = False
+    instruction: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each document."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+_SHARED = (ignored("user", "it changes no vector"),)
+
+EMBEDDING_BODY = Body(
+    EmbeddingRequest,
+    (
+        *_SHARED,
+        told("input_type", "use prompt_name, where the model has prompts"),
+        told("task", "use prompt_name, where the model has prompts"),
+        refused("normalized", "embeddings always have length 1", True),
+        refused("truncate_prompt_tokens", "truncate: true cuts what is too long for the model", -1),
+    ),
+)
+RERANK_BODY = Body(
+    RerankRequest,
+    (
+        *_SHARED,
+        told("max_chunks_per_doc", "a document is one chunk"),
+        told("max_tokens_per_doc", "truncate: true cuts what is too long for the model"),
+        refused("rank_fields", "give each document as one text", []),
+    ),
+)

@@ -1,0 +1,256 @@
+"""Models of a launcher: loaded when a request names them, and held until its response has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+
+from zmqengine.protocol.launcher import ModelChanges, ModelEntry
+from zmqengine_client.errors import UnknownModel
+from zmqengine_client.launcher import AsyncLauncher
+from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
+from zmqengine_http.serving.exchange import Scope
+from zmqengine_http.workers.pool import LOADED_MODEL, Pool
+from zmqengine_http.workers.worker import Connect, PooledWorker
+
+LOOK_S = 0.5
+"""Between two looks, while a model is waited for, whether the launcher still lives."""
+LATEST = ":latest"
+"""The tag that Ollama's clients add to every name."""
+CHANGES_MAX = 256
+"""Changes that a reader of events may be behind; then it is sent the whole list instead."""
+
+ONLY_PATH = "/only/"
+"""`/only/NAME/v1/...` is this front-end with one model: SMG takes a worker for the first model that it lists."""
+ONLY_KEY = "zmqengine.only"
+
+Waiting = Callable[[], Awaitable[None]]
+"""Called about twice a second while a request waits for its model."""
+
+
+class LaunchedModels:
+    """The models of this user's launcher, whose workers it keeps in the pool while they are loaded.
+
+    While the launcher is away, what is loaded is served, and what is not waits for the next launcher.
+    """
+
+    def __init__(self, pool: Pool, connect: Connect, *, probe_ms: int, wait_ms: int) -> None:
+        self.entries: dict[str, ModelEntry] = {}
+        self.launcher = AsyncLauncher()
+        self._pool = pool
+        self._connect = connect
+        self._probe_ms = probe_ms
+        self._wait_s = wait_ms / 1000
+        self._following: dict[str, tuple[PooledWorker, asyncio.Task[None]]] = {}
+        self._readers: set[asyncio.Queue[ModelChanges]] = set()
+        self._epoch = b""
+
+    async def run(self) -> None:
+        """Follow the list of models until cancelled."""
+        try:
+            async for changes in self.launcher.watch():
+                self._take(changes)
+        finally:
+            for _, task in self._following.values():
+                task.cancel()
+            await asyncio.gather(*(task for _, task in self._following.values()), return_exceptions=True)
+            await self.launcher.close()
+
+    def name_of(self, wanted: str | None) -> str:
+        """The name on the list for what a request says; None and `default_model` are the only one that is loaded.
+
+        Raises a 400 if that is not one model. A name that is not on the list is returned as it is.
+        """
+        if wanted is None or (wanted == LOADED_MODEL and wanted not in self.entries):
+            ready = [name for name, entry in self.entries.items() if entry.state == "ready"]
+            choice = ready if len(ready) == 1 else list(self.entries)
+            if len(choice) != 1:
+                raise bad_field("model", f"one of {', '.join(sorted(self.entries))} must be given")
+            return choice[0]
+        wanted = self._pool.named(wanted)
+        if wanted not in self._names and wanted.endswith(LATEST):
+            return wanted.removesuffix(LATEST)
+        return wanted
+
+    def entry(self, wanted: str) -> ModelEntry:
+        """The entry of a name or alias. Raises a 404."""
+        name = self._names.get(self.name_of(wanted))
+        if name is None:
+            raise ApiError(
+                404, f"The model {wanted[:200]!r} does not exist", param="model", code="model_not_found"
+            )
+        return self.entries[name]
+
+    @contextlib.asynccontextmanager
+    async def held(
+        self, wanted: str | None, keep_alive_s: float | None, waiting: Waiting
+    ) -> AsyncIterator[PooledWorker]:
+        """Load the model if need be; it is not unloaded for another one before the end.
+
+        Raises a 404 with names that are spelt alike, a 503 with Retry-After when the bound on waiting is over, or the
+        launcher's refusal.
+        """
+        name = self.name_of(wanted)
+        call: int | None = None
+        try:
+            call, name = await self._want(name, keep_alive_s, waiting)
+            worker = self._follow(name)
+            await worker.wait_ready(self._wait_s)
+            yield worker
+        finally:
+            if call is not None:
+                self.launcher.free(call)
+
+    async def load(self, wanted: str | None, keep_alive_s: float | None) -> str:
+        """Wait until a model is loaded; returns its name. Raises what `held` raises."""
+
+        async def nothing() -> None:
+            """Nothing is sent meanwhile."""
+
+        async with self.held(wanted, keep_alive_s, nothing):
+            return self.name_of(wanted)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[asyncio.Queue[ModelChanges]]:
+        """A queue of changes from now on, which begins with the whole list."""
+        queue: asyncio.Queue[ModelChanges] = asyncio.Queue()
+        queue.put_nowait(self._everything())
+        self._readers.add(queue)
+        try:
+            yield queue
+        finally:
+            self._readers.discard(queue)
+
+    # --- the launcher --------------------------------------------------------------------------------------
+
+    async def _want(self, name: str, keep_alive_s: float | None, waiting: Waiting) -> tuple[int | None, str]:
+        """The number to free the model by, and its name. Without a launcher a loaded model has no number."""
+        asking = asyncio.ensure_future(
+            self.launcher.want(name, timeout_s=self._wait_s, keep_alive_s=keep_alive_s)
+        )
+        try:
+            while not asking.done():
+                await asyncio.wait((asking,), timeout=LOOK_S)
+                if asking.done():
+                    break
+                known = self._names.get(name)
+                if not self.launcher.is_heard and known and self._is_ready(known):
+                    return None, known
+                await waiting()
+            call, granted = asking.result()
+            return call, granted.model
+        except UnknownModel as error:
+            raise ApiError(404, error.message, param="model", code="model_not_found") from None
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+
+    def _is_ready(self, name: str) -> bool:
+        return name in self._following and self._following[name][0].ready
+
+    @property
+    def _names(self) -> Mapping[str, str]:
+        names = {alias: name for name, entry in self.entries.items() for alias in entry.aliases}
+        return names | {name: name for name in self.entries}
+
+    def _take(self, changes: ModelChanges) -> None:
+        if changes.epoch != self._epoch:
+            # The first word of another launcher is its whole list.
+            self._epoch = changes.epoch
+            self.entries.clear()
+        for name in changes.gone:
+            self.entries.pop(name, None)
+        for entry in changes.models:
+            self.entries[entry.name] = entry
+            if entry.state == "ready":
+                self._follow(entry.name)
+        self._pool.learn(self._names)
+        for name in list(self._following):
+            now = self.entries.get(name)
+            if now is None or now.state in ("unloaded", "failed"):
+                self._forget(name)
+        for queue in self._readers:
+            if queue.qsize() < CHANGES_MAX:
+                queue.put_nowait(changes)
+            else:
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(self._everything())
+
+    def _everything(self) -> ModelChanges:
+        return ModelChanges(0, self._epoch or bytes(8), list(self.entries.values()))
+
+    # --- the workers ---------------------------------------------------------------------------------------
+
+    def _follow(self, name: str) -> PooledWorker:
+        known = self._following.get(name)
+        if known is not None:
+            return known[0]
+        entry = self.entries.get(name)
+        if entry is None:
+            # The grant came before the list.
+            raise no_worker(name)
+        worker = PooledWorker(entry.address, self._connect, self._probe_ms)
+        self._following[name] = worker, asyncio.create_task(worker.run())
+        self._pool.workers.append(worker)
+        return worker
+
+    def _forget(self, name: str) -> None:
+        worker, task = self._following[name]
+        if worker.running:
+            # Its streams have not ended for the client: they wait for a worker at its address.
+            return
+        del self._following[name]
+        self._pool.workers.remove(worker)
+        task.cancel()
+
+
+async def wait_for_list(launched: LaunchedModels, wait_s: float) -> None:
+    """Wait a while for the first list of models."""
+    until_s = asyncio.get_running_loop().time() + wait_s
+    while not launched.entries and asyncio.get_running_loop().time() < until_s:
+        await asyncio.sleep(0.02)
+
+
+def keep_alive_of(document: dict[str, object]) -> float | None:
+    """Take `keep_alive` (Ollama: seconds, or text such as `5m`) or `ttl` (LM Studio: seconds) from a body, in seconds.
+
+    -1 is for ever. Raises a 400 for anything else.
+    """
+    return keep_alive_seconds(document.pop("ttl", None), document.pop("keep_alive", None))
+
+
+def keep_alive_seconds(ttl: object, keep_alive: object) -> float | None:
+    """Seconds of the two values, as `keep_alive_of` takes them from a body."""
+    if keep_alive is not None:
+        return _seconds("keep_alive", keep_alive)
+    return None if ttl is None else _seconds("ttl", ttl)
+
+
+def of_one_model(scope: Scope) -> Scope:
+    """The scope of the path below `/only/NAME`; of NAME a slash is written `--`."""
+    name, _, rest = scope["path"].removeprefix(ONLY_PATH).partition("/")
+    return {**scope, "path": f"/{rest}", ONLY_KEY: name}
+
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, str):
+        text = value.strip()
+        unit = next((unit for unit in _UNITS_S if text.endswith(unit)), "")
+        number = text.removesuffix(unit)
+        factor = _UNITS_S.get(unit, 1.0)
+    else:
+        number, factor = str(value) if isinstance(value, (int, float)) else "", 1.0
+    try:
+        seconds = float(number) * factor
+    except ValueError:
+        seconds = math.nan
+    if isinstance(value, bool) or not math.isfinite(seconds) or seconds > 1e9:
+        raise bad_field(name, "seconds, or text such as 5m; 0 unloads, -1 keeps for ever")
+    return -1.0 if seconds < 0 else seconds

@@ -1,0 +1,107 @@
+"""The first words of programs to a person at a terminal: what runs, and what to do next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import Terminal
+from zmqengine.testing import FakeWorker
+
+COMMAND = [sys.executable, "-m", "zmqengine.cli.main"]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def ended(terminal: Terminal) -> None:
+    """End it."""
+    terminal.process.send_signal(signal.SIGTERM)
+    terminal.process.wait(60)
+
+
+def test_a_worker_says_what_to_do_next(short_directory: str) -> None:
+    """With its name where that is not the default; details are for those who ask for them."""
+    for name, words in (("default", "try `zmqengine chat`"), ("other", "zmqengine chat --worker other")):
+        terminal = Terminal(
+            [*COMMAND, "worker", "--name", name, "--engine", "fake:{}"], {"ZMQENGINE_DIR": short_directory}
+        )
+        try:
+            terminal.wait_for(words)
+            assert "info ready model=fake" in terminal.shown
+            assert "batching=" not in terminal.shown
+            assert "fraction=None" not in terminal.shown
+        finally:
+            ended(terminal)
+
+
+def test_a_front_end_logs_text_on_a_terminal_and_names_its_page() -> None:
+    """Elsewhere it logs JSON."""
+    port = str(free_port())
+    terminal = Terminal([*COMMAND, "http", "--port", port], {})
+    try:
+        terminal.wait_for(f"a browser may open http://127.0.0.1:{port}")
+        assert "info listening" in terminal.shown
+        assert "{" not in terminal.shown.split("listening")[0]
+    finally:
+        ended(terminal)
+    with subprocess.Popen([*COMMAND, "http", "--port", port], stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr
+        assert program.stderr.readline().startswith('{"time"')
+        program.terminate()
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_person_without_a_worker_hears_of_it_at_once(short_directory: str, stale: bool) -> None:
+    """While the client waits for one to start; also where a dead worker left its socket."""
+    if stale:
+        folder = Path(short_directory) / "mine"
+        folder.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(folder / "ctl"))
+    terminal = Terminal([*COMMAND, "generate", "-w", "mine", "Once"], {"ZMQENGINE_DIR": short_directory})
+    try:
+        end = terminal.wait_for("`zmqengine worker --name mine` starts it")
+        # The client's own patience is ten seconds: it has not ended.
+        assert terminal.process.poll() is None
+        assert "Traceback" not in terminal.shown[:end]
+    finally:
+        ended(terminal)
+
+
+def test_a_person_with_a_worker_hears_nothing_of_the_kind() -> None:
+    """It is there."""
+    with FakeWorker(process=True) as worker:
+        terminal = Terminal([*COMMAND, "generate", "-w", worker.address, "-n", "3", "Once"], {})
+        assert terminal.process.wait(60) == 0
+        assert "no worker" not in terminal.shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "--max-tokens", "-1", "x"], "--max-tokens must be at least 1"),
+        (["http", "--api-key", "secret"], "--api-key must have at least 8 characters"),
+        (["http", "--port", "70000"], "--port is 70000: it must be from 0 to 65535"),
+    ],
+)
+def test_an_option_out_of_bounds_is_named_with_its_bound(arguments: list[str], words: str) -> None:
+    """In words, not in those of the library that checks it."""
+    with FakeWorker(process=True) as worker:
+        ran = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "ZMQENGINE_ADDRESS": worker.address},
+        )  # fmt: skip
+    assert ran.returncode in (1, 2)
+    assert words in ran.stderr
+    assert "$" not in ran.stderr
+    assert ran.stderr.count("\n") == 1

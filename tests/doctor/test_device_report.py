@@ -1,0 +1,151 @@
+"""The report of a device: every group of checks in a process of its own, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from zmqengine.cli.main import zmqengine
+from zmqengine.doctor.device_report import GROUPS, write_report
+from zmqengine.doctor.finding import Finding
+from zmqengine.doctor.machine import Machine
+
+mx = pytest.importorskip("mlx.core")
+
+FINE = json.dumps({"check": "fine", "ok": True, "text": "as it should be | quite"})
+WRONG = json.dumps({"check": "wrong", "ok": False, "text": "off by 7"})
+FIGURE = json.dumps({"check": "figure", "ok": None, "text": "42"})
+
+
+def program(*lines: str, end: str = "") -> Sequence[str]:
+    said = "".join(f"print({line!r}, flush=True)\n" for line in lines)
+    return (sys.executable, "-c", f"import os, sys, time\n{said}{end}")
+
+
+def report(path: Path, end: str, *, timeout_s: float = 60.0) -> tuple[list[str], str]:
+    """A report whose groups are fine but for one; what failed, and the text."""
+
+    def command(group: str) -> Sequence[str]:
+        return program(FINE, WRONG, end=end) if group == "margins" else program(FINE, FIGURE)
+
+    found = [Finding("ok", "python", "Python"), Finding("fail", "macos", "macOS 13", "update it")]
+    failed = write_report(path, found, lambda title: None, command=command, timeout_s=timeout_s)
+    return failed, path.read_text()
+
+
+def test_a_report_has_every_group_and_ends_with_what_failed(tmp_path: Path) -> None:
+    """Findings of the machine too; figures without a bound are neither."""
+    failed, text = report(tmp_path / "r.md", "")
+    assert failed == ["macOS 13: update it", "margins: wrong: off by 7"]
+    assert all(f"## {title}" in text for title in GROUPS.values())
+    assert text.count("| ok | fine | as it should be \\| quite |") == len(GROUPS)
+    assert text.count("| - | figure | 42 |") == len(GROUPS) - 1
+    assert text.endswith("## Failed\n\n- macOS 13: update it\n- margins: wrong: off by 7\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("sys.stderr.write('[METAL] Command buffer execution failed\\n'); sys.exit(1)", "ended with code 1"),
+        ("os.kill(os.getpid(), 9)", "ended with code -9"),
+        ("raise RuntimeError('[METAL] Command buffer execution failed')", "ended with code 1"),
+    ],
+)
+def test_a_group_that_dies_is_a_finding_and_the_others_run(tmp_path: Path, end: str, told: str) -> None:
+    """With the last lines of its log."""
+    failed, text = report(tmp_path / "r.md", end)
+    assert len(failed) == 3
+    assert told in failed[-1]
+    assert "| ok | fine" in text.split("## Sleep and pauses")[1]
+    assert ("Command buffer execution failed" in text) == ("METAL" in end)
+
+
+def test_a_group_that_hangs_is_ended(tmp_path: Path) -> None:
+    """A GPU may hang for good."""
+    failed, text = report(tmp_path / "r.md", "time.sleep(600)", timeout_s=3.0)
+    assert "margins was ended after" in failed[-1]
+    assert "| fail | wrong | off by 7 |" in text
+
+
+def test_each_result_is_in_the_file_before_the_next_check(tmp_path: Path) -> None:
+    """A kernel panic leaves what was found before it."""
+    path = tmp_path / "r.md"
+    peek = f"sys.exit(0 if '| fail | wrong' in open({str(path)!r}).read() else 5)"
+    wait = f"\nwhile 'wrong' not in open({str(path)!r}).read(): time.sleep(0.01)\n"
+    failed, _ = report(path, wait + peek)
+    assert len(failed) == 2
+
+
+def test_the_command_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code 1 if a check failed; a path that cannot be written is a finding."""
+    monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path / "d"))
+    monkeypatch.setattr("zmqengine.cli.commands.doctor.look_at_machine", lambda: Machine([], 8 << 30))
+    fine = partial(write_report, command=lambda group: program(FINE))
+    monkeypatch.setattr("zmqengine.cli.commands.doctor.write_report", fine)
+    monkeypatch.chdir(tmp_path)
+
+    def doctor(*arguments: str) -> tuple[int, str]:
+        ended = CliRunner().invoke(zmqengine, ["doctor", *arguments], standalone_mode=False)
+        assert ended.exception is None, ended.exception
+        return int(ended.return_value), ended.output
+
+    code, output = doctor("--metal-report")
+    assert code == 0
+    assert "the report is in zmqengine-report.md" in output
+    assert "Nothing failed." in (tmp_path / "zmqengine-report.md").read_text()
+    code, output = doctor("--metal-report", str(tmp_path / "none" / "r.md"))
+    assert code == 1
+    assert "cannot write" in output
+
+
+def test_an_operation_that_differs_from_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one shape of one type; and one that raises."""
+    from zmqengine.bench.device import operations
+    from zmqengine.engine.kv import PlainKernels
+
+    real, calls = mx.fast.rms_norm, []
+
+    def wrong(array, weight, eps):
+        calls.append(array.dtype)
+        return real(array, weight, eps) * (1.5 if len(calls) == 3 else 1)
+
+    monkeypatch.setattr(mx.fast, "rms_norm", wrong)
+    norms = operations._all("norms", operations._norms())
+    assert norms.ok is False
+    assert norms.text.count("off by 0.5") == 2  # as the worst of all, and by name
+    monkeypatch.setattr(PlainKernels, "take_columns", lambda *_: mx.array([1]) + "no")
+    gathers = operations._all("gathers", operations._gathers(), exact=True)
+    assert gathers.ok is False
+    assert "Error" in gathers.text
+
+
+def test_a_row_with_other_tokens_than_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a model that raises is a finding of its own; the others are checked."""
+    from zmqengine.bench.device import architectures
+    from zmqengine.bench.models.small_models import ARCHITECTURES
+
+    few = {name: ARCHITECTURES[name] for name in ("llama", "mamba")}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {**few, "broken": {"model_type": "no such model"}})
+    assert [(each.check, each.ok) for each in architectures.check()] == [
+        ("llama", True), ("mamba", True), ("broken", False),
+    ]  # fmt: skip
+    monkeypatch.setattr(architectures, "_alone", lambda model, prompt: [1] * 8)
+    (llama, *_) = architectures.check()
+    assert llama.ok is False
+    assert "other tokens than alone" in llama.text
+
+
+@pytest.mark.slow
+def test_the_report_of_this_machine_is_whole(tmp_path: Path) -> None:
+    """End to end, on whatever device computes here."""
+    failed = write_report(tmp_path / "r.md", [], lambda title: None)
+    text = (tmp_path / "r.md").read_text()
+    assert failed == []
+    assert text.count("the same tokens, twice") == 21
+    assert "mlx-lm" in text.split("## Speed against mlx-lm")[1]

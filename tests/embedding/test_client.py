@@ -1,0 +1,213 @@
+"""`embed` and `rerank` of both halves of the client, on real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.embedding.checkpoints import case, write
+from tests.support.workers import WorkerProcess
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_vectors import fake_vector
+from zmqengine.testing import FakeWorker
+from zmqengine_client import AsyncClient, Client
+from zmqengine_client.errors import BadRequest, ContextExceeded, DeadlineExceeded
+from zmqengine_client.text.reranking import probability, question
+
+WIDTH = 24
+CONFIG = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=64)
+
+
+def texts(count: int) -> list[list[int]]:
+    """Token ids of different texts."""
+    return [[1 + index % 900, *range(2, 2 + index % 7)] for index in range(count)]
+
+
+def expect_own(vectors: np.ndarray, given: list[list[int]]) -> None:
+    """Each text has its own vector."""
+    assert vectors.dtype == np.float32
+    np.testing.assert_array_equal(vectors, np.stack([fake_vector(text, WIDTH) for text in given]))
+
+
+def test_many_texts_go_in_several_messages_and_come_back_in_order() -> None:
+    """With progress, and of a worker that takes 256 at once."""
+    seen: list[tuple[int, int]] = []
+    given = texts(1500)
+    with FakeWorker(CONFIG) as worker, Client(worker.address) as client:
+        expect_own(client.embed(given, on_progress=lambda done, total: seen.append((done, total))), given)
+        numbers = client.status().numbers
+    assert numbers["vectors"] == 1500
+    assert seen[-1] == (1500, 1500)
+    assert len(seen) >= 1500 / 256
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_the_asynchronous_half_does_the_same() -> None:
+    """Several calls at once, each with its own texts."""
+
+    async def run() -> None:
+        async with AsyncClient(worker.address) as client:
+            given = [texts(300), texts(5), texts(70)]
+            made = await asyncio.gather(*(client.embed(each) for each in given))
+            for vectors, each in zip(made, given, strict=True):
+                expect_own(vectors, each)
+            assert (await client.embed([])).shape == (0, WIDTH)
+            assert (await client.embed(given[1], dimensions=3)).shape == (5, 3)
+
+    with FakeWorker(CONFIG) as worker:
+        asyncio.run(run())
+
+
+def test_text_is_tokenized_with_the_models_tokenizer() -> None:
+    """A list may hold texts and token ids; a mixture keeps its order."""
+    with FakeWorker(CONFIG) as worker, Client(worker.address) as client:
+        ids = client.tokenizer().encode("abc")
+        expect_own(client.embed(["abc", [7, 8], "abc"]), [ids, [7, 8], ids])
+        with pytest.raises(BadRequest, match="no prompt 'query'; it has none"):
+            client.embed(["a"], prompt="query")
+
+
+def test_a_worker_that_is_killed_costs_no_vector() -> None:
+    """Vectors that came are not computed again; the rest goes to the worker that comes back."""
+    given = texts(1000)
+    with (
+        WorkerProcess(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=64, step_ms=5)) as worker,
+        Client(worker.address) as client,
+    ):
+        done: list[int] = []
+
+        def kill_once(count: int, _: int) -> None:
+            done.append(count)
+            if len(done) == 1:
+                worker.kill_engine()
+
+        expect_own(client.embed(given, on_progress=kill_once), given)
+        assert client.counters.worker_restarts == 1
+
+
+def test_lost_frames_cost_no_vector() -> None:
+    """A gap shows, and resume fills it."""
+    given = texts(600)
+    with FakeWorker(CONFIG, fault_drop_frames=0.3) as worker, Client(worker.address) as client:
+        expect_own(client.embed(given), given)
+        assert client.counters.frames_lost > 0
+
+
+def test_a_task_that_is_cancelled_aborts_its_texts() -> None:
+    """The worker stops: nobody wants them."""
+
+    async def run() -> None:
+        async with AsyncClient(worker.address) as client:
+            task = asyncio.create_task(client.embed(texts(5000)))
+            while not (await client.status()).numbers["running"]:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while (await client.status()).numbers["running"]:
+                await asyncio.sleep(0.01)
+            assert (await client.status()).numbers["vectors"] < 2000
+
+    with FakeWorker(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8, step_ms=5)) as worker:
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_queue_that_is_full_is_waited_for() -> None:
+    """A flood is batch work: it does not fail because another front-end came first."""
+    given = texts(1200)
+    with (
+        FakeWorker(FakeEngineConfig(dimensions=WIDTH, rows_max=1, step_ms=2), queue_max=3) as worker,
+        Client(worker.address) as one,
+    ):
+        expect_own(one.embed(given), given)
+        assert one.metrics().count("rejected") > 0
+
+
+def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
+    """Never in silence; cut before the special tokens of the end."""
+    with (
+        FakeWorker(FakeEngineConfig(dimensions=WIDTH, context_tokens=20)) as worker,
+        Client(worker.address) as client,
+    ):
+        with pytest.raises(ContextExceeded, match="text 1 has 21 tokens, over the 20"):
+            client.embed([[5], [5] * 21])
+        expect_own(client.embed([[5], [5] * 21], truncate=True), [[5], [5] * 20])
+
+
+def test_a_deadline_and_wrong_options_are_errors() -> None:
+    """Of the first message that meets them."""
+    with (
+        FakeWorker(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=4, step_ms=20)) as worker,
+        Client(worker.address) as client,
+    ):
+        with pytest.raises(DeadlineExceeded):
+            client.embed(texts(200), deadline_ms=50)
+        with pytest.raises(BadRequest, match="dimensions"):
+            client.embed(texts(2), dimensions=0)
+        with pytest.raises(BadRequest, match="dimensions: 25 are more than the 24"):
+            client.embed(texts(2), dimensions=25)
+        with pytest.raises(BadRequest, match="makes no scores: it is no reranker"):
+            client.rerank("a", ["b"])
+
+
+def test_a_model_without_vectors_says_so() -> None:
+    """Before anything is sent."""
+    with (
+        FakeWorker(FakeEngineConfig(name="chatty")) as worker,
+        Client(worker.address) as client,
+        pytest.raises(BadRequest, match="the model chatty makes no embeddings"),
+    ):
+        client.embed(["a"])
+
+
+def test_rerank_puts_documents_in_order_by_the_scores_of_a_head() -> None:
+    """The query goes with each document as a pair of the tokenizer."""
+    with FakeWorker(FakeEngineConfig(labels=1, generates=False)) as worker, Client(worker.address) as client:
+        documents = [f"document {number}" for number in range(40)]
+        ranked = client.rerank("a query", documents)
+        pairs = client.tokenizer().encode_pairs("a query", documents)
+    expected = [
+        probability(fake_vector(ids, 1, second=second, is_score=True).tolist()) for ids, second in pairs
+    ]
+    assert [each.index for each in ranked] == sorted(range(40), key=lambda index: -expected[index])
+    for each in ranked:
+        assert each.score == pytest.approx(expected[each.index], abs=1e-6)
+
+
+def test_a_model_that_is_asked_scores_by_its_two_answers(tmp_path: Path) -> None:
+    """The score is the softmax of yes and no alone, as in Qwen3-Reranker's model card."""
+    directory = tmp_path / "tiny-Qwen3-Reranker"
+    directory.mkdir()
+    given = case("qwen3-last")
+    given["pooling"] = None
+    write(directory, given)
+    words = ["yes", "no", "the", "cat", "sat", "dog", "what"]
+    vocabulary = {word: index for index, word in enumerate(words)} | {
+        f"w{index}": index for index in range(len(words), 90)
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w89"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    documents = ["the cat sat", "the dog", "cat dog cat"]
+    with (
+        WorkerProcess(None, model=str(directory), supervise=False) as worker,
+        Client(worker.address) as client,
+    ):
+        ranked = {each.index: each.score for each in client.rerank("what cat", documents)}
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(directory)
+    for index, document in enumerate(documents):
+        ids = [id_ for part in question("what cat", document, None) for id_ in tokenizer.encode(part).ids]
+        logits = model(mx.array([ids]))[0, -1]
+        wanted = mx.softmax(logits[:2])[0].item()
+        assert ranked[index] == pytest.approx(wanted, abs=1e-4)

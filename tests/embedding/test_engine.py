@@ -1,0 +1,214 @@
+"""The engine of texts: turns, bounded steps, rows that leave, checkpoints that cannot be served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.embedding.checkpoints import case, engine_of, run, write
+from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.engine.embedding.batches import TextPlace, choose, cut
+from zmqengine.engine.embedding.engine import STEP_SHARE, EmbeddingEngine
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.interface import ModelInfo, RowRequest, TextsRequest
+from zmqengine.errors import ModelLoadError
+
+INFO = ModelInfo("counted", 1000, 512, frozenset(), 0, generates=False, dimensions=2)
+
+
+class Clock:
+    """Seconds that parts of jobs and steps take, told by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class CountedJob:
+    """A batch of three parts, each of a time in proportion to its tokens."""
+
+    def __init__(self, model: CountedModel, texts: Sequence[Sequence[int]]) -> None:
+        self._model = model
+        self._texts = texts
+        self._parts = 0
+
+    def step(self, tokens_max: int) -> int:
+        tokens = sum(map(len, self._texts))
+        self._parts += 1
+        self._model.clock.now_s += tokens * self._model.token_s
+        self._model.batches += [len(self._texts)] * (self._parts == 3)
+        return tokens
+
+    def result(self) -> np.ndarray | None:
+        if self._parts < 3:
+            return None
+        return np.array([[len(text), text[0]] for text in self._texts], np.float32)
+
+
+class CountedModel:
+    """A model of texts with known times."""
+
+    def __init__(self, clock: Clock, token_s: float) -> None:
+        self.clock, self.token_s = clock, token_s
+        self.width, self.tokens_max, self.workspace_bytes = 2, 64, 0
+        self.batches: list[int] = []
+
+    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> CountedJob:
+        return CountedJob(self, texts)
+
+
+def lengths(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return iter(enumerate(counts))
+
+
+def test_every_row_has_its_turn_in_a_window() -> None:
+    """A query of one text does not wait for the 256 texts of another row."""
+    chosen = choose([(1, lengths([4] * 256)), (2, lengths([9]))], 16)
+    assert (2, 0, 9) in [place for batch in chosen for place in batch]
+    assert sum(place.tokens for batch in chosen for place in batch) <= 4 * 16 + 9
+    assert all(sum(place.tokens for place in batch) <= 16 for batch in chosen)
+
+
+def test_a_text_over_the_bound_is_a_batch_alone() -> None:
+    """It has to be computed some time."""
+    places = [TextPlace(1, 0, 3), TextPlace(1, 1, 100), TextPlace(1, 2, 4)]
+    assert [[place.tokens for place in batch] for batch in cut(places, 16)] == [[3], [100], [4]]
+
+
+def test_vectors_come_in_the_order_of_the_texts() -> None:
+    """Though batches are sorted by length."""
+    clock = Clock()
+    engine = EmbeddingEngine(CountedModel(clock, 1e-6), INFO, clock=clock)
+    texts = [[index, *[1] * (index * 7 % 30)] for index in range(1, 60)]
+    made, failures = run(engine, [TextsRequest(0, texts), TextsRequest(1, texts[::-1])])
+    assert failures == []
+    assert made[0].tolist() == [[len(text), text[0]] for text in texts]
+    assert made[1].tolist() == made[0][::-1].tolist()
+
+
+def test_texts_take_a_share_of_the_time_of_rows_that_generate() -> None:
+    """So that the streams' next token comes within 1.5 times the time, whatever waits."""
+    clock = Clock()
+
+    class Timed(FakeEngine):
+        def next(self):
+            clock.now_s += 0.010
+            return super().next()
+
+    engine = EmbeddingEngine(CountedModel(clock, 2e-5), INFO, Timed(FakeEngineConfig()), clock=clock)
+    engine.insert([RowRequest(row=0, prompt=[5], max_tokens=400)])
+    engine.embed([TextsRequest(1, [[1] * 20] * 2000)])
+    steps = []
+    for _ in range(200):
+        before_s = clock.now_s
+        engine.next()
+        steps.append(clock.now_s - before_s)
+    assert max(steps[20:]) <= 0.010 * (1 + STEP_SHARE) + 1e-9
+    assert engine.stats().prompt_tokens > 1000
+
+
+def test_a_row_that_leaves_takes_its_texts_along() -> None:
+    """Those of a batch under way are computed and dropped; the other rows get theirs."""
+    clock = Clock()
+    model = CountedModel(clock, 1.0)
+    engine = EmbeddingEngine(model, INFO, clock=clock)
+    engine.embed([TextsRequest(1, [[1] * 9] * 50), TextsRequest(2, [[2] * 9] * 3)])
+    engine.next()
+    engine.remove([1])
+    made, _ = run(engine, [TextsRequest(3, [[3] * 9] * 2)])
+    assert len(made[3]) == 2
+    assert engine.stats().rows_prefilling <= 1
+    assert sum(model.batches) < 50
+
+
+def test_numbers_that_are_not_finite_end_their_row_alone(tmp_path: Path) -> None:
+    """A checkpoint with a broken array gives an error and no NaN."""
+    given = case("bert-mean")
+    engine = engine_of(write(tmp_path, given))
+    encoder = engine._model._encoder  # type: ignore[attr-defined]
+    encoder.word.weight[7] = float("nan")
+    made, failures = run(engine, [TextsRequest(0, [[7, 8]]), TextsRequest(1, [[8, 9]])])
+    assert [failure.row for failure in failures] == [0]
+    assert "not finite" in failures[0].message
+    assert np.isfinite(made[1]).all()
+
+
+def rewritten(directory: Path, file: str, **fields: object) -> Path:
+    path = directory / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return directory
+
+
+def test_a_checkpoint_says_how_long_a_text_may_be(tmp_path: Path) -> None:
+    """The table of positions bounds it, and sentence-transformers' own limit."""
+    directory = write(tmp_path, case("xlm-roberta-cls"))
+    assert engine_of(directory).info.context_tokens == 128
+    (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    assert engine_of(directory).info.context_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "told"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "the pooling weightedmean is none of"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "max"]}, "the pooling cls, max is none of"),
+        ("config.json", {"hidden_act": "mish"}, "the activation 'mish' is none of"),
+        ("config.json", {"intermediate_size": 64}, "are not those of its config.json"),
+        ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, file: str, fields: dict[str, object], told: str
+) -> None:
+    """With what is wrong with it, when the worker starts."""
+    directory = rewritten(write(tmp_path, case("bert-mean")), file, **fields)
+    with pytest.raises(ModelLoadError, match=told):
+        engine_of(directory)
+
+
+@pytest.mark.parametrize("field", [{"use_bidirectional_attention": True}, {"is_causal": False}])
+def test_a_decoder_that_attends_in_both_directions_is_refused(tmp_path: Path, field: dict[str, bool]) -> None:
+    """EmbeddingGemma is one: with causal attention it would make other vectors without an error."""
+    directory = rewritten(write(tmp_path, case("qwen3-last")), "config.json", **field)
+    with pytest.raises(ModelLoadError, match="attends in both directions"):
+        engine_of(directory)
+
+
+def test_an_embedder_without_the_names_of_a_language_model_is_read(tmp_path: Path) -> None:
+    """Qwen3-Embedding is published as its layers alone; its vectors are the same."""
+    given = case("qwen3-last")
+    directory = write(tmp_path, given)
+    arrays = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    bare = {name.removeprefix("model."): array for name, array in arrays.items()}
+    assert bare.keys() != arrays.keys()
+    mx.save_safetensors(str(directory / "model.safetensors"), bare)
+    made, _ = run(engine_of(directory), [TextsRequest(0, given["texts"])])
+    np.testing.assert_allclose(made[0], given["vectors"], atol=1e-5)
+
+
+def test_older_checkpoints_name_their_pooling_by_flags(tmp_path: Path) -> None:
+    """As all of those that were published before 2026 do."""
+    directory = write(tmp_path, case("bert-mean"))
+    flags = {
+        "pooling_mode_cls_token": True,
+        "pooling_mode_mean_tokens": False,
+        "word_embedding_dimension": 32,
+    }
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(flags))
+    assert read_recipe(directory).pooling == "cls"
+
+
+def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    """A late-interaction model has no vector for a text."""
+    directory = write(tmp_path, case("bert-mean"))
+    (directory / "modules.json").write_text('[{"path": "", "type": "pylate.models.ColBERT"}]')
+    with pytest.raises(ModelLoadError, match="'ColBERT'"):
+        read_recipe(directory)

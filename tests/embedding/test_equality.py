@@ -1,0 +1,131 @@
+"""Vectors equal those of transformers and torch, alone and among others, on a small checkpoint of each family."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.embedding import make_vectors
+from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
+from zmqengine.engine.interface import TextsRequest, VectorEngine
+
+COSINE_MIN = 1 - 1e-6
+SCORE_NEAR = 1e-5
+ORACLE = os.environ.get("ZMQENGINE_TRANSFORMERS", sys.executable)
+"""A Python with transformers and torch, if this one has none."""
+has_oracle = sys.executable != ORACLE or importlib.util.find_spec("torch") is not None
+
+
+def check(directory: Path, given: dict[str, Any]) -> None:
+    """All texts in one row, and each in a row of its own."""
+    engine = engine_of(write(directory, given))
+    texts, second, expected = given["texts"], given["second"], np.array(given["vectors"], np.float32)
+    output: Any = "score" if given["pooling"] is None else "embedding"
+    together, failures = run(engine, [TextsRequest(0, texts, second, output)])
+    assert failures == []
+    alone, _ = run(
+        engine,
+        [TextsRequest(1 + index, [text], [second[index]], output) for index, text in enumerate(texts[:6])],
+    )
+    near(together[0], expected, output)
+    near(np.concatenate([alone[row] for row in sorted(alone)]), expected[:6], output)
+    engine.close()
+
+
+def near(vectors: np.ndarray, expected: np.ndarray, output: str) -> None:
+    """Embeddings by their angle, scores by their difference."""
+    assert vectors.shape == expected.shape
+    if output == "score":
+        np.testing.assert_allclose(vectors, expected, atol=SCORE_NEAR, rtol=1e-4)
+    else:
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        assert (vectors * expected).sum(axis=1).min() >= COSINE_MIN
+
+
+def test_the_cases_are_those_of_the_script() -> None:
+    """None is left out."""
+    assert set(NAMES) == set(make_vectors.CASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Attention, positions, windows, pooling and heads: a mistake in any of them turns a vector."""
+    check(tmp_path, case(name))
+
+
+@pytest.mark.skipif(not has_oracle, reason="no transformers and torch; ZMQENGINE_TRANSFORMERS names a Python")
+def test_vectors_of_another_seed_are_those_of_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of arrays and texts that nobody has looked at."""
+    asked = subprocess.run(
+        [ORACLE, make_vectors.__file__, "--seed", "7"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    for name, given in json.loads(asked.stdout.splitlines()[-1]).items():
+        check(tmp_path_factory.mktemp(name), given)
+
+
+def test_texts_of_a_pair_are_told_apart(tmp_path: Path) -> None:
+    """A reranker of BERT's kind scores a pair otherwise than the same tokens as one text."""
+    given = case("bert-score")
+    engine = engine_of(write(tmp_path, given))
+    text = given["texts"][3]
+    scores, _ = run(engine, [TextsRequest(0, [text, text], [0, 21], "score")])
+    assert abs(scores[0][0, 0] - scores[0][1, 0]) > 1e-4
+
+
+def engine_and_texts(tmp_path: Path, name: str) -> tuple[VectorEngine, list[list[int]]]:
+    given = case(name)
+    return engine_of(write(tmp_path, given)), given["texts"]
+
+
+@pytest.mark.parametrize("name", ["bert-mean", "qwen3-last"])
+def test_dimensions_are_the_first_floats_made_of_length_one(name: str, tmp_path: Path) -> None:
+    """As Matryoshka embeddings are used; every row may ask for others."""
+    engine, texts = engine_and_texts(tmp_path, name)
+    made, _ = run(engine, [TextsRequest(0, texts), TextsRequest(1, texts, dimensions=5)])
+    cut = made[0][:, :5]
+    np.testing.assert_allclose(made[1], cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama-mean", "qwen3-last", "lfm2-mean"])
+def test_a_batch_of_a_decoder_in_chunks_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
+    """Caches carry attention and recurrent states from chunk to chunk."""
+    engine, texts = engine_and_texts(tmp_path, name)
+    model = engine._model  # type: ignore[attr-defined]
+    whole, parts = model.begin(texts, []), model.begin(texts, [])
+    while whole.result() is None:
+        whole.step(10_000)
+    steps = 0
+    while parts.result() is None:
+        assert parts.step(7 * len(texts)) <= 7 * len(texts)
+        steps += 1
+    assert steps == -(-max(map(len, texts)) // 7)
+    np.testing.assert_allclose(parts.result(), whole.result(), atol=1e-5)
+
+
+def test_a_long_text_is_attended_to_in_parts_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of all its tokens at once would take memory with the square of its length."""
+    from zmqengine.engine.embedding import packing
+
+    for name in ("modernbert-mean", "bert-mean"):
+        engine, texts = engine_and_texts(
+            tmp_path / name if (tmp_path / name).mkdir() is None else tmp_path, name
+        )
+        whole, _ = run(engine, [TextsRequest(0, texts)])
+        monkeypatch.setattr(packing, "SCORES_BYTES_MAX", 4096)
+        parts, _ = run(engine, [TextsRequest(0, texts)])
+        monkeypatch.undo()
+        np.testing.assert_allclose(parts[0], whole[0], atol=1e-6)

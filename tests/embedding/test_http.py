@@ -1,0 +1,279 @@
+"""The embedding and rerank endpoints, and the official clients that use them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import importlib.util
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.http.programs_of_others import results_of, wanted
+from tests.http.serving import Front, post, serving, wait_until
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_vectors import fake_vector
+from zmqengine.testing import FakeWorker
+from zmqengine_client.text.reranking import probability
+from zmqengine_http import HttpConfig
+
+WIDTH = 24
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """A front-end on three workers: one that embeds, one that ranks, one that does neither."""
+    configs = (
+        FakeEngineConfig(name="embedder", dimensions=WIDTH, context_tokens=64),
+        FakeEngineConfig(name="ranker", labels=1, generates=False),
+        FakeEngineConfig(name="chatty"),
+    )
+    with contextlib.ExitStack() as stack:
+        addresses = tuple(stack.enter_context(FakeWorker(config)).address for config in configs)
+        front = stack.enter_context(serving(HttpConfig(workers=addresses, probe_ms=200)))
+        wait_until(lambda: len(front.service.pool.models()) == 3, "all models are known")
+        yield front
+
+
+def embed(front: Front, given: object, **fields: object) -> Any:
+    """The response of /v1/embeddings, which is a 200."""
+    reply = post(front, "/v1/embeddings", {"model": "embedder", "input": given, **fields})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def vectors(document: Any) -> np.ndarray:
+    """The vectors of a response, in the order of their indices."""
+    assert [each["index"] for each in document["data"]] == list(range(len(document["data"])))
+    assert {each["object"] for each in document["data"]} == {"embedding"}
+    return np.array([each["embedding"] for each in document["data"]], np.float32)
+
+
+def ids_of(front: Front, text: str) -> list[int]:
+    return front.service.pool.model("embedder").tokenizer.encode(text)
+
+
+def test_every_form_of_input_gives_the_vector_of_its_tokens(front: Front) -> None:
+    """A text, texts, token ids, lists of token ids."""
+    ids = ids_of(front, "abc")
+    expected = fake_vector(ids, WIDTH)
+    for given in ("abc", ["abc"], ids, [ids]):
+        document = embed(front, given)
+        np.testing.assert_allclose(vectors(document), [expected], atol=1e-7)
+        assert document["object"] == "list"
+        assert document["model"] == "embedder"
+        assert document["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)}
+    assert vectors(embed(front, ["abc", "d", "abc"])).shape == (3, WIDTH)
+
+
+def test_base64_holds_the_same_floats(front: Front) -> None:
+    """Little-endian, as openai-python reads it by default."""
+    packed = embed(front, "abc", encoding_format="base64", user="u1")["data"][0]["embedding"]
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(packed), "<f4"), fake_vector(ids_of(front, "abc"), WIDTH)
+    )
+
+
+def test_dimensions_cut_and_scale(front: Front) -> None:
+    """More than the model has are refused with the number."""
+    short = vectors(embed(front, "abc", dimensions=5))[0]
+    whole = fake_vector(ids_of(front, "abc"), WIDTH)[:5]
+    np.testing.assert_allclose(short, whole / np.linalg.norm(whole), atol=1e-6)
+    reply = post(front, "/v1/embeddings", {"model": "embedder", "input": "a", "dimensions": 25})
+    assert reply.status == 400
+    assert reply.error["param"] == "dimensions"
+    assert "more than the 24" in reply.error["message"]
+
+
+def test_a_text_that_is_too_long_is_a_400_with_the_numbers(front: Front) -> None:
+    """And is cut where the client says so, in no other case."""
+    reply = post(front, "/v1/embeddings", {"model": "embedder", "input": ["a", "a" * 100]})
+    assert reply.status == 400
+    assert reply.error["code"] == "context_length_exceeded"
+    assert "text 1 has 100 tokens, over the 64" in reply.error["message"]
+    document = embed(front, ["a" * 100], truncate=True)
+    assert document["usage"]["prompt_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"input": ["a", 5]}, "input", "not a mixture"),
+        ({"input": []}, "input", "length >= 1"),
+        ({"input": [[]]}, "input[0]", "length >= 1"),
+        ({"input": [1000]}, "input", "outside the vocabulary"),
+        ({"encoding_format": "hex"}, "encoding_format", "invalid enum value"),
+        ({"dimensions": 0}, "dimensions", ">= 1"),
+        ({"pooling": "max"}, "pooling", "pooling"),
+        ({"normalized": False}, "normalized", "length 1"),
+        ({"prompt_name": "query"}, "prompt", "it has none"),
+        ({"model": "chatty"}, None, "the model chatty makes no embeddings"),
+        ({"model": "ranker"}, None, "the model ranker makes no embeddings: it makes scores"),
+        ({"model": "nobody"}, "model", "does not exist"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(
+    front: Front, fields: dict[str, object], param: str | None, told: str
+) -> None:
+    """With what to do instead."""
+    reply = post(front, "/v1/embeddings", {"model": "embedder", "input": "a", **fields})
+    assert reply.status in (400, 404), reply.body
+    assert told in reply.error["message"]
+    assert reply.error["param"] == param
+
+
+def test_generating_with_a_model_that_only_ranks_is_a_400(front: Front) -> None:
+    """And says what the model does."""
+    reply = post(front, "/v1/completions", {"model": "ranker", "prompt": "a"})
+    assert reply.status == 400
+    assert "the model ranker generates no text" in reply.error["message"]
+
+
+def scores(front: Front, query: str, documents: list[str]) -> list[float]:
+    """The probabilities that the fake ranker's logits mean."""
+    pairs = front.service.pool.model("ranker").tokenizer.encode_pairs(query, documents)
+    return [probability(fake_vector(ids, 1, second=at, is_score=True).tolist()) for ids, at in pairs]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_rerank_gives_the_best_documents_first(front: Front, path: str) -> None:
+    """In Jina's and Cohere's words; documents are texts or objects."""
+    documents = [f"document {number}" for number in range(20)]
+    expected = scores(front, "q", documents)
+    given: list[object] = [documents[0], *({"text": text} for text in documents[1:])]
+    body = {"model": "ranker", "query": "q", "documents": given, "top_n": 3, "return_documents": True}
+    reply = post(front, path, body)
+    assert reply.status == 200, reply.body
+    best = sorted(range(20), key=lambda index: -expected[index])[:3]
+    assert [result["index"] for result in reply.json["results"]] == best
+    for result in reply.json["results"]:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-6)
+        assert result["document"] == {"text": documents[result["index"]]}
+    assert reply.json["meta"]["api_version"]["version"] == ("2" if path.startswith("/v2") else "1")
+    assert reply.json["usage"]["total_tokens"] > 0
+
+
+def test_wrong_rerank_input_is_refused_by_name(front: Front) -> None:
+    """A model without scores says so."""
+    for fields, told in (
+        ({"documents": []}, "documents"),
+        ({"query": None}, "query"),
+        ({"top_n": 0}, "top_n"),
+        ({"rank_fields": ["a"]}, "rank_fields"),
+        ({"model": "embedder"}, "the model embedder makes no scores: it is no reranker"),
+    ):
+        reply = post(front, "/v1/rerank", {"model": "ranker", "query": "q", "documents": ["a"], **fields})
+        assert reply.status == 400
+        assert told in reply.error["message"]
+
+
+def test_ollamas_endpoints_give_vectors_in_its_words(front: Front) -> None:
+    """What is too long is cut, as Ollama's clients expect, unless they say otherwise."""
+    reply = post(front, "/api/embed", {"model": "embedder:latest", "input": ["abc", "a" * 100]})
+    assert reply.status == 200, reply.body
+    np.testing.assert_allclose(
+        reply.json["embeddings"][0], fake_vector(ids_of(front, "abc"), WIDTH), atol=1e-7
+    )
+    assert reply.json["prompt_eval_count"] == 64 + len(ids_of(front, "abc"))
+    refused = post(front, "/api/embed", {"model": "embedder", "input": "a" * 100, "truncate": False})
+    assert refused.status == 400
+    assert "over the 64" in refused.json["error"]
+    old = post(front, "/api/embeddings", {"model": "embedder", "prompt": "abc"})
+    assert old.json["embedding"] == reply.json["embeddings"][0]
+
+
+def test_a_client_that_leaves_stops_its_texts() -> None:
+    """The worker computes no vector for nobody."""
+    slow = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8, step_ms=10)
+    with FakeWorker(slow) as worker, serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front:
+
+        def numbers() -> Any:
+            client = front.service.pool.workers[0].client
+            return asyncio.run_coroutine_threadsafe(client.status(), front.loop).result(60).numbers
+
+        body = b'{"input": [' + b",".join([b'"some text"'] * 3000) + b"]}"
+        connection = socket.create_connection(("127.0.0.1", front.port))
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: numbers()["running"], "the texts run")
+        connection.close()
+        wait_until(lambda: not numbers()["running"] and not numbers()["queued"], "nothing runs")
+        assert numbers()["vectors"] < 3000
+
+
+def test_streams_go_on_beside_a_long_response(front: Front) -> None:
+    """Floats are written as text in a thread: the event loop answers others meanwhile."""
+    waits = []
+    with_many = {"model": "embedder", "input": ["some text"] * 4000}
+
+    async def look() -> None:
+        for _ in range(200):
+            started = time.monotonic()
+            await asyncio.sleep(0)
+            waits.append(time.monotonic() - started)
+            await asyncio.sleep(0.002)
+
+    looking = asyncio.run_coroutine_threadsafe(look(), front.loop)
+    assert len(post(front, "/v1/embeddings", with_many).json["data"]) == 4000
+    looking.result(60)
+    assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+# --- the clients of others -----------------------------------------------------------------------------------------
+
+
+def test_openai_python_reads_both_encodings(front: Front) -> None:
+    """Sync and async; base64 is what it asks for by itself."""
+    expected = fake_vector(ids_of(front, "abc"), WIDTH)
+    with openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as client:
+        by_default = client.embeddings.create(model="embedder", input=["abc", "d"])
+        as_floats = client.embeddings.create(model="embedder", input="abc", encoding_format="float")
+        short = client.embeddings.create(model="embedder", input="abc", dimensions=4)
+        with pytest.raises(openai.BadRequestError, match="over the 64"):
+            client.embeddings.create(model="embedder", input="a" * 100)
+    np.testing.assert_allclose(by_default.data[0].embedding, expected, atol=1e-7)
+    np.testing.assert_allclose(as_floats.data[0].embedding, expected, atol=1e-7)
+    assert len(short.data[0].embedding) == 4
+    type(by_default).model_validate(by_default.model_dump(), strict=True)
+
+    async def ask() -> list[float]:
+        async with openai.AsyncOpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as client:
+            return (await client.embeddings.create(model="embedder", input="abc")).data[0].embedding
+
+    np.testing.assert_allclose(asyncio.run(ask()), expected, atol=1e-7)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("langchain_openai") is None, reason="langchain-openai is not installed"
+)
+def test_langchain_embeds_documents_and_queries(front: Front) -> None:
+    """With texts; by default it sends the token ids of OpenAI's own tokenizer."""
+    from langchain_openai import OpenAIEmbeddings
+    from pydantic import SecretStr
+
+    client = OpenAIEmbeddings(
+        model="embedder",
+        base_url=front.url + "/v1",
+        api_key=SecretStr("none"),
+        check_embedding_ctx_length=False,
+    )
+    made = client.embed_documents(["abc", "d"])
+    np.testing.assert_allclose(made[0], fake_vector(ids_of(front, "abc"), WIDTH), atol=1e-7)
+    np.testing.assert_allclose(client.embed_query("abc"), made[0], atol=1e-7)
+
+
+@pytest.mark.slow
+@wanted
+@pytest.mark.parametrize("program", ["embedding_checks.py", "openai_node_embeddings.mjs"])
+def test_a_program_of_others_works(front: Front, program: str, tmp_path: Path) -> None:
+    """Cohere, litellm, llama-index, chromadb, qdrant and openai-node, in environments of their own."""
+    results = results_of(program, front.url, environment="embeddings", scratch=tmp_path)
+    assert len(results) >= 3
+    assert not {result["name"]: result["error"] for result in results if result["error"]}

@@ -1,0 +1,149 @@
+"""`CudaOps` drives its kernels as they are to be driven: with plain arithmetic in their place it computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.quantized import quantize
+
+from tests.engine.models.families import LLAMA_3_ROPE, MOE, YARN
+from tests.engine.models.test_decoder import Segment, steps
+from tests.support import cuda_kernels
+from tests.support.models import LLAMA, SLIDING, build_model
+from zmqengine.engine import kv
+from zmqengine.engine.cuda.cuda_ops import PACKED_ROWS_MAX, CudaOps
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.models.weights import read_weights
+
+pytestmark = pytest.mark.skipif(on_cuda(), reason="kernels are there")
+
+# In half precision these models, whose weights are large, make some percent of one rounding in another order. What is
+# driven wrongly is off by more, and in float32, where products are MLX's, by more than the last digits.
+TOLERANCES = {mx.float16: 0.1, mx.float32: 1e-4}
+WIDE: dict[str, Any] = {
+    **LLAMA, "hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 3,
+}  # fmt: skip
+BASE = {key: value for key, value in WIDE.items() if key != "model_type"}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": WIDE,
+    "llama3 rope": {**WIDE, "rope_scaling": LLAMA_3_ROPE},
+    "biases": {**WIDE, "attention_bias": True, "mlp_bias": True},
+    "head of its own": {**WIDE, "tie_word_embeddings": False},
+    "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 1},
+    "qwen3": {**BASE, "model_type": "qwen3"},
+    "experts": {**MOE, **BASE},
+    # Heads that the kernel does not rotate.
+    "yarn rope": {**BASE, "model_type": "qwen3", "rope_scaling": YARN},
+    "traditional rope": {**WIDE, "rope_traditional": True},
+    "small heads": {**WIDE, "head_dim": 32},
+    "sliding window": {**SLIDING, "hidden_size": 256, "head_dim": 64},
+}
+TEXTS = [list(range(5, 60)), [3, 1, 4, 1, 5], [9, 2, 6, *range(100, 140)], [7]]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels that are called."""
+    yield cuda_kernels.stand_in(monkeypatch)
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
+def alike(got: mx.array, wanted: mx.array, share: float = 1.0) -> bool:
+    """But for rounding, in at least this share of the tokens."""
+    one, other = (np.array(array.astype(mx.float32)).reshape(-1, array.shape[-1]) for array in (got, wanted))
+    errors = np.linalg.norm(one - other, axis=-1) / np.linalg.norm(other, axis=-1)
+    return bool(np.mean(errors <= TOLERANCES[wanted.dtype]) >= share)
+
+
+def opened(config: dict[str, Any], dtype: mx.Dtype, bits: int = 0) -> tuple[Any, Any]:
+    """The same model on MLX's operations and on `CudaOps`."""
+    model = build_model(config)
+    model.set_dtype(dtype)
+    if bits:
+        quantize(model, group_size=64, bits=bits)
+    weights = read_weights(model)
+    ops = CudaOps()
+    for linear in [weights.head, *(part for layer in weights.layers for part in (*layer.qkv, layer.out))]:
+        choose(ops, linear)
+    for layer in weights.layers:
+        for part in (*layer.mlp.gate_up, layer.mlp.down) if not hasattr(layer.mlp, "router") else ():
+            choose(ops, part)
+    return DecoderModel(weights, PlainOps(PACKED_ROWS_MAX)), DecoderModel(weights, ops)
+
+
+def choose(ops: CudaOps, linear: Any) -> None:
+    """The variant with the least of MLX in it for each number of rows."""
+    rows = [1, *ops.measured_rows(linear), 1 << 20]
+    ops.choose(linear, {count: list(ops.variants(linear, count))[-1] for count in rows})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.float32], ids=str)
+def test_every_kernel_is_given_what_it_takes(kernels: list[str], name: str, dtype: mx.Dtype) -> None:
+    """Prompts, steps and verify blocks; the second step of a batch is written in place."""
+    # MLX gathers experts in half precision on a GPU only, packed ones everywhere.
+    bits = 4 if name == "experts" and dtype == mx.float16 else 0
+    # A rounding may tip an expert, or where a token looks; what is driven wrongly is wrong for most of them.
+    share = 0.6 if dtype == mx.float16 else 1.0
+    plain, tuned = opened(CONFIGS[name], dtype, bits)
+    widths = [1, 1, 3, 1, 8, 1, 12, 1] if name != "sliding window" else [1, 1, 1]
+    wanted = steps(plain, widths, TEXTS)
+    assert not kernels
+    for got, expected in zip(steps(tuned, widths, TEXTS), wanted, strict=True):
+        assert alike(got, expected, share)
+    own = {"residual_norm"}
+    if dtype == mx.float16:
+        own |= {"quantised_product" if bits else "plain_product"}
+    if name not in ("yarn rope", "traditional rope", "small heads"):
+        own |= {"rotary_heads"} | ({"rotary_heads_into", "ragged_attention"} if len(widths) > 3 else set())
+        own |= {"window_attention"} if len(widths) > 3 and dtype == mx.float16 else set()
+    assert own <= set(kernels)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_weights_go_through_their_kernel(kernels: list[str], bits: int) -> None:
+    """Up to 64 rows; more are multiplied in full width."""
+    plain, tuned = opened(WIDE, mx.float16, bits)
+    texts = [list(range(1, 70)), [1, 2, 3]]
+    for got, expected in zip(steps(tuned, [1, 2], texts), steps(plain, [1, 2], texts), strict=True):
+        assert alike(got, expected)
+    assert kernels.count("quantised_product") > 10
+    ops = CudaOps()
+    linear = plain.weights.layers[0].out
+    assert [ops.unmeasured(linear, rows) for rows in (1, 2, 64, 65)] == [
+        "product",
+        "kernel",
+        "kernel",
+        "unpacked",
+    ]
+
+
+def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
+    """Each segment in decode is written in place, a prompt beside it is not; parts of products are cut by segment."""
+    plain, tuned = opened(WIDE, mx.float16)
+    found = []
+    for model in (plain, tuned):
+        alone = [kv.new_caches(model) for _ in range(4)]
+        for caches, text in zip(alone, TEXTS, strict=True):
+            mx.eval(kv.read_alone(model, caches, text))
+        batch = kv.KVBatch.merge(alone[:2], list(map(len, TEXTS[:2])))
+        for turn in range(3):
+            rows = mx.array([[8 + turn], [9 + turn]])
+            segments = [
+                Segment(rows, batch.begin_step(rows)),
+                Segment(kv.begin_alone(alone[2], list(range(50, 70 + turn))), alone[2]),
+                Segment(kv.begin_alone(alone[3], [4, 5, 6]), alone[3]),
+            ]
+            found.append(model.packed(segments))
+            batch.launch(found[-1], kv.arrays([*alone[2], *alone[3]]))
+    for one, other in zip(found[:3], found[3:], strict=True):
+        for got, expected in zip(other, one, strict=True):
+            assert alike(got, expected)
+    assert kernels.count("rotary_heads_into") == 2 * 3

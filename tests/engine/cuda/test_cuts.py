@@ -1,0 +1,17 @@
+"""Products on CUDA are cut into blocks that fit the shared memory of a device."""
+
+from __future__ import annotations
+
+from zmqengine.engine.cuda import plain_products
+
+OUTPUTS = (64, 896, 4096, 4352, 6144, 8448, 8512, 16_896, 28_672, 256_000)
+
+
+def test_every_cut_of_a_product_fits_the_shared_memory_of_a_device():
+    """Twice on an H200; compute capability 8.6 has the least since 8.0. There is room for the sums at the end."""
+    for rows in range(1, plain_products.FEW_ROWS_MAX + 1):
+        for outputs in OUTPUTS:
+            cut = plain_products.Cut.of(rows, outputs)
+            assert rows <= 8 * cut.tiles
+            assert 4 * plain_products._WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
+            assert cut.shared_bytes <= 99 << 10

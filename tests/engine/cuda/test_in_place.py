@@ -1,0 +1,197 @@
+"""Layers on `CudaOps` write into KV caches in place what other layers write by MLX."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import cuda_kernels
+from tests.support.drafts import Erring, speculator
+from tests.support.engines import Run, finish, make_engine, step
+from tests.support.in_place import IN_PLACE, model_on_kernels
+from tests.support.kv_kernels import MemoryKernels, device_kernels
+from tests.support.models import VOCAB_SIZE, build_model
+from zmqengine.engine import kv
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.kv import batch as kv_batch
+from zmqengine.engine.row import Row
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("plain", marks=pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")),
+        pytest.param("kernels", marks=pytest.mark.skipif(not on_cuda(), reason="no CUDA device")),
+    ]
+)
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels, and plain arithmetic in their place."""
+    if request.param == "plain":
+        cuda_kernels.stand_in(monkeypatch)
+        yield
+        cuda_kernels.forget()
+    else:
+        yield
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, kernels, moves, seed):
+    """Rows join, leave and go back, and are stepped by any width; only arrays that came out of a write are written to,
+    and what was taken of them before stays as it was."""
+    model, writes = model_in_place
+    wanted = build_model(IN_PLACE)
+    draw = random.Random(seed)
+    batches = [kv.KVBatch(), kv.KVBatch()]
+    taken: list[tuple[mx.array, np.ndarray]] = []
+    for _ in range(160):
+        kind = draw.random()
+        count = len(batches[0])
+        if not count or (kind < 0.2 and count < 5):
+            text = [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((3, 10, 20, 40, 40, 150)))]
+            for place, one in enumerate((model, wanted)):
+                alone = kv.new_caches(one)
+                kv.read_alone(one, alone, text)
+                batches[place].join(kv.KVBatch.merge([alone], [len(text)], kernels))
+        elif kind < 0.3:
+            places = sorted(draw.sample(range(count), draw.randrange(1, count + 1)))
+            places = batches[0].keep_rows(places)
+            assert sorted(batches[1].keep_rows(places)) == sorted(places)
+        elif kind < 0.4:
+            array = batches[0].extract(0)[1].keys
+            mx.eval(array)
+            taken.append((array, np.array(array)))
+        width = draw.choice((1, 1, 2, 5))
+        inputs = mx.array([[draw.randrange(VOCAB_SIZE) for _ in range(width)] for _ in batches[0].lengths])
+        logits = []
+        for one, batch in zip((model, wanted), batches, strict=True):
+            found = one(inputs, cache=batch.begin_step(inputs))
+            batch.launch(found)
+            logits.append(np.array(found))
+        assert np.abs(logits[0] - logits[1]).max() < 1e-3
+        assert batches[0].lengths == batches[1].lengths
+        if width > 1:
+            counts = [draw.randrange(width) for _ in batches[0].lengths]
+            for batch in batches:
+                batch.roll_back(counts)
+    assert all(np.array_equal(np.array(array), before) for array, before in taken)
+    assert len(taken) > 2
+    # A GPU's caches grow, and so are copied, more seldom.
+    assert min(writes.count(True), writes.count(False)) > (10 if on_cuda() else 30)
+    assert min(moves.count("within"), moves.count("into")) > 0
+
+
+@pytest.fixture
+def kernels() -> Any:
+    """Those that move rows on this device, and note it."""
+    if not on_cuda():
+        return MemoryKernels()
+    found: Any = device_kernels()
+    own, found.moves = found.move_rows, []
+
+    def noted(layers: Any, sources: Any, moves: Any) -> None:
+        found.moves.append("within" if layers is sources else "into")
+        own(layers, sources, moves)
+
+    found.move_rows = noted
+    return found
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[str]:
+    """Rows that took the place of others, or an empty one, each time; of few rows most may be empty."""
+    monkeypatch.setattr(kv_batch, "_EMPTY_ROWS_SHARE", 0.8)
+    return kernels.moves
+
+
+@pytest.fixture
+def model_in_place(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[bool]]:
+    """A model whose layers write in place where they may, and whether they did, each time."""
+    writes: list[bool] = []
+    own = kv.RaggedKVCache.can_write_here
+
+    def counted(self: Any, *given: Any) -> bool:
+        writes.append(own(self, *given))
+        return writes[-1]
+
+    monkeypatch.setattr(kv.RaggedKVCache, "can_write_here", counted)
+    return model_on_kernels(), writes
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("drafts", [None, "waiting"])
+def test_an_engine_makes_the_same_tokens(model_in_place, kernels, moves, drafts):
+    """Prompts that begin alike come and go, are parked and taken back, with windows of every width beside."""
+    model, writes = model_in_place
+    # Of this one no greedy choice is so close that rounding could tip it.
+    draw = random.Random(5)
+    shared = [draw.randrange(VOCAB_SIZE) for _ in range(150)]
+    rows = [
+        RowRequest(
+            row,
+            shared[: draw.choice((0, 70, 150))]
+            + [draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(1, 40))],
+            draw.randrange(10, 60),
+            sampling=Sampling(temperature=0.8 * (row % 2)),
+            seed=row,
+        )
+        for row in range(16)
+    ]
+    wanted = Run()
+    plain = make_engine(build_model(IN_PLACE))
+    plain.insert(rows)
+    finish(plain, wanted)
+    known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
+    writes.clear()
+    engine = make_engine(model, kernels=kernels, speculator=speculator(Erring(known)) if drafts else None)
+    run = Run()
+    for place, request in enumerate(rows):
+        assert engine.insert([request]) == []
+        for _ in range(draw.randrange(12)):
+            step(engine, run)
+        parked = draw.randrange(place + 1)
+        if place % 3 == 2 and run.tokens.get(parked) and not run.ended(parked):
+            engine.park(parked)
+            step(engine, run)
+            engine.insert([replace(rows[parked], emitted=run.ids(parked))])
+    finish(engine, run)
+    assert run.failures == []
+    assert {row.row: run.ids(row.row) for row in rows} == {row.row: wanted.ids(row.row) for row in rows}
+    assert writes.count(True) > len(writes) / 2
+    assert min(moves.count("within"), moves.count("into")) > 0
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_one_that_came_last_takes_the_place_of_one_that_leaves_at_once(model_in_place, kernels, moves):
+    """Before it has made a token: it is in the middle of the batch then, and those around it are under way."""
+    model, _ = model_in_place
+    penalties = Sampling(presence_penalty=1.0, frequency_penalty=0.5, logit_bias={7: 3.0})
+    rows = [
+        RowRequest(row, [row + 5] * (9 - row), 30, sampling=penalties if row != 2 else Sampling())
+        for row in range(5)
+    ]
+    alone = Run()
+    for row in rows:
+        engine = make_engine(build_model(IN_PLACE))
+        engine.insert([row])
+        finish(engine, alone)
+    engine, run = make_engine(model, kernels=kernels), Run()
+    assert engine.insert(rows[:4]) == []
+    for _ in range(6):
+        step(engine, run)
+    engine.remove([3])
+    step(engine, run)
+    assert engine.insert([rows[4]]) == []
+    while engine.stats().rows_decoding < 4:
+        step(engine, run)
+    assert not run.tokens.get(4)
+    engine.remove([0])
+    assert moves[-2:] == ["into", "within"]
+    finish(engine, run)
+    assert {row: run.ids(row) for row in (1, 2, 4)} == {row: alone.ids(row) for row in (1, 2, 4)}

@@ -1,0 +1,171 @@
+"""A model is opened on the decoder, tuned to the device, or left to mlx-lm where the decoder is not for it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models import llama
+
+from tests.engine.models.families import FAMILY, build_packed
+from tests.engine.models.test_decoder import alike, steps
+from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
+from zmqengine.engine.autotune.products import copies_bytes, name_of
+from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.cuda import cuda_ops
+from zmqengine.engine.load import open_model as opening
+from zmqengine.engine.load.open_model import open_model
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.ops import PlainOps
+
+ROWS = [1, 2, 4, 256]
+
+
+def opened(model: Any, remembered: Remembered | None = None, **options: Any) -> opening.OpenedModel:
+    ops = PlainOps()
+    return open_model(model, ops, ops, remembered, rows_max=4, seconds_max=30.0, **options)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "experts", "sliding window"])
+def test_the_family_runs_on_the_decoder(name: str) -> None:
+    """And tells so."""
+    found = opened(build_model(FAMILY[name]))
+    assert isinstance(found.model, DecoderModel)
+    assert found.facts == {"model_code": "ours"}
+
+
+def test_other_architectures_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    """With the reason, for people."""
+    model = build_model(MIXTURE)
+    with caplog.at_level(logging.INFO, "zmqengine.engine"):
+        found = opened(model)
+    assert found.model is model
+    assert found.facts == {"model_code": "mlx-lm's: mixtral is another architecture"}
+    assert "mlx-lm's own code runs this model" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_model_that_computes_something_else_is_left_to_mlx_lm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dtype: mx.Dtype
+) -> None:
+    """As after a release of mlx-lm that changes a formula and no weights: noticed, told, and served."""
+    own = vars(llama)["swiglu"]
+    factor = 1.05 if dtype == mx.float32 else 1.3
+    monkeypatch.setattr(llama, "swiglu", lambda gate, up: own(gate, up) * factor)
+    model = build_model(LLAMA)
+    model.set_dtype(dtype)
+    wanted = steps(model, [1, 2])
+    found = opened(model)
+    assert found.model is model
+    assert "are not those of mlx-lm" in caplog.text
+    assert all(map(mx.array_equal, steps(found.model, [1, 2]), wanted))
+
+
+def test_a_decoder_that_raises_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the reason, the model is served."""
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no such operation here")
+
+    monkeypatch.setattr(PlainOps, "turn", fail)
+    model = build_model(LLAMA)
+    assert opened(model).model is model
+    assert "the decoder does not work" in caplog.text
+
+
+class WrongOps(PlainOps):
+    """Forgets the norms, as a kernel that is wrong on a device might."""
+
+    def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Any) -> Any:
+        total = hidden + added
+        return total, total
+
+
+def test_kernels_that_compute_something_else_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """MLX's operations are taken instead."""
+    trusted = PlainOps()
+    found = open_model(build_model(LLAMA), WrongOps(), trusted)
+    assert found.model.ops is trusted
+    assert "kernels for this device compute something else" in caplog.text
+    assert "differ" in found.facts["model_code"]
+
+
+def test_every_kernel_for_a_number_of_rows_is_compared() -> None:
+    """Also one that was remembered: a step of three rows has 3, 6, 12 or 24 tokens, and a prompt more."""
+    found = opening._many_logits(DecoderModel(opened(build_model(LLAMA)).model.weights, PlainOps()))
+    shapes = [logits.shape for logits in found]
+    assert shapes == [(40, VOCAB_SIZE)] * len(opening._PROMPTS) + [(3, VOCAB_SIZE)] * 5
+    tokens = [*(3 * width for width in (1, *opening._WIDTHS)), *opening._PROMPTS]
+    for fewer, rows in itertools.pairwise((0, *cuda_ops.ROWS, 1 << 20)):
+        assert any(fewer < count <= rows for count in tokens), rows
+
+
+@pytest.mark.parametrize("name", ["4 bits by 64", "8 bits by 64"])
+def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path: Any) -> None:
+    """Logits stay within a rounding, and the next start measures nothing."""
+    remembered = Remembered("a device", "1.0", tmp_path)
+    model = build_packed({**LLAMA, "tie_word_embeddings": False}, name)
+    wanted = steps(model, [1, 3])
+    first = opened(model, remembered)
+    assert all(map(alike, steps(first.model, [1, 3]), wanted))
+    assert "256 rows: " in first.facts["products"]
+    linear = first.model.weights.layers[0].out
+    assert {name_of(linear, rows) for rows in ROWS} <= set(remembered.choices)
+    again = Remembered("a device", "1.0", tmp_path)
+    assert again.choices == remembered.choices
+    # No time for a measurement is needed.
+    ops = PlainOps()
+    known = open_model(
+        build_packed({**LLAMA, "tie_word_embeddings": False}, name), ops, ops, again, rows_max=4
+    )
+    assert known.facts == first.facts
+    assert Remembered("another device", "1.0", tmp_path).choices == {}
+
+
+def test_products_of_other_modes_are_not_measured(tmp_path: Any) -> None:
+    """MLX multiplies them in its own way."""
+    model = build_packed(LLAMA, "mxfp4")
+    wanted = steps(model, [1, 3])
+    found = opened(model, Remembered("a device", "1.0", tmp_path))
+    assert found.facts == {"model_code": "ours"}
+    assert all(map(alike, steps(found.model, [1, 3]), wanted))
+
+
+def test_copies_in_full_width_are_counted_and_bounded(tmp_path: Any) -> None:
+    """A copy is made only where there is memory for all layers of a shape, and its bytes are told."""
+    model = build_packed({**LLAMA, "tie_word_embeddings": False}, "4 bits by 64")
+    wanted = steps(model, [1, 3])
+    remembered = Remembered("a device", "1.0", tmp_path)
+    weights = opened(model).model.weights
+    linear = weights.layers[0].out
+    remembered.keep({name_of(linear, rows): "copy" for rows in ROWS})
+    size = 2 * linear.inputs * linear.outputs * linear.dtype.size
+    found = opened(model, remembered, copy_bytes_max=10 * size)
+    assert found.copies_bytes >= size
+    assert all(layer.out.transposed is not None for layer in found.model.weights.layers)
+    assert all(map(alike, steps(found.model, [1, 3]), wanted))
+    without = opened(model, Remembered("a device", "1.0", tmp_path), copy_bytes_max=size - 1)
+    assert without.model.weights.layers[0].out.transposed is None
+    assert copies_bytes(weights) == 0
+
+
+def test_steps_are_traced_where_it_is_asked_for() -> None:
+    """Before a row waits for it."""
+    calls = opened(build_model(LLAMA), traces=True).model._traces.calls
+    assert {(rows, 1) for rows in range(1, 5)} <= set(calls)
+
+
+def test_what_is_compared_is_compared_sharply() -> None:
+    """A factor next to one is another result in float32; another order of a sum is not."""
+    logits = np.random.default_rng(1).normal(size=(3, VOCAB_SIZE)).astype(np.float32)
+    assert opening._alike([logits], lambda: [logits * (1 + 1e-6)], is_exact=True)
+    assert not opening._alike([logits], lambda: [logits * 1.02], is_exact=True)
+    assert opening._alike([logits], lambda: [logits * 1.02], is_exact=False)
+    assert not opening._alike([logits], lambda: [logits * np.nan], is_exact=False)
+    assert not opening._alike([logits], lambda: [], is_exact=False)

@@ -1,0 +1,44 @@
+"""Nothing of CUDA is needed where there is none. `tests.support.without_cuda` runs the whole suite so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.engines import greedy
+
+SCRIPT = """
+import json, sys
+from tests.support.without_cuda import hide
+hide()
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.open import open_mlx_engine
+from zmqengine.engine.options import EngineOptions
+
+opened = open_mlx_engine(sys.argv[1], EngineOptions(warm_up_s=1.0))
+engine, found = opened.engine, {0: [], 1: []}
+assert engine.insert([RowRequest(0, [5, 6, 7], 8), RowRequest(1, [9] * 40, 8)]) == []
+while sum(map(len, found.values())) < 16:
+    for token in engine.next().tokens:
+        found[token.row].append(token.token)
+engine.close()
+print(json.dumps([found[0], found[1], opened.facts["model_code"]]))
+"""
+
+
+def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_directory) -> None:
+    """With the tokens of mlx-lm, on the decoder, with speculation as by default."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(model_directory)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ended.returncode == 0, ended.stderr
+    *found, code = json.loads(ended.stdout.splitlines()[-1])
+    assert found == [greedy(model, [5, 6, 7], 8), greedy(model, [9] * 40, 8)]
+    assert code == "ours"

@@ -1,0 +1,142 @@
+"""Clients that name a model: they wait for the load, tell how far it is, and let the model go when they are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
+from tests.support.workers import START_S
+from zmqengine.errors import NeverFits, NotReady, UnknownModel, WorkerLost
+from zmqengine_client import AsyncClient, Client, ClientEvent
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[LauncherProcess]:
+    """One model loads slowly, two do not fit together, one never fits."""
+    models = {"slow": fake(1, step_ms=300), "a": fake(6), "b": fake(6), "large": fake(50)}
+    with LauncherProcess(toml(models, memory="8G")) as launched:
+        yield launched
+
+
+def tokens_of(client: Client, count: int = 5, seed: int = 1) -> list[int]:
+    stream = client.generate_tokens([1, 2, 3], max_tokens=count, seed=seed)
+    return [token for chunk in stream for token in chunk.tokens]
+
+
+def test_a_client_waits_for_its_model_and_tells_how_far_it_is(launched: LauncherProcess) -> None:
+    events: list[ClientEvent] = []
+    with Client(launched.address, model="slow", on_event=events.append, connect_timeout_s=START_S) as client:
+        assert len(tokens_of(client)) == 5
+        assert client.describe().model is not None
+        assert any(event.kind == "loading" and "slow" in event.message for event in events)
+
+
+def test_an_idle_client_lets_its_model_go(launched: LauncherProcess) -> None:
+    """It is held while requests run, and free a second after the last; the next request wants it again."""
+
+    async def run() -> None:
+        async with launched.client() as launcher, AsyncClient(launched.address, model="slow") as client:
+            stream = client.generate_tokens([1], max_tokens=8)
+            async for _ in stream:
+                entry = await entry_of(launcher, "slow")
+                assert entry.requests >= 1
+                break
+            stream.abort()
+            await wait_for(
+                launcher, "slow", lambda entry: entry.requests == 0, "it is held without a request"
+            )
+            again = client.generate_tokens([1], max_tokens=2)
+            assert len([t async for chunk in again for t in chunk.tokens]) == 2
+
+    asyncio.run(run())
+
+
+def test_what_the_launcher_refuses_is_raised(launched: LauncherProcess) -> None:
+    with (
+        Client(launched.address, model="slwo", connect_timeout_s=START_S) as misspelt,
+        Client(launched.address, model="large", connect_timeout_s=START_S) as large,
+    ):
+        with pytest.raises(UnknownModel, match="slow"):
+            tokens_of(misspelt)
+        with pytest.raises(NeverFits):
+            large.wait_ready()
+        # Asked again, the launcher is asked again.
+        with pytest.raises(NeverFits):
+            tokens_of(large)
+
+
+def test_a_wait_has_a_bound_and_can_be_left(launched: LauncherProcess) -> None:
+    with (
+        Client(launched.address, model="a", connect_timeout_s=START_S) as holder,
+        Client(launched.address, model="b", connect_timeout_s=START_S, ready_timeout_s=0.5) as waiter,
+    ):
+        holder.wait_ready()
+        with pytest.raises(NotReady, match="ready_timeout_s"):
+            tokens_of(waiter)
+        stream = waiter.generate_tokens([1], max_tokens=2)
+        stream.abort()
+        assert list(stream) == []
+        assert stream.result.finish == "abort"
+
+
+def test_without_a_launcher_it_says_what_to_start() -> None:
+    with (
+        Client("ipc:///tmp/zs-none/ctl", model="a", connect_timeout_s=0.3) as client,
+        pytest.raises(WorkerLost, match="zmqengine serve"),
+    ):
+        tokens_of(client)
+
+
+def test_a_stream_goes_on_when_the_launcher_is_replaced() -> None:
+    with LauncherProcess(toml({"a": fake(1, step_ms=5)}, memory="8G")) as launched:
+        with Client(launched.address, model="a", connect_timeout_s=START_S) as client:
+            stream = client.generate_tokens([1, 2], max_tokens=1500, seed=3)
+            made = [*next(stream).tokens]
+            launched.kill()
+            made += [t for _ in range(20) for t in next(stream).tokens]
+            launched.start_again()
+
+            async def held() -> None:
+                async with launched.client() as launcher:
+                    await wait_for(launcher, "a", lambda entry: entry.state == "ready", "not adopted")
+
+            asyncio.run(held())
+            made += [t for chunk in stream for t in chunk.tokens]
+        assert len(made) == 1500
+
+
+def test_status_and_metrics_show_every_model(launched: LauncherProcess) -> None:
+    with Client(launched.address, model="slow", connect_timeout_s=START_S) as client:
+        client.wait_ready()
+        shown = launched.command("status")
+        assert shown.returncode == 0, shown.stderr
+        lines = {line.split()[0]: line for line in shown.stdout.splitlines() if line}
+        assert "ready" in lines["slow"]
+        assert "50G" in lines["large"]
+        assert "8G for models" in lines["memory"]
+        metrics = launched.command("metrics", "--once").stdout
+        assert 'zmqengine_model_state{model_name="slow",zmqengine_model_state="ready"} 1.0' in metrics
+        assert 'zmqengine_up{model_name="slow",worker="slow"} 1.0' in metrics
+        made = launched.command("generate", "--model", "slow", "--max-tokens", "3", "Hello")
+        assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.slow
+def test_two_clients_of_two_models_that_do_not_fit_both_finish(launched: LauncherProcess) -> None:
+    made: dict[str, int] = {}
+
+    def work(name: str) -> None:
+        with Client(launched.address, model=name, connect_timeout_s=START_S) as client:
+            for number in range(4):
+                made[name] = made.get(name, 0) + len(tokens_of(client, seed=number))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(START_S)
+    assert made == {"a": 20, "b": 20}

@@ -1,0 +1,136 @@
+"""The list of models: files, directories, names, aliases, and mistakes in them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from zmqengine.checkpoint.estimate import open_checkpoint
+from zmqengine.errors import ConfigError, UnknownModel
+from zmqengine.pico import BUNDLED, model_path
+from zmqengine.serve.entries import directory_name, read_offer
+from zmqengine.serve.model import TTL_S
+
+ROOT = Path("/tmp/zs/.serve")
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No model of whoever runs the tests is found."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+
+
+def test_an_entry_of_a_file_has_what_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        """
+        memory = "8G"
+        options = { rows-max = 4 }
+        [[model]]
+        name = "small"
+        path = "pico"
+        aliases = ["gpt-4o"]
+        pin = true
+        ttl = -1
+        preload = true
+        draft = "pico"
+        options = { prompt-cache-bytes = "16M", context-max = 512 }
+        [[model]]
+        name = "pico-tools"
+        """
+    )
+    offer = read_offer([str(file)], ROOT, {"cache_dir": "auto"})
+    assert offer.budget_bytes == 8 << 30
+    entry = offer.find("gpt-4o")
+    config = entry.config
+    assert (entry.name, entry.pin, entry.preload, entry.ttl_s) == ("small", True, True, float("inf"))
+    assert (config.model, config.draft, config.rows_max, config.context_max) == ("pico", "pico", 4, 512)
+    assert (config.prompt_cache_bytes, config.cache_dir) == (16 << 20, "auto")
+    assert config.endpoints.ctl == f"ipc://{ROOT}/small/ctl"
+    assert offer.find("pico-tools").ttl_s == TTL_S
+
+
+def test_the_memory_is_of_the_weights_a_chat_and_the_draft() -> None:
+    checkpoint = open_checkpoint(model_path())
+    weights = checkpoint.weights.total_bytes
+    need = read_offer(["pico"], ROOT, {}).find("pico").need_bytes
+    assert weights < need == checkpoint.need_bytes()
+    drafted = read_offer(["pico"], ROOT, {"draft": "pico-tools"}).find("pico").need_bytes
+    assert drafted >= need + open_checkpoint(model_path("pico-tools")).weights.total_bytes
+
+
+def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
+    """`memory` bounds what they hold together, caches included, and not only what is loaded."""
+    file = tmp_path / "models.toml"
+    file.write_text("memory = '8G'\n[[model]]\nname = 'pico'\noptions = { memory-limit = '2G' }")
+    entry = read_offer([str(file)], ROOT, {}).find("pico")
+    assert (entry.config.memory_total_bytes, entry.need_bytes) == (8 << 30, 2 << 30)
+    given = read_offer([str(file)], ROOT, {}, 4 << 30)
+    assert (given.budget_bytes, given.find("pico").config.memory_total_bytes) == (4 << 30, 4 << 30)
+    assert read_offer(["pico"], ROOT, {}).find("pico").config.memory_total_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[model]]\nname = 'a'\npinn = true", "pinn"),
+        ("[[model]]\nname = 'a'\npath = 'pico'\noptions = { rows-maxx = 1 }", "rows-maxx"),
+        ("[[model]]\nname = 'a'\npath = 'pico'\noptions = { rows-max = 0 }", "rows-max"),
+        ("[[model]]\nname = 'a'\npath = 'pico'\noptions = { bind = 'x' }", "bind"),
+        ("[[model]]\nname = 'a'\npath = 'pico'\n[[model]]\nname = 'a'\npath = 'pico'", "two of this name"),
+        ("[[model]]\nname = 'a'\npath = '/nowhere'", "no directory"),
+        ("[[model]]\nname='a'\npath='pico'\naliases=['b']\n[[model]]\nname='b'\npath='pico'", "alias 'b'"),
+        ("memory = 'much'", "not a size"),
+        ("[[model]", "line 1"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_offer([str(file)], ROOT, {})
+    assert "\n" not in raised.value.message.split(": ")[0]
+
+
+def test_a_directory_offers_every_model_in_it(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(model_path(), tmp_path / "models" / name)
+    (tmp_path / "models" / "two" / "model.safetensors").unlink()
+    offer = read_offer([str(tmp_path / "models")], ROOT, {})
+    assert set(offer.entries) == {"one", "two"}
+    assert not offer.find("one").never
+    assert "safetensors" in offer.find("two").never
+    assert set(read_offer([str(tmp_path / "models" / "one")], ROOT, {}).entries) == {"one"}
+
+
+def test_nothing_stands_for_everything_on_this_machine(tmp_path: Path) -> None:
+    shutil.copytree(model_path(), tmp_path / "hub" / "models--owner--name" / "snapshots" / "1")
+    shutil.copytree(model_path(), tmp_path / ".lmstudio" / "models" / "maker" / "other")
+    offer = read_offer([], ROOT, {})
+    assert set(offer.entries) == {*BUNDLED, "owner/name", "maker/other"}
+    assert offer.find("other").name == "maker/other"
+
+
+def test_a_model_that_is_not_here_is_not_fetched() -> None:
+    """mlx-lm#1892: a request must not begin a download."""
+    assert "zmqengine pull owner/none" in read_offer(["owner/none"], ROOT, {}).find("owner/none").never
+
+
+def test_a_misspelt_name_is_told_what_is_alike() -> None:
+    offer = read_offer(["pico", "pico-tools"], ROOT, {})
+    with pytest.raises(UnknownModel, match="did you mean pico-tools"):
+        offer.find("pico-tool")
+    with pytest.raises(UnknownModel, match=r"does not exist$"):
+        offer.find("gpt-4o")
+
+
+def test_names_of_files_are_short_plain_and_never_shared() -> None:
+    names = ["pico", "a/b", "a-b", "A" * 60, "A" * 61, "../../x", "ü", ".serve", "a b"]
+    made = [directory_name(name) for name in names]
+    assert len(set(made)) == len(made)
+    assert all(len(name) <= 40 and "/" not in name and not name.startswith(".") for name in made)
+    assert made[0] == "pico"

@@ -1,0 +1,156 @@
+"""Faults around loading: a full disk, files that vanish, and a return to a model that was evicted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.launching import GIB, LauncherProcess, entry_of, fake, toml, wait_for
+from zmqengine.errors import ModelLoadError
+from zmqengine.pico import model_path
+from zmqengine.protocol.launcher import DIRECTORY
+from zmqengine.serve import child
+from zmqengine.serve.child import Record
+from zmqengine.serve.entries import ModelOffer, read_offer
+from zmqengine.serve.launcher import Launcher
+from zmqengine_client import AsyncClient
+from zmqengine_client.launcher import AsyncLauncher
+
+
+def in_process(directory: Path, models: str, work: Callable[[AsyncLauncher], Awaitable[None]]) -> None:
+    """A launcher on this event loop, so that its system calls can be made to fail; its workers are real."""
+    file = directory / "models.toml"
+    file.write_text(models)
+    root = directory / DIRECTORY
+
+    def read() -> ModelOffer:
+        return read_offer([str(file)], root, {})
+
+    async def run() -> None:
+        launcher = Launcher(root, read, 8 * GIB, claims=directory / ".memory")
+        serving = asyncio.create_task(launcher.run())
+        try:
+            async with AsyncLauncher(f"ipc://{root}/ctl", answer_timeout_s=30) as asking:
+                await work(asking)
+        finally:
+            launcher.stop()
+            assert await serving == 0
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a path that is short enough for sockets."""
+    import tempfile
+
+    monkeypatch.setenv("ZMQENGINE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    return Path(tempfile.mkdtemp(prefix="zs-", dir="/tmp"))
+
+
+def test_a_full_disk_fails_the_load_with_its_reason_and_costs_the_others_nothing(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of one model cannot be written: it fails after its retries, another loads, and later it does too."""
+    write = child._write
+    is_full = True
+
+    def no_room(file: int, record: Record) -> None:
+        if is_full and record.name == "a":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, record)
+
+    monkeypatch.setattr(child, "_write", no_room)
+
+    async def work(launcher: AsyncLauncher) -> None:
+        nonlocal is_full
+        waiting = asyncio.create_task(launcher.want("a"))
+        await launcher.want("b")
+        with pytest.raises(ModelLoadError, match="No space left"):
+            await waiting
+        is_full = False
+        await launcher.load("a")
+        await launcher.want("a")
+
+    in_process(short, toml({"a": fake(1), "b": fake(1)}), work)
+
+
+def test_a_disk_that_is_full_after_the_start_loses_no_worker(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pid cannot be written down: the worker serves, and is ended by the pid that it tells."""
+    write, calls = child._write, 0
+
+    def second_fails(file: int, record: Record) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, record)
+
+    monkeypatch.setattr(child, "_write", second_fails)
+
+    async def work(launcher: AsyncLauncher) -> None:
+        await launcher.want("a")
+        assert (await entry_of(launcher, "a")).pid
+
+    in_process(short, toml({"a": fake(1)}), work)
+
+
+def test_a_launcher_without_a_pid_in_the_record_still_ends_what_it_adopts(short: Path) -> None:
+    """The launcher before died between the start of a worker and the note of its pid."""
+    with LauncherProcess(toml({"a": fake(1)}, memory="8G")) as launched:
+
+        async def run() -> None:
+            async with launched.client() as launcher:
+                await launcher.want("a")
+                pid = (await entry_of(launcher, "a")).pid
+                launched.kill()
+                record = launched.root / "a.json"
+                record.write_bytes(record.read_bytes().replace(f'"pid":{pid}'.encode(), b'"pid":0'))
+                launched.start_again()
+                entry = await wait_for(launcher, "a", lambda entry: entry.state == "ready", "not adopted")
+                assert entry.pid == pid
+
+        asyncio.run(run())
+        assert launched.terminate() == 0
+        assert launched.all_processes() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_return_to_an_evicted_model_finds_its_prompt_on_disk(tmp_path: Path) -> None:
+    """Two models that do not fit: the first leaves, comes back, and reads a long prompt from `--cache-dir`."""
+    need = read_offer([str(model_path())], tmp_path, {}).entries
+    mebibytes = max(entry.need_bytes for entry in need.values()) // (1 << 20) + 1
+    models = {name: {"path": "pico"} for name in ("first", "second")}
+    text = toml(models, memory=f"{mebibytes * 3 // 2}M")
+    prompt = [3 + number % 200 for number in range(1500)]
+
+    async def ask(client: AsyncClient) -> Any:
+        return await client.generate_tokens(prompt, max_tokens=4, seed=1, ignore_eos=True).read()
+
+    with LauncherProcess(text, "--cache-dir", str(tmp_path / "cache")) as launched:
+
+        async def run() -> None:
+            async with (
+                launched.client() as launcher,
+                AsyncClient(launched.address, model="first", connect_timeout_s=60) as first,
+            ):
+                before = await ask(first)
+                assert before.cached_tokens == 0
+                call, _ = await launcher.want("second")
+                assert (await entry_of(launcher, "first")).state == "unloaded"
+                launcher.free(call)
+                after = await ask(first)
+                assert (await entry_of(launcher, "first")).loads == 2
+                assert list(after.tokens) == list(before.tokens)
+                assert after.cached_tokens >= 1400
+
+        asyncio.run(run())

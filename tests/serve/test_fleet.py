@@ -1,0 +1,326 @@
+"""The launcher's decisions: memory, turns, waiting. No process, no socket, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.serve.fleet_world import GIB, World, facts
+from zmqengine.errors import ModelLoadError, NeverFits, Overloaded, UnknownModel
+from zmqengine.serve.model import LULL_LEAST_S, SPELL_LEAST_S, SPELL_MOST_S
+
+
+def test_a_request_loads_its_model_and_waits_for_it() -> None:
+    world = World(10, [facts("a", 4)])
+    ticket = world.request("a")
+    assert world.state("a") == "loading"
+    assert ticket not in world.granted
+    world.run(2.5)
+    assert world.granted[ticket] == 2.0
+
+
+def test_two_models_that_fit_are_loaded_side_by_side() -> None:
+    world = World(10, [facts("a", 4), facts("b", 5)])
+    world.request("a")
+    world.request("b")
+    world.run(3)
+    assert (world.state("a"), world.state("b")) == ("ready", "ready")
+
+
+def test_two_loads_at_once_never_take_more_than_there_is() -> None:
+    """The memory of a model that is only loading counts already."""
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=1)
+    world.request("b")
+    assert (world.state("a"), world.state("b")) == ("loading", "unloaded")
+    world.run(60)
+    assert world.state("b") == "ready"
+    assert len(world.granted) == 2
+
+
+def test_the_least_recently_used_model_gives_way() -> None:
+    world = World(10, [facts("a", 4), facts("b", 4), facts("c", 4)])
+    world.request("a")
+    world.request("b")
+    world.run(20)
+    world.request("a")
+    world.run(40)
+    world.request("c")
+    world.run(60)
+    assert [world.state(name) for name in "abc"] == ["ready", "unloaded", "ready"]
+
+
+def test_only_as_much_gives_way_as_is_needed() -> None:
+    """A small model that is older stays where a larger one must leave anyway."""
+    world = World(12, [facts("small", 1), facts("large", 9), facts("new", 10)])
+    world.request("small")
+    world.run(20)
+    world.request("large")
+    world.run(40)
+    world.request("new")
+    world.run(60)
+    assert [world.state(name) for name in ("small", "large", "new")] == ["ready", "unloaded", "ready"]
+
+
+def test_a_pinned_model_never_gives_way() -> None:
+    world = World(10, [facts("a", 6, pin=True), facts("b", 4), facts("c", 4)])
+    for name in "abc":
+        world.request(name)
+        world.run(world.now_s + 60)
+    assert [world.state(name) for name in "abc"] == ["ready", "unloaded", "ready"]
+
+
+def test_a_model_that_cannot_fit_is_refused_at_once_with_the_numbers() -> None:
+    world = World(10, [facts("a", 12), facts("p", 6, pin=True), facts("b", 5)])
+    world.request("p")
+    world.run(5)
+    alone, beside = world.request("a"), world.request("b")
+    assert isinstance(world.refused[alone], NeverFits)
+    assert "12.00 GiB" in str(world.refused[alone])
+    assert isinstance(world.refused[beside], NeverFits)
+    assert "pinned" in str(world.refused[beside])
+
+
+def test_the_claims_of_other_workers_count() -> None:
+    world = World(10, [facts("a", 6)])
+    world.fleet.set_foreign(5 * GIB)
+    refused = world.request("a")
+    error = world.refused[refused]
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_ms
+    assert "5.00 GiB" in str(error)
+    world.fleet.set_foreign(4 * GIB)
+    granted = world.request("a")
+    world.run(5)
+    assert granted in world.granted
+
+
+def test_a_running_request_is_never_ended_for_another_model() -> None:
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=500)
+    waiting = world.request("b")
+    world.run(495)
+    assert world.state("a") == "ready"
+    assert waiting not in world.granted
+    world.run(510)
+    assert waiting in world.granted
+
+
+def test_a_request_that_came_past_the_launcher_is_not_ended_either() -> None:
+    """A program may know the address of a worker: the worker's own count is what says that it is idle."""
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=0.5)
+    world.run(20)
+    world.raw["a"] = 1
+    waiting = world.request("b")
+    world.run(100)
+    assert world.state("a") == "ready"
+    assert waiting not in world.granted
+    world.raw["a"] = 0
+    world.run(110)
+    assert waiting in world.granted
+
+
+@pytest.mark.parametrize(("every_s", "ends_s"), [(1.0, SPELL_LEAST_S), (1e9, LULL_LEAST_S)])
+def test_a_model_stays_for_its_spell_while_it_is_used(every_s: float, ends_s: float) -> None:
+    """One that nobody uses gives way sooner: who has changed the model does not wait for the one before."""
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=0.1)
+    world.run(2.1)
+    world.request("b")
+    for step in range(1, 20):
+        if step * every_s < 20:
+            world.request_at(2.1 + step * every_s, "a", 0.1)
+    world.run(2 + ends_s - 0.1)
+    assert world.state("a") == "ready"
+    world.run(2 + ends_s + 1)
+    assert world.state("b") == "loading"
+
+
+def test_a_storm_over_two_models_swaps_once_a_spell() -> None:
+    """llama-swap#612: alternating requests swap models every time. Here they are collected."""
+    load_s = 3.0
+    world = World(10, [facts("a", 6), facts("b", 6)], load_s=lambda name: load_s)
+    for step in range(1200):
+        name = "ab"[step % 2]
+        world.request_at(step * 0.25, name, 2.0)
+    world.run(400)
+    assert len(world.granted) == 1200
+    spell_s = max(SPELL_LEAST_S, 4 * load_s)
+    # The requests end at 300 s, and a model without them gives way sooner.
+    swaps = [swap for swap in world.swaps() if swap[1] < 300]
+    assert all(drained_s - ready_s >= spell_s for ready_s, drained_s, _ in swaps)
+    # In turn, and about as often as load, spell, last request and drain allow.
+    assert [name for _, _, name in swaps][:6] == ["a", "b", "a", "b", "a", "b"]
+    assert 300 / (spell_s + load_s + 2.0 + 1.0) - 2 <= len(swaps) <= 300 / (spell_s + load_s) + 1
+    # The bound of one turn: the other's load, spell, last request and end, then the own load.
+    waits = [world.granted[ticket] - world.asked[ticket] for ticket in world.granted]
+    assert max(waits) <= 2 * load_s + spell_s + 2.0 + 1.0 + 0.5
+
+
+def test_a_long_load_has_a_long_spell_within_a_bound() -> None:
+    world = World(10, [facts("a", 6), facts("b", 6)], load_s=lambda name: 60.0)
+    world.request("a", lasts_s=0.1)
+    world.run(61)
+    for step in range(200):
+        world.request_at(61 + step * 0.9, "a", 1.0)
+    waiting = world.request("b")
+    world.run(60 + SPELL_MOST_S - 1)
+    assert world.state("b") == "unloaded"
+    world.run(60 + SPELL_MOST_S + 64)
+    assert waiting in world.granted
+
+
+def test_a_model_that_waits_for_much_is_not_overtaken_for_ever() -> None:
+    """Small models come and go; the large one that waits gets what they give back."""
+    world = World(10, [facts("large", 9), *(facts(f"s{n}", 3) for n in range(4))])
+    for step in range(800):
+        name = f"s{step % 4}"
+        world.request_at(step * 0.5, name, 3.0)
+    world.run(50)
+    ticket = world.request("large")
+    world.run(400)
+    assert world.granted[ticket] - world.asked[ticket] <= 4 * (SPELL_LEAST_S + 2 + 3 + 1)
+    world.run(900)
+    assert len(world.granted) == 801
+
+
+def test_a_model_is_unloaded_when_it_was_idle_for_its_ttl() -> None:
+    world = World(10, [facts("a", 4, ttl_s=30)])
+    world.request("a", lasts_s=5)
+    world.run(36)
+    assert world.state("a") == "ready"
+    world.run(40)
+    assert world.state("a") == "unloaded"
+
+
+@pytest.mark.parametrize(("keep_s", "idle_s", "state"), [(0, 3, "unloaded"), (float("inf"), 9e6, "ready")])
+def test_keep_alive_of_a_request_replaces_the_ttl(keep_s: float, idle_s: float, state: str) -> None:
+    world = World(10, [facts("a", 4, ttl_s=30)])
+    world.request("a", keep_s=keep_s, lasts_s=0.5)
+    world.run(idle_s)
+    assert world.state("a") == state
+
+
+def test_keep_alive_ends_with_the_load_it_was_given_for() -> None:
+    world = World(10, [facts("a", 4, ttl_s=30)])
+    world.request("a", keep_s=0, lasts_s=0.5)
+    world.run(5)
+    world.request("a", lasts_s=0.5)
+    world.run(20)
+    assert world.state("a") == "ready"
+
+
+def test_a_model_that_fails_five_times_is_left_alone_with_its_reason() -> None:
+    world = World(10, [facts("a", 4), facts("b", 4)], fails=lambda name: name == "a")
+    first = world.request("a")
+    world.run(60)
+    assert world.state("a") == "failed"
+    assert sum(life.name == "a" for life in world.lives) == 5
+    assert isinstance(world.refused[first], ModelLoadError)
+    assert "last words" in str(world.refused[first])
+    second = world.request("a")
+    assert second in world.refused
+    assert sum(life.name == "a" for life in world.lives) == 5
+    other = world.request("b")
+    world.run(70)
+    assert other in world.granted
+    # By command it is tried again.
+    world.fails = lambda name: False
+    world.fleet.load("a", world.now_s)
+    world.settle()
+    world.run(80)
+    assert world.state("a") == "ready"
+
+
+def test_a_worker_that_has_served_and_dies_is_started_again_in_its_place() -> None:
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=100)
+    world.run(3)
+    waiting = world.request("b")
+    world.crash("a")
+    assert world.state("a") == "loading"
+    world.run(10)
+    assert world.state("a") == "ready"
+    assert waiting not in world.granted
+
+
+def test_unload_waits_for_running_requests_and_those_that_wait_load_it_again() -> None:
+    world = World(10, [facts("a", 6)])
+    world.request("a", lasts_s=20)
+    world.run(3)
+    world.fleet.unload("a", world.now_s)
+    world.settle()
+    later = world.request("a")
+    world.run(21)
+    assert world.state("a") == "ready"
+    assert later not in world.granted
+    world.run(30)
+    assert later in world.granted
+    assert len(world.lives) == 2
+
+
+def test_unload_ends_a_load_at_once() -> None:
+    world = World(10, [facts("a", 6)], load_s=lambda name: 500.0)
+    world.fleet.load("a", 0.0)
+    world.settle()
+    world.run(5)
+    world.fleet.unload("a", world.now_s)
+    world.settle()
+    world.run(7)
+    assert world.state("a") == "unloaded"
+
+
+def test_preload_and_the_order_of_wishes() -> None:
+    world = World(10, [facts("a", 6, preload=True), facts("b", 3, preload=True), facts("c", 1)])
+    world.run(5)
+    assert [world.state(name) for name in "abc"] == ["ready", "ready", "unloaded"]
+
+
+def test_a_model_off_the_list_refuses_and_finishes_what_runs() -> None:
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    running = world.request("a", lasts_s=30)
+    world.run(3)
+    world.fleet.configure([facts("b", 6)], world.now_s)
+    world.settle()
+    late = world.request("a")
+    assert isinstance(world.refused[late], UnknownModel)
+    world.run(20)
+    assert running not in world.released
+    assert world.state("a") == "ready"
+    world.run(40)
+    assert running in world.released
+    assert "a" not in world.fleet.models
+
+
+def test_a_changed_model_is_replaced_and_an_unchanged_one_is_not_touched() -> None:
+    world = World(10, [facts("a", 4, signature="1"), facts("b", 4, signature="1")])
+    world.request("a")
+    world.request("b")
+    world.run(20)
+    changed = [facts("a", 4, signature="2"), facts("b", 4, signature="1", pin=True, ttl_s=5)]
+    world.fleet.configure(changed, world.now_s)
+    world.settle()
+    world.run(30)
+    assert [world.state(name) for name in "ab"] == ["unloaded", "ready"]
+    assert sum(life.name == "b" for life in world.lives) == 1
+
+
+def test_a_worker_that_does_not_end_is_killed() -> None:
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.drains_s = 1e9
+    world.request("a")
+    world.run(20)
+    ticket = world.request("b")
+    world.run(200)
+    assert world.kills == 1
+    assert ticket in world.granted
+
+
+def test_measured_memory_counts_from_then_on() -> None:
+    world = World(10, [facts("a", 3), facts("b", 5)])
+    world.request("a")
+    world.run(5)
+    world.fleet.told("a", 0, world.now_s, held_bytes=7 * GIB)
+    world.request("b")
+    world.run(30)
+    assert [world.state(name) for name in "ab"] == ["unloaded", "ready"]

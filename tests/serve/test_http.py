@@ -1,0 +1,304 @@
+"""HTTP in front of a launcher: models are loaded by name, listed with their status, and outlive the launcher."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.serve.launching import LauncherProcess, fake, toml
+from tests.support.ports import free_port
+from tests.support.workers import START_S, wait_until
+
+# A load of three steps.
+SLOW = {"step_ms": 400}
+
+
+class Answer(NamedTuple):
+    """A whole response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Site:
+    """A launcher with HTTP in front."""
+
+    def __init__(self, launched: LauncherProcess, port: int) -> None:
+        self.launched = launched
+        self.port = port
+
+    def call(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            given = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, given, response.read())
+        finally:
+            connection.close()
+
+    def complete(self, model: str | None, **more: Any) -> Answer:
+        body = {"prompt": [1, 2, 3], "max_tokens": 4, **more}
+        return self.call("POST", "/v1/completions", body if model is None else {"model": model, **body})
+
+    def states(self) -> dict[str, str]:
+        """The status of every model."""
+        return {card["id"]: card["status"]["value"] for card in self.call("GET", "/v1/models").json["data"]}
+
+    def wait_up(self) -> None:
+        def is_up() -> bool:
+            try:
+                return self.call("GET", "/ready").status == 200
+            except OSError:
+                return False
+
+        wait_until(is_up, self.launched.log)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """Two models that fit together, one that fits alone, one that never fits, one that cannot load."""
+    models = toml(
+        {
+            "small": {**fake(1), "aliases": ["gpt-4o"]},
+            "other": fake(2),
+            "slow": fake(1, **SLOW),
+            "large": fake(50),
+            "bad": fake(1, faults=[{"place": "next", "action": "exit", "times": None}]),
+        },
+        memory="8G",
+    )
+    port = free_port()
+    with LauncherProcess(
+        models, "--port", str(port), http=True, ZMQENGINE_HTTP_KEEPALIVE_MS="100"
+    ) as launched:
+        site = Site(launched, port)
+        site.wait_up()
+        yield site
+
+
+def test_a_request_loads_the_model_that_it_names(site: Site) -> None:
+    answer = site.complete("gpt-4o")
+    assert answer.status == 200
+    assert answer.json["model"] == "gpt-4o"
+    assert answer.json["usage"]["completion_tokens"] == 4
+    assert site.states()["small"] == "loaded"
+    assert site.states()["gpt-4o"] == "loaded"
+
+
+def test_a_misspelt_name_is_a_404_with_names_alike_and_loads_nothing(site: Site) -> None:
+    answer = site.complete("smal")
+    assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
+    assert "did you mean small" in answer.json["error"]["message"]
+    assert site.call("GET", "/v1/models/smal").status == 404
+
+
+def test_a_model_that_never_fits_or_fails_is_refused_with_its_reason(site: Site) -> None:
+    large, bad = site.complete("large"), site.complete("bad")
+    assert (large.status, large.json["error"]["code"]) == (400, "never_fits")
+    assert "50.00 GiB" in large.json["error"]["message"]
+    assert (bad.status, bad.json["error"]["code"]) == (500, "model_load")
+    assert site.states()["bad"] == "failed"
+    card = site.call("GET", "/v1/models/bad").json
+    assert card["status"]["exit_code"] == 86
+
+
+def test_a_stream_is_kept_open_while_its_model_loads(site: Site) -> None:
+    """Comments first, then the answer, on one response."""
+    site.call("POST", "/v1/models/unload", {"model": "slow"})
+    wait_until(lambda: site.states()["slow"] == "unloaded", "slow is not unloaded")
+    answer = site.complete("slow", stream=True)
+    assert answer.status == 200
+    head, _, rest = answer.body.partition(b"data: ")
+    assert head.count(b": keepalive\n\n") >= 1
+    assert rest.endswith(b"data: [DONE]\n\n")
+    refused = site.complete("slow", stream=True, max_tokens=0)
+    assert refused.status == 400
+
+
+def test_a_refusal_after_the_keep_alives_is_an_event(site: Site) -> None:
+    site.call("POST", "/v1/models/unload", {"model": "slow"})
+    wait_until(lambda: site.states()["slow"] == "unloaded", "slow is not unloaded")
+    answer = site.complete("slow", stream=True, logit_bias={"999999": 1})
+    assert answer.status == 200
+    event = answer.body.split(b"event: error\ndata: ")[1]
+    assert b"vocabulary" in event or json.loads(event)["error"]["code"]
+
+
+def test_load_and_unload_in_the_forms_of_others(site: Site) -> None:
+    assert site.call("POST", "/models/load", {"model": "other"}).json == {"success": True}
+    loaded = site.call("POST", "/api/v1/models/load", {"model": "other", "ttl": 100}).json
+    assert (loaded["instance_id"], loaded["status"]) == ("other", "loaded")
+    listed = {model["key"]: model for model in site.call("GET", "/api/v1/models").json["models"]}
+    assert listed["other"]["loaded_instances"] == [{"id": "other"}]
+    running = {model["name"]: model for model in site.call("GET", "/api/ps").json["models"]}
+    assert running["other"]["size_vram"] == 2 << 30
+    assert site.call("POST", "/api/v1/models/unload", {"instance_id": "other"}).status == 200
+    wait_until(lambda: site.states()["other"] == "unloaded", "other is not unloaded")
+    assert "other" not in [model["name"] for model in site.call("GET", "/api/ps").json["models"]]
+    assert "other" in [model["name"] for model in site.call("GET", "/api/tags").json["models"]]
+    assert site.call("POST", "/models/load", {"model": "none"}).status == 404
+
+
+def test_ollamas_keep_alive(site: Site) -> None:
+    """An empty request loads; one with `keep_alive: 0` unloads."""
+    loaded = site.call("POST", "/api/generate", {"model": "other:latest", "keep_alive": "10m"})
+    assert loaded.json["done_reason"] == "load"
+    assert site.states()["other"] == "loaded"
+    card = site.call("GET", "/v1/models/other").json
+    assert card["zmqengine"]["ttl_s"] == 600
+    unloaded = site.call("POST", "/api/chat", {"model": "other", "keep_alive": 0})
+    assert unloaded.json["done_reason"] == "unload"
+    wait_until(lambda: site.states()["other"] == "unloaded", "other is not unloaded")
+
+
+@pytest.mark.parametrize("field", [{"keep_alive": 0}, {"ttl": 0}])
+def test_a_request_says_how_long_its_model_stays(site: Site, field: dict[str, int]) -> None:
+    assert site.complete("other", **field).status == 200
+    wait_until(lambda: site.states()["other"] == "unloaded", "other stays")
+    assert site.complete("other", keep_alive="soon").status == 400
+
+
+def test_events_tell_every_change(site: Site) -> None:
+    site.call("POST", "/v1/models/unload", {"model": "other"})
+    wait_until(lambda: site.states()["other"] == "unloaded", "other is not unloaded")
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=START_S)
+    connection.request("GET", "/v1/models/events")
+    response = connection.getresponse()
+    seen: list[str] = []
+
+    def next_event() -> dict[str, Any]:
+        while not (line := response.readline()).startswith(b"data: "):
+            assert line, "the stream ended"
+        return dict(json.loads(line.removeprefix(b"data: ")))
+
+    assert {model["id"] for model in next_event()["models"]} >= {"small", "other", "large"}
+    site.call("POST", "/v1/models/load", {"model": "other"})
+    while "loaded" not in seen:
+        seen += [model["status"]["value"] for model in next_event()["models"] if model["id"] == "other"]
+    assert "loading" in seen
+    connection.close()
+
+
+def test_no_model_is_the_only_one_that_is_loaded(site: Site) -> None:
+    for name, state in site.states().items():
+        if state == "loaded" and name != "gpt-4o":
+            site.call("POST", "/v1/models/unload", {"model": name})
+    wait_until(lambda: "loaded" not in site.states().values(), "models stay")
+    assert site.complete(None).status == 400
+    assert site.complete("small").status == 200
+    assert site.complete(None).json["model"] == "small"
+    assert site.complete("default_model").status == 200
+
+
+def test_a_front_end_that_dies_is_started_again(site: Site) -> None:
+    front_end = next(
+        process for process in site.launched.all_processes() if "--serve" in " ".join(process.cmdline())
+    )
+    front_end.kill()
+    wait_until(lambda: "http has ended: starting it again" in site.launched.log, "it is not noticed")
+    site.wait_up()
+    assert site.complete("small").status == 200
+
+
+def test_streams_outlive_the_launcher_and_the_next_one_takes_over() -> None:
+    """SIGKILL of the launcher under 8 streams: every token comes, loaded models are served, others wait."""
+    port = free_port()
+    models = toml({"a": fake(1, step_ms=4), "b": fake(1)}, memory="8G")
+    with (
+        LauncherProcess(models, "--port", str(port), http=True) as launched,
+        ThreadPoolExecutor(10) as threads,
+    ):
+        site = Site(launched, port)
+        site.wait_up()
+        assert site.complete("a").status == 200
+        streams = [
+            threads.submit(site.complete, "a", stream=True, max_tokens=800, prompt=[n + 1], seed=n)
+            for n in range(8)
+        ]
+        wait_until(
+            lambda: site.call("GET", "/v1/models/a").json["zmqengine"].get("requests") == 8, "no streams"
+        )
+        launched.kill()
+        began_s = time.monotonic()
+        assert site.complete("a").status == 200
+        assert time.monotonic() - began_s < 20
+        waiting = threads.submit(site.complete, "b")
+        launched.start_again()
+        assert waiting.result(START_S).status == 200
+        for stream in streams:
+            answer = stream.result(START_S)
+            chunks = [part for part in answer.body.split(b"\n\n") if part.startswith(b"data: {")]
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+            assert len(chunks) > 100
+        assert launched.terminate() == 0
+        assert launched.all_processes() == []
+
+
+@pytest.mark.slow
+def test_a_front_end_with_other_options_is_replaced_without_cutting_its_streams() -> None:
+    """The next launcher has another port: the earlier front-end drains, the new one serves."""
+    port, other = free_port(), free_port()
+    with (
+        LauncherProcess(
+            toml({"a": fake(1, step_ms=10)}, memory="8G"), "--port", str(port), http=True
+        ) as launched,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        site = Site(launched, port)
+        site.wait_up()
+        assert site.complete("a").status == 200
+        stream = threads.submit(site.complete, "a", stream=True, max_tokens=500)
+        wait_until(lambda: site.call("GET", "/v1/models/a").json["zmqengine"]["requests"] == 1, "no stream")
+        launched.kill()
+        launched.replace_argument(str(port), str(other))
+        launched.start_again()
+        assert stream.result(START_S).body.endswith(b"data: [DONE]\n\n")
+        again = Site(launched, other)
+        again.wait_up()
+        assert again.complete("a").status == 200
+
+
+@pytest.mark.slow
+def test_a_storm_over_two_models_is_answered_with_a_swap_a_spell() -> None:
+    """Requests of two models that do not fit, in turn: each is answered, and no spell is cut."""
+    port = free_port()
+    models = toml({"a": fake(6), "b": fake(6)}, memory="8G")
+    with (
+        LauncherProcess(models, "--port", str(port), http=True) as launched,
+        ThreadPoolExecutor(40) as threads,
+    ):
+        site = Site(launched, port)
+        site.wait_up()
+        asked = []
+        for number in range(80):
+            asked.append(threads.submit(site.complete, "ab"[number % 2]))
+            threading.Event().wait(0.4)
+        assert [answer.result(START_S).status for answer in asked] == [200] * 80
+        lines = [line for line in launched.log.splitlines() if " ready model=" in line]
+        assert 2 <= len(lines) <= 6, lines
+
+
+def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
+    port = free_port()
+    models = toml({"a": fake(6), "b": fake(6, **SLOW)}, memory="8G")
+    with LauncherProcess(
+        models, "--port", str(port), http=True, ZMQENGINE_HTTP_LOAD_WAIT_MS="300"
+    ) as launched:
+        site = Site(launched, port)
+        site.wait_up()
+        answer = site.complete("b")
+        assert (answer.status, answer.json["error"]["code"]) == (503, "not_ready")
+        assert int(answer.headers["retry-after"]) >= 1

@@ -1,0 +1,174 @@
+"""Our kernels for CUDA by MLX's own calls, each with the inputs and outputs of the kernel of that name.
+
+`stand_in` puts them in place of `mx.fast.cuda_kernel`, so that what drives the kernels runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.activations import silu
+
+from tests.support.kv_kernels import memory
+from zmqengine.engine.cuda import attention, between_products, plain_products, quantised_products
+
+Facts = dict[str, Any]
+Arrays = Sequence[mx.array]
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have these for kernels from now on; returns the names of those that are called."""
+    called: list[str] = []
+
+    def cuda_kernel(*, name: str, input_names: Sequence[str], output_names: Sequence[str], **_: Any) -> Any:
+        def call(
+            *,
+            inputs: Arrays,
+            output_shapes: Sequence[tuple[int, ...]],
+            output_dtypes: Sequence[mx.Dtype],
+            template: Sequence[tuple[str, Any]],
+            grid: tuple[int, int, int],
+            threadgroup: tuple[int, int, int],
+        ) -> list[mx.array]:
+            assert len(inputs) == len(input_names)
+            assert len(output_shapes) == len(output_dtypes) == len(output_names)
+            assert all(one % other == 0 for one, other in zip(grid, threadgroup, strict=True))
+            called.append(name)
+            made = KERNELS[name](inputs, dict(template), output_shapes)
+            assert len(made) == len(output_shapes)
+            for array, shape in zip(made, output_shapes, strict=True):
+                assert array.size == mx.zeros(shape).size, (name, array.shape, shape)
+            return [
+                array.reshape(shape).astype(dtype)
+                for array, shape, dtype in zip(made, output_shapes, output_dtypes, strict=True)
+            ]
+
+        return call
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    forget()
+    return called
+
+
+def forget() -> None:
+    """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
+    for module in (attention, between_products, plain_products, quantised_products):
+        for function in vars(module).values():
+            if hasattr(function, "cache_clear") and function.__module__ == module.__name__:
+                function.cache_clear()
+
+
+def add_and_norm(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """residual_norm.cu"""
+    residual, added, weight = inputs
+    assert facts["N"] == residual.shape[-1]
+    assert facts["WHOLE"] == (added.ndim == 2)
+    total = residual + added
+    return [total, mx.fast.rms_norm(total, weight, number(facts["EPS"]))]
+
+
+def rotate(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """rotary_heads.cu, its results in arrays of their own"""
+    product, offset, freqs, query_norm, key_norm = inputs
+    assert facts["WHOLE"] == (product.ndim == 2)
+    assert facts["P"] == product.dtype
+    heads, key_heads, dim, rows = facts["H"], facts["KH"], facts["D"], offset.shape[0]
+    every = product.reshape(rows, -1, heads + 2 * key_heads, dim).transpose(0, 2, 1, 3)
+    queries, keys, values = mx.split(every, [heads, heads + key_heads], axis=1)
+    if facts["NORMS"]:
+        queries = mx.fast.rms_norm(queries, query_norm, number(facts["EPS"]))
+        keys = mx.fast.rms_norm(keys, key_norm, number(facts["EPS"]))
+    rope: dict[str, Any] = {
+        "traditional": False,
+        "base": None if facts["FREQS"] else 2.0 ** number(facts["BASE"]),
+        "scale": number(facts["SCALE"]),
+        "offset": offset,
+        "freqs": freqs if facts["FREQS"] else None,
+    }
+    return [mx.fast.rope(queries, facts["DIMS"], **rope), mx.fast.rope(keys, facts["DIMS"], **rope), values]
+
+
+def rotate_into(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
+    """rotary_heads.cu, keys and values written into arrays of the caller"""
+    *own, keys, values, stop = inputs
+    queries, *fresh = rotate(own, facts, shapes)
+    last: Any = stop.item()
+    width = queries.shape[2]
+    for array, columns in zip((keys, values), fresh, strict=True):
+        memory(array)[..., last - width : last, :] = memory(columns)
+    return [queries]
+
+
+def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """ragged_attention.cu and window_attention.cu"""
+    queries, keys, values, starts, stop, hidden, scale = inputs
+    columns: Any = stop.item()
+    width = queries.shape[2]
+    place = mx.arange(columns)[None, None, None]
+    mask = place >= starts[:, None, None, None]
+    mask = mask & (place <= (columns - width + mx.arange(width))[None, None, :, None])
+    if hidden.size > 1:
+        mask = mask & (hidden[:, None, None, :columns] == 0)
+    factor: Any = scale.item()
+    found = mx.fast.scaled_dot_product_attention(
+        queries, keys[:, :, :columns], values[:, :, :columns], scale=factor, mask=mask
+    )
+    return [found.transpose(0, 2, 1, 3) if width > 1 else found]
+
+
+def attend_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """The same in parts of a row's columns, for `join_attended`: here the first one has all of it."""
+    rows, width, heads, parts, _ = shapes[0]
+    (found,) = attend(inputs, facts, shapes)
+    first = found.reshape(rows, width, heads, 1, -1).astype(mx.float32)
+    return [mx.pad(first, [(0, 0), (0, 0), (0, 0), (0, parts - 1), (0, 2)])]
+
+
+def join_attended(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """ragged_attention_join.cu"""
+    return [inputs[0][..., 0, : facts["D"]]]
+
+
+def multiply(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """plain_product.cu"""
+    rows, weights = inputs
+    assert rows.ndim == 2
+    assert rows.dtype == weights.dtype == facts["T"]
+    found = rows @ weights.T
+    if facts["GATED"]:
+        gate, up = mx.split(found, 2, axis=-1)
+        found = silu(gate) * up
+    return [found]
+
+
+def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """quantised_product.cu"""
+    rows, weight, scales, biases = inputs
+    assert rows.ndim == 2
+    assert rows.dtype == facts["T"]
+    wide = mx.dequantize(weight, scales, biases, group_size=facts["GROUP"], bits=facts["BITS"])
+    return [rows @ wide.T]
+
+
+def number(bits: int) -> float:
+    """A constant of a kernel, which is given as its bits."""
+    found: float = struct.unpack("<f", struct.pack("<i", bits))[0]
+    return found
+
+
+KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.array]]] = {
+    "residual_norm": add_and_norm,
+    "rotary_heads": rotate,
+    "rotary_heads_into": rotate_into,
+    "ragged_attention": attend,
+    "ragged_attention_part": attend_in_parts,
+    "ragged_attention_join": join_attended,
+    "window_attention": attend,
+    "window_attention_part": attend_in_parts,
+    "plain_product": multiply,
+    "quantised_product": multiply_packed,
+}

@@ -1,0 +1,41 @@
+"""A measure of growth: the processor time of a task on an input and on one of twice the size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+FACTOR_MAX = 2.5
+"""Twice the time and some noise; what grows with the square takes four times."""
+ENOUGH_S = 0.008
+"""Processor time below which a measurement says nothing; an input that never takes as long is fast enough."""
+TRIES = 3
+T = TypeVar("T")
+
+
+def check_linear(make: Callable[[int], T], work: Callable[[T], object], start: int, most: int) -> None:
+    """Assert that `work` on `make(2 * size)` takes at most `FACTOR_MAX` times as long as on `make(size)`.
+
+    `size` doubles from `start` to `most`, until the work takes long enough to be measured.
+    """
+    size = start
+    while (seconds := _seconds(make, work, size)) < ENOUGH_S:
+        if size >= most:
+            return
+        size = min(2 * size, most)
+    factors = []
+    for _ in range(TRIES):
+        factors.append(_seconds(make, work, 2 * size) / max(seconds, ENOUGH_S))
+        if factors[-1] <= FACTOR_MAX:
+            return
+        seconds = max(seconds, _seconds(make, work, size))
+    raise AssertionError(f"from {size} to {2 * size} the time grows by {min(factors):.1f}")
+
+
+def _seconds(make: Callable[[int], T], work: Callable[[T], object], size: int) -> float:
+    """Processor time of this thread alone, so that others on the machine do not count."""
+    given = make(size)
+    started = time.thread_time()
+    work(given)
+    return time.thread_time() - started

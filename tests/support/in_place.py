@@ -1,0 +1,17 @@
+"""Models whose layers write KV caches in place, as on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.models import LLAMA, build_model
+from zmqengine.engine.cuda.cuda_ops import CudaOps
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.weights import read_weights
+
+IN_PLACE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 3}
+
+
+def model_on_kernels() -> DecoderModel:
+    """A model of this configuration. Elsewhere than on CUDA its kernels need stand-ins (`cuda_kernels`)."""
+    return DecoderModel(read_weights(build_model(IN_PLACE)), CudaOps())

@@ -1,0 +1,1 @@
+"""Training of pico-embed, the bundled model that turns sentences into vectors."""

@@ -1,0 +1,74 @@
+"""Engines on models of a check, and their rows run to the end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zmqengine.bench.models.model_shapes import SHAPES
+from zmqengine.bench.models.random_model import make_model
+from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.open import OpenedEngine, open_mlx_engine
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.step.mlx_engine import MlxEngine
+
+GPU_SHAPE, CPU_SHAPE = "0.5b", "1m"
+"""The model of the checks that measure: the weights of a small useful one, or one that a CPU gets through."""
+
+
+class Ran(NamedTuple):
+    """Tokens by row, and the seconds of each step."""
+
+    tokens: dict[int, list[int]]
+    step_s: list[float]
+
+
+@contextmanager
+def measured_model() -> Iterator[Path]:
+    """The directory of a random model for measurements, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="zmqengine-report-") as directory:
+        shape = GPU_SHAPE if on_gpu() else CPU_SHAPE
+        make_model(shape, SHAPES[shape], Path(directory))
+        yield Path(directory)
+
+
+def opened(model: Path, **options: Any) -> OpenedEngine:
+    """An engine as a worker opens it, without tuning, so that runs can be compared."""
+    return open_mlx_engine(str(model), EngineOptions(**{"warm_up_s": 0.0, "speculate": "off", **options}))
+
+
+def run(
+    engine: MlxEngine,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    after_step: Callable[[], object] = lambda: None,
+) -> Ran:
+    """Run a row for each prompt to its end. Raises `RuntimeError` for a row that fails."""
+    failures = engine.insert(
+        [RowRequest(row, list(prompt), max_tokens) for row, prompt in enumerate(prompts)]
+    )
+    tokens: dict[int, list[int]] = {row: [] for row in range(len(prompts))}
+    step_s, running = [], set(tokens)
+    while running and not failures:
+        started_s = time.perf_counter()
+        result = engine.next()
+        step_s.append(time.perf_counter() - started_s)
+        after_step()
+        failures = result.failures
+        for made in result.tokens:
+            tokens[made.row].append(made.token)
+            if made.finish is not None:
+                running.discard(made.row)
+    if failures:
+        raise RuntimeError(failures[0].message)
+    return Ran(tokens, step_s)
+
+
+def prompt_of(length: int, vocab_size: int, seed: int = 0) -> list[int]:
+    """A prompt without repetitions that a cache could use."""
+    return [(seed * 7919 + place * 104_729 + place * place) % vocab_size for place in range(length)]

@@ -1,0 +1,162 @@
+"""Description of a checkpoint that makes vectors, from its directory: no arrays are read here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from zmqengine.errors import ModelLoadError
+
+Pooling = Literal["cls", "mean", "last", "max"]
+
+FAMILIES = {
+    "bert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
+    "camembert": "bert",
+    "modernbert": "modernbert",
+}
+"""The file of `encoders/` by `model_type`."""
+
+# sentence-transformers' names of what it pools, new and old.
+_POOLING: dict[str, Pooling] = {
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+    "max": "max",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a checkpoint turns hidden states into vectors.
+
+    `family` is the file of `encoders/` that reads it; empty for a decoder. `is_reranker`: its head gives `labels`
+    scores. `pooling` is None where the checkpoint does not say; `dense` are the directories of the products that
+    follow it. `tokens_max` bounds a text where the checkpoint does; `prompts` go before a text, by their names. A
+    reranker that `is_asked` answers with a yes or a no, as Qwen3-Reranker.
+    """
+
+    config: dict[str, Any]
+    family: str = ""
+    labels: int = 0
+    pooling: Pooling | None = None
+    dense: tuple[Path, ...] = ()
+    tokens_max: int | None = None
+    prompts: tuple[tuple[str, str], ...] = ()
+    is_asked: bool = False
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether it makes scores and no embeddings."""
+        return self.labels > 0
+
+    @property
+    def facts(self) -> dict[str, str | bool | int]:
+        """Facts for front-ends, beside those of the tokenizer: `prompt_NAME`, and `reranker`: how to ask it."""
+        prompts: dict[str, str | bool | int] = {f"prompt_{name}": text for name, text in self.prompts}
+        return {**prompts, "reranker": "qwen3"} if self.is_asked else prompts
+
+
+def read_recipe(directory: Path) -> Recipe:
+    """The recipe of a model's directory. Raises `ModelLoadError` for one that cannot be followed."""
+    config = _json(directory / "config.json")
+    family = FAMILIES.get(str(config.get("model_type")), "")
+    if not family and (config.get("use_bidirectional_attention") or config.get("is_causal") is False):
+        raise ModelLoadError(
+            f"{directory.name} attends in both directions, which a {config.get('model_type')} here does not: "
+            "its vectors would be others; take an encoder, or an embedder whose attention is causal"
+        )
+    names = config.get("architectures") or [""]
+    classifies = bool(family) and str(names[0]).endswith("ForSequenceClassification")
+    modules = _modules(directory)
+    pooling, dense = _after_transformer(directory, modules)
+    return Recipe(
+        config=config,
+        family=family,
+        labels=_labels(config) if classifies else 0,
+        pooling=pooling,
+        dense=dense,
+        tokens_max=_tokens_max(directory / _path_of(modules, "Transformer")),
+        prompts=_prompts(directory),
+        is_asked=_is_asked(directory, config, modules),
+    )
+
+
+def _is_asked(directory: Path, config: dict[str, Any], modules: list[tuple[str, str]]) -> bool:
+    """Whether it is Qwen3-Reranker or made from it, which its config does not tell from the base model's.
+
+    Newer checkpoints have a module for it; of older ones the name is all that there is.
+    """
+    if config.get("model_type") != "qwen3":
+        return False
+    # The directory of a model in the hub's cache is named by a commit, and the one above it by the model.
+    names = " ".join(part for part in directory.parts[-3:])
+    return any(kind == "LogitScore" for kind, _ in modules) or "reranker" in names.lower()
+
+
+def _json(path: Path, default: Any = None) -> Any:
+    if default is not None and not path.is_file():
+        return default
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+
+
+def _modules(directory: Path) -> list[tuple[str, str]]:
+    """sentence-transformers' parts of a model, as (kind, path), in order."""
+    listed = _json(directory / "modules.json", [])
+    return [(str(module["type"]).rpartition(".")[2], str(module.get("path", ""))) for module in listed]
+
+
+def _path_of(modules: list[tuple[str, str]], kind: str) -> str:
+    return next((path for named, path in modules if named == kind), "")
+
+
+def _after_transformer(
+    directory: Path, modules: list[tuple[str, str]]
+) -> tuple[Pooling | None, tuple[Path, ...]]:
+    pooling: Pooling | None = None
+    dense = []
+    for kind, path in modules:
+        if kind == "Pooling":
+            pooling = _pooling(_json(directory / path / "config.json"))
+        elif kind == "Dense":
+            dense.append(directory / path)
+        elif kind not in ("Transformer", "Normalize", "Dropout", "LogitScore"):
+            raise ModelLoadError(f"modules.json has a {kind!r}, which makes no vectors that can be served")
+    return pooling, tuple(dense)
+
+
+def _pooling(config: dict[str, Any]) -> Pooling:
+    named = config.get("pooling_mode")
+    if named is None:
+        named = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    modes = [named] if isinstance(named, str) else list(named) or ["mean"]
+    if len(modes) != 1 or modes[0] not in _POOLING:
+        raise ModelLoadError(
+            f"the pooling {', '.join(map(str, modes))} is none of cls, mean, lasttoken and max"
+        )
+    return _POOLING[modes[0]]
+
+
+def _labels(config: dict[str, Any]) -> int:
+    # transformers writes the names of labels where there are more than two, or other than two.
+    return int(config.get("num_labels") or len(config.get("id2label") or {}) or 2)
+
+
+def _tokens_max(directory: Path) -> int | None:
+    limit = _json(directory / "sentence_bert_config.json", {}).get("max_seq_length")
+    return int(limit) if limit else None
+
+
+def _prompts(directory: Path) -> tuple[tuple[str, str], ...]:
+    prompts = _json(directory / "config_sentence_transformers.json", {}).get("prompts") or {}
+    return tuple((str(name), text) for name, text in prompts.items() if isinstance(text, str) and text)

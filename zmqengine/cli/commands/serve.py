@@ -1,0 +1,142 @@
+"""`zmqengine serve`: many models behind one command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zmqengine.cli.quantities import byte_size, shown
+from zmqengine.errors import ConfigError
+from zmqengine.protocol.addresses import base_directory
+from zmqengine.protocol.launcher import DIRECTORY
+
+if TYPE_CHECKING:
+    from zmqengine.serve.gateway import GatewayRegistration
+
+HTTP_PORT = 8000
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODELS.toml | DIR | MODEL]...")
+@click.option("--host", metavar="HOST", help="Where the HTTP APIs and the page listen.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(1, 65535), default=HTTP_PORT, show_default=True)
+@click.option("--no-http", is_flag=True, help="No HTTP: programs use the client library alone.")
+@click.option(
+    "--memory-limit",
+    type=byte_size,
+    metavar="SIZE",
+    help="Memory of all models together, if not what MLX recommends.",
+)
+@click.option(
+    "--cache-dir",
+    metavar="DIRECTORY",
+    help="Keep prompts on disk, so that a model that was unloaded has them again; auto for the usual place.",
+)
+@click.option(
+    "--gateway",
+    metavar="URL",
+    help="Register the models with this SMG gateway, for one address of several machines; see docs/serve.md.",
+)
+@click.option("--reload", is_flag=True, help="Let the running launcher read its list again, and exit.")
+def serve(
+    models: tuple[str, ...],
+    host: str | None,
+    port: int,
+    no_http: bool,
+    memory_limit: int | None,
+    cache_dir: str | None,
+    gateway: str | None,
+    reload: bool,
+) -> int:
+    """Serve many models. Each is loaded when a request names it, and unloaded when another needs its memory.
+
+    Without arguments: the bundled models, those in the hub's cache, and those of LM Studio (`zmqengine models` lists
+    them). Ctrl-C lets running requests finish. Options of the HTTP front-end come from $ZMQENGINE_HTTP_...
+    """
+    if reload:
+        return _reload()
+    from zmqengine.serve.entries import ModelOffer, read_offer
+    from zmqengine.serve.launcher import Launcher
+    from zmqengine.worker.open_engine import CLAIMS_DIRECTORY
+    from zmqengine.worker.process import logs
+
+    logs.set_up("info", "text")
+    root = base_directory() / DIRECTORY
+    common: dict[str, object] = {} if cache_dir is None else {"cache_dir": cache_dir}
+    # The launcher may be started again from another directory.
+    sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in models]
+
+    def read() -> ModelOffer:
+        return read_offer(sources, root, common, memory_limit)
+
+    offer = read()
+    budget = offer.budget_bytes or _machine_bytes()
+    front_ends = {} if no_http else {"http": _http_command(host, port)}
+    if gateway is not None and no_http:
+        raise click.UsageError("--gateway needs HTTP: the gateway speaks to it")
+    url = "" if no_http else f"http://{host or 'localhost'}:{port}"
+    click.echo(_greeting(list(offer.entries), budget, url), err=True)
+
+    async def run() -> int:
+        launcher = Launcher(
+            root,
+            read,
+            budget,
+            claims=base_directory() / CLAIMS_DIRECTORY,
+            front_ends=front_ends,
+            http=url,
+            registration=None if gateway is None else _registration(gateway, host, port),
+        )
+        return await launcher.run()
+
+    return asyncio.run(run())
+
+
+def _reload() -> int:
+    from zmqengine_client.launcher import AsyncLauncher
+
+    async def ask() -> None:
+        async with AsyncLauncher() as launcher:
+            await launcher.reload()
+
+    asyncio.run(ask())
+    click.echo("the list of models was read again", err=True)
+    return 0
+
+
+def _registration(gateway: str, host: str | None, port: int) -> GatewayRegistration:
+    from zmqengine.serve.gateway import GatewayRegistration, address_towards
+
+    keys = os.environ.get("ZMQENGINE_HTTP_API_KEYS", "")
+    return GatewayRegistration(gateway, address_towards(gateway, host, port), keys.split(",")[0].strip())
+
+
+def _http_command(host: str | None, port: int) -> list[str]:
+    try:
+        import zmqengine_http.server as _  # noqa: F401
+    except ImportError as error:
+        raise click.ClickException(
+            f"{error}: install it with pip install 'zmqengine[http]', or give --no-http"
+        ) from None
+    command = [sys.executable, "-m", "zmqengine.cli.main", "http", "--serve", "--port", str(port)]
+    return command if host is None else [*command, "--host", host]
+
+
+def _machine_bytes() -> int:
+    from zmqengine.doctor.machine import look_at_machine
+
+    limit = look_at_machine().limit_bytes
+    if not limit:
+        raise ConfigError("MLX does not work here, so no model can be loaded: zmqengine doctor says why")
+    return limit
+
+
+def _greeting(names: list[str], budget: int, url: str) -> str:
+    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    where = f"\nhttp: {url} (a page; {url}/v1 for OpenAI's clients)" if url else ""
+    return f"models: {listed or 'none'}\nmemory: {shown(budget)} for all of them{where}\npid: {os.getpid()}"

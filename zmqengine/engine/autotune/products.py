@@ -1,0 +1,191 @@
+"""The fastest variant of each product of a decoder, by the number of rows.
+
+MLX reads packed weights again for every row of a batch, on CUDA wholly and on a CPU almost. Weights in full width go
+through cuBLAS on CUDA, which costs the host twice the time of starting a kernel. For each shape of a product and number
+of rows the variants that `Ops` has are timed at the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.variants import GAIN_MIN, fastest, in_words, same_but_for_rounding
+from zmqengine.engine.models.ops import Ops, Product, shape_of, unpacked
+from zmqengine.engine.models.tree import arrays_of, filled, mapped
+from zmqengine.engine.models.weights import DecoderWeights, Experts, Linear
+
+log = logging.getLogger("zmqengine.engine")
+
+# Products of a shape that are used in turn, as their weights must not come out of a cache.
+_LINEARS_TIMED = 4
+_CALLS_EACH = 4
+# All outputs of a variant are there at once, and those of another one.
+_OUTPUTS_BYTES_MAX = 128 << 20
+# What full width gains grows with the rows: so far ahead, it is not measured for more of them.
+_FAR_AHEAD = 2.0
+
+
+def tune_products(
+    weights: DecoderWeights,
+    ops: Ops,
+    remembered: Remembered,
+    *,
+    rows_max: int,
+    copy_bytes_max: int,
+    until_s: float,
+    report: Callable[[float], None] = lambda fraction: None,
+) -> tuple[DecoderWeights, str]:
+    """Have `ops` take the fastest variant of each product. Returns the weights, and the choices for people.
+
+    Full-width copies of packed weights take at most `copy_bytes_max`; the weights that are returned have them. After
+    `until_s`, on the clock of `time.perf_counter`, nothing more is measured.
+    """
+    shapes: dict[object, list[Linear]] = defaultdict(list)
+    for linear in _linears(weights):
+        shapes[shape_of(linear)].append(linear)
+    chosen: dict[str, str] = {}
+    copied: dict[int, Linear] = {}
+    left = copy_bytes_max
+    for place, linears in enumerate(shapes.values()):
+        rows = _rows(ops, linears[0], rows_max)
+        if not rows:
+            continue
+        copy_bytes = sum(
+            linear.inputs * linear.outputs * linear.dtype.size for linear in linears if linear.bits
+        )
+        timed = linears[:_LINEARS_TIMED]
+        if 0 < copy_bytes <= left:
+            timed = [_with_copy(linear) for linear in timed]
+        names = _choose(ops, timed, rows, remembered.choices, until_s)
+        if "copy" in names.values():
+            left -= copy_bytes
+            copied |= {id(linear.weight): _with_copy(linear) for linear in linears}
+        ops.choose(linears[0], names)
+        chosen |= {name_of(linears[0], count): name for count, name in names.items()}
+        report((place + 1) / len(shapes))
+    if copied:
+        weights = mapped(weights, Linear, lambda linear: copied.get(id(linear.weight), linear))
+        log.info("weights have copies in full width", extra={"bytes": copy_bytes_max - left})
+    remembered.keep(chosen)
+    return weights, in_words(chosen)
+
+
+def copies_bytes(weights: DecoderWeights) -> int:
+    """Bytes of the full-width copies of packed weights."""
+    copies = {
+        id(one.transposed): one.transposed
+        for one in _linears(weights)
+        if one.bits and one.transposed is not None
+    }
+    return sum(array.nbytes for array in copies.values())
+
+
+def name_of(linear: Linear, rows: int) -> str:
+    """The shape of a product and the number of rows, in words."""
+    packing = f"{linear.bits} bits of {linear.mode} by {linear.group_size}, " if linear.bits else ""
+    dtype = str(linear.dtype).split(".")[-1]
+    return f"{linear.inputs}x{linear.outputs}, {packing}{dtype}, {rows} rows"
+
+
+def _linears(weights: DecoderWeights) -> list[Linear]:
+    """Every product but those of experts, which are gathered."""
+    found = [weights.head]
+    for layer in weights.layers:
+        found += [*layer.qkv, layer.out]
+        found += (
+            [layer.mlp.router] if isinstance(layer.mlp, Experts) else [*layer.mlp.gate_up, layer.mlp.down]
+        )
+    return found
+
+
+def _rows(ops: Ops, linear: Linear, rows_max: int) -> list[int]:
+    """Numbers of rows to measure: up to `rows_max` in a step, and the largest for prompts."""
+    rows = list(ops.measured_rows(linear))
+    return [count for count in rows if not linear.bits or count <= max(rows_max, 1) or count == rows[-1]]
+
+
+def _choose(
+    ops: Ops, linears: list[Linear], rows: list[int], known: dict[str, str], until_s: float
+) -> dict[int, str]:
+    """The variants to take, by numbers of rows."""
+    first = linears[0]
+    names: dict[int, str] = {}
+    if not first.bits:
+        names[1] = ops.unmeasured(first, 1)
+    settled = ""
+    for count in rows:
+        variants = ops.variants(first, count)
+        name = settled or known.get(name_of(first, count), "")
+        if name not in variants:
+            if len(variants) == 1 or time.perf_counter() > until_s:
+                name = ops.unmeasured(first, count)
+            else:
+                name, is_far_ahead = _measure(ops, linears, count, variants)
+                settled = name if name == "unpacked" and is_far_ahead and "kernel" not in variants else ""
+        names[count] = name
+    if not first.bits:
+        names[rows[-1] + 1] = ops.unmeasured(first, rows[-1] + 1)
+    return names
+
+
+def _measure(ops: Ops, linears: list[Linear], rows: int, variants: Any) -> tuple[str, bool]:
+    """The fastest variant, and whether it is far ahead of the others."""
+    first = linears[0]
+    # Products with packed weights take long enough to be timed one by one.
+    outputs_bytes = rows * first.outputs * first.dtype.size * len(linears)
+    turns = 1 if first.bits else max(1, min(_CALLS_EACH, _OUTPUTS_BYTES_MAX // outputs_bytes))
+    inputs = [mx.random.normal((rows, first.inputs)).astype(first.dtype) for _ in linears] * turns
+    mx.eval(inputs)
+
+    def one_by_one(variant: Product) -> Callable[[], Any]:
+        # Every variant starts with the same weights, so that results can be compared.
+        places = cycle(range(len(linears)))
+
+        def call() -> list[mx.array]:
+            at = next(places)
+            return [variant(inputs[at], linears[at])]
+
+        return call
+
+    def together(variant: Product) -> Callable[[], Any]:
+        # As in a step: what Python does for a call is done once. Weights are arguments, or they would be constants.
+        def multiply(arrays: list[mx.array], weights: list[list[mx.array]]) -> list[mx.array]:
+            found = []
+            for place, array in enumerate(arrays):
+                at = place % len(linears)
+                found.append(variant(array, filled(linears[at], iter(weights[at]))))
+            return found
+
+        traced = mx.compile(multiply)
+        return lambda: traced(inputs, list(map(arrays_of, linears)))
+
+    calls = one_by_one if first.bits else together
+    loss_max = ops.loss_max(first, rows)
+    timing = fastest(
+        {name: calls(variant) for name, variant in variants.items()},
+        calls=8 if first.bits else 1,
+        agree=_all_alike,
+        gain_min=GAIN_MIN if loss_max == 1.0 else 1 / loss_max,
+    )
+    log.debug("product", extra={"shape": name_of(first, rows), **timing.microseconds})
+    others = [us for name, us in timing.microseconds.items() if name != timing.best]
+    return timing.best, min(others, default=0.0) > _FAR_AHEAD * timing.microseconds[timing.best]
+
+
+def _with_copy(linear: Linear) -> Linear:
+    if linear.transposed is None:
+        linear = linear._replace(transposed=unpacked(linear).T)
+        mx.eval(linear.transposed)
+    return linear
+
+
+def _all_alike(got: list[mx.array], wanted: list[mx.array]) -> bool:
+    return all(map(same_but_for_rounding, got, wanted))

@@ -1,0 +1,196 @@
+"""Attention on CUDA in one kernel, for rows of unlike lengths in decode and for chunks of prompts, without a mask.
+
+MLX's own fused kernels for CUDA take no mask when a row gives one token; with one, attention becomes eight calls a
+layer, and the host is what a step waits for. For prompts MLX has cuDNN, which plans for some 50 ms whenever a length is
+one that it has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from zmqengine.engine import kv
+from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.resident import resident
+
+ROW_WIDTH_MAX = 8
+"""The most tokens of a row for the kernel that takes each of them alone."""
+
+DIM_MAX = 256
+"""The most dimensions of a head that it takes."""
+
+_WARPS = 4
+# Blocks that keep the device busy, and columns that are worth a block of their own.
+_BLOCKS_WANTED = 256
+_PART_COLUMNS_MIN = 64
+_PARTS_MAX = 16
+# Registers of a lane that queries may take.
+_QUERY_NUMBERS_MAX = 64
+# What the kernel for several tokens of a row takes: dimensions of a head, and queries of a block.
+_WINDOW_DIMS = (64, 128)
+_WINDOW_QUERIES = 16
+
+
+def ragged_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, spans: kv.Spans, scale: float, parts: int = 0
+) -> mx.array:
+    """Attention of `queries` [rows, heads, width, dim] over the columns of each row that `spans` names.
+
+    The result is [rows, heads, width, dim]. `parts` is how many blocks share a row's columns; 0 for what is best.
+    Several tokens of a row in half precision are multiplied with tensor cores. No column before those of a row is read:
+    what a row that left has there may be no number.
+    """
+    call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
+    inputs = [
+        queries, keys, values, spans.starts, spans.stop,
+        _nothing() if spans.hidden is None else spans.hidden, _scalar(scale),
+    ]  # fmt: skip
+    result: mx.array = call(inputs)
+    return result
+
+
+class _Kernel(NamedTuple):
+    """A kernel and what it is compiled for; a block needs so much shared memory."""
+
+    name: str
+    template: tuple[tuple[str, Any], ...]
+    header: tuple[str, ...]
+    shared_bytes: int = 0
+
+
+def _call(
+    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, parts: int
+) -> Callable[[list[mx.array]], mx.array]:
+    rows, heads, width, dim = shape
+    group = heads // key_heads
+    if width > 1 and _by_tensor_cores(dtype, dim):
+        kernel = _window_kernel(dtype, dim)
+        blocks = rows * key_heads, -(-group * width // _WINDOW_QUERIES)
+    else:
+        together = _heads_together(group, dim)
+        kernel = _row_kernel(dtype, dim, together)
+        blocks = rows * (heads // together), width
+    return _prepared(kernel, dtype, shape, blocks, parts or _parts(math.prod(blocks), columns))
+
+
+@cache
+def _row_kernel(dtype: mx.Dtype, dim: int, together: int) -> _Kernel:
+    return _Kernel("ragged_attention", (("T", dtype), ("D", dim), ("G", together)), ("ragged_attention.cuh",))
+
+
+@cache
+def _window_kernel(dtype: mx.Dtype, dim: int) -> _Kernel:
+    sums_bytes, query_bytes = _WARPS * (dim + 2) * 4, dim * dtype.size
+    return _Kernel(
+        "window_attention",
+        (("T", dtype), ("D", dim)),
+        ("ragged_attention.cuh", "tensor_cores.cuh", "window_attention.cuh"),
+        _WINDOW_QUERIES * (sums_bytes + query_bytes),
+    )
+
+
+@lru_cache(maxsize=256)
+def _prepared(
+    kernel: _Kernel, dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
+) -> Callable[[list[mx.array]], mx.array]:
+    """The kernel with all that is the same in every layer and step."""
+    rows, heads, width, dim = shape
+    whole, part, join = _kernels(kernel.name, kernel.header, kernel.shared_bytes)
+    call: dict[str, Any] = {
+        "template": [*kernel.template, ("SPLITS", parts), ("WARPS", _WARPS)],
+        "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
+        "threadgroup": (_WARPS * 32, 1, 1),
+    }
+    # The model wants the heads of a token side by side; of one token a row they are, and to turn it is a call.
+    made = (rows, width, heads, dim) if width > 1 else shape
+    if parts == 1:
+
+        def compute(inputs: list[mx.array]) -> mx.array:
+            found: mx.array = whole(inputs=inputs, output_shapes=[made], output_dtypes=[dtype], **call)[0]
+            return found
+
+    else:
+        sums_shape = (rows, width, heads, parts, dim + 2)
+        joined: dict[str, Any] = {
+            "template": [("T", dtype), ("D", dim), ("SPLITS", parts)],
+            "grid": (rows * heads * width * dim, 1, 1),
+            "threadgroup": (dim, 1, 1),
+            "output_shapes": [made],
+            "output_dtypes": [dtype],
+        }
+
+        def compute(inputs: list[mx.array]) -> mx.array:
+            sums = part(inputs=inputs, output_shapes=[sums_shape], output_dtypes=[mx.float32], **call)
+            found: mx.array = join(inputs=sums, **joined)[0]
+            return found
+
+    return compute if width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
+
+
+def fits(queries: mx.array, keys: mx.array) -> bool:
+    """Whether `ragged_attention` is for such queries and keys, [rows, heads, width or columns, dim]."""
+    width, dim, dtype = queries.shape[2], queries.shape[3], queries.dtype
+    if dtype != keys.dtype or dim != keys.shape[3]:
+        return False
+    if width > 1 and _by_tensor_cores(dtype, dim):
+        return True
+    known = dtype in (mx.bfloat16, mx.float16, mx.float32)
+    return known and dim % 32 == 0 and dim <= DIM_MAX and width <= ROW_WIDTH_MAX
+
+
+def _by_tensor_cores(dtype: mx.Dtype, dim: int) -> bool:
+    return dim in _WINDOW_DIMS and dtype in (mx.bfloat16, mx.float16)
+
+
+@cache
+def _heads_together(group: int, dim: int) -> int:
+    """The most heads with the same keys that a block can take."""
+    most = max(1, _QUERY_NUMBERS_MAX * 8 // dim)
+    return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
+
+
+def _parts(blocks: int, columns: int) -> int:
+    """How many blocks may share a row's columns: 1, 4 or 16, as a kernel is compiled for each."""
+    parts = 1
+    while parts < _PARTS_MAX and blocks * parts < _BLOCKS_WANTED and columns >= 4 * parts * _PART_COLUMNS_MIN:
+        parts *= 4
+    return parts
+
+
+@cache
+def _kernels(name: str, header: tuple[str, ...], shared_bytes: int) -> tuple[Any, Any, Any]:
+    """For all columns of a row, for a part of them, and what puts parts together."""
+
+    def kernel(suffix: str, end: str) -> Any:
+        return mx.fast.cuda_kernel(
+            name=name + suffix,
+            input_names=["q", "k", "v", "starts", "stop", "hidden", "scale"],
+            output_names=["out"],
+            source=kernel_text(f"{name}.cu", end),
+            header=kernel_text(*header),
+            ensure_row_contiguous=False,
+            shared_memory=shared_bytes,
+        )
+
+    join = mx.fast.cuda_kernel(
+        name="ragged_attention_join",
+        input_names=["parts"],
+        output_names=["out"],
+        source=kernel_text("ragged_attention_join.cu"),
+    )
+    return kernel("", "ragged_attention_whole.cu"), kernel("_part", "ragged_attention_part.cu"), join
+
+
+@cache
+def _scalar(value: float) -> mx.array:
+    return resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
+
+
+@cache
+def _nothing() -> mx.array:
+    return mx.zeros((1, 1), dtype=mx.uint8)

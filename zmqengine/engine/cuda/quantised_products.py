@@ -1,0 +1,59 @@
+"""Products with quantised weights on CUDA, by a kernel that reads the weights once for up to 64 rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.engine.cuda.kernel_text import kernel_text
+
+ROWS_MAX = 64
+"""The most rows that the kernel takes."""
+
+_BITS = (4, 8)
+_GROUPS = (32, 64, 128)
+# Inputs are a multiple of it.
+_PART = 128
+
+
+def fits(mode: str, bits: int, group_size: int, inputs: int, dtype: mx.Dtype) -> bool:
+    """Whether the kernel is for such weights."""
+    is_known = mode == "affine" and bits in _BITS and group_size in _GROUPS
+    return is_known and inputs % _PART == 0 and dtype in (mx.bfloat16, mx.float16)
+
+
+def few_rows(
+    inputs: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int
+) -> mx.array:
+    """The product of `inputs` [rows, inputs] and packed weights turned, with tensor cores: [rows, outputs]."""
+    rows, outputs = inputs.shape[0], weight.shape[0]
+    tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
+    warps = 4 if tiles == 8 else 8
+    done = _kernel()(
+        inputs=[inputs, weight, scales, biases],
+        template=[
+            ("T", inputs.dtype),
+            ("BITS", bits),
+            ("GROUP", group_size),
+            ("TILES", tiles),
+            ("WARPS", warps),
+        ],
+        grid=((outputs + 31) // 32 * warps * 32, 1, 1),
+        threadgroup=(warps * 32, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[inputs.dtype],
+    )
+    return done[0]  # type: ignore[no-any-return]
+
+
+@cache
+def _kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="quantised_product",
+        input_names=["x", "w", "scales", "biases"],
+        output_names=["out"],
+        source=kernel_text("quantised_product.cu"),
+        header=kernel_text("tensor_cores.cuh", "quantised_product.cuh"),
+    )

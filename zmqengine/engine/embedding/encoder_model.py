@@ -1,0 +1,105 @@
+"""An encoder with its pooling: texts to vectors, layer by layer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from zmqengine.checkpoint.recipe import Recipe
+from zmqengine.engine.embedding.dense import Dense, read_arrays
+from zmqengine.engine.embedding.encoders.parts import Encoder
+from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX, Packed
+from zmqengine.engine.embedding.pooling import pool, unit
+from zmqengine.engine.host.backend import on_gpu
+from zmqengine.errors import ModelLoadError
+
+TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 16_384
+"""Tokens of a batch. More gain nothing: products of this height use the whole device."""
+
+
+class TextEncoder:
+    """A `VectorModel` on an encoder of our own."""
+
+    def __init__(self, encoder: Encoder, recipe: Recipe, dense: Sequence[Dense], *, on_gpu: bool) -> None:
+        self._encoder = encoder
+        self._recipe = recipe
+        self._dense = dense
+        self.tokens_max = TOKENS_MAX_GPU if on_gpu else TOKENS_MAX_CPU
+        config = recipe.config
+        self.width = recipe.labels or (dense[-1].width if dense else int(config["hidden_size"]))
+        floats = 8 * int(config["hidden_size"]) + 3 * int(config.get("intermediate_size", 0))
+        self._token_bytes = 4 * floats
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of a batch: the states of its tokens, and attention scores."""
+        return self.tokens_max * self._token_bytes + SCORES_BYTES_MAX
+
+    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob:
+        """A job for these texts."""
+        return TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
+
+    def _vectors(self, hidden: mx.array, packed: Packed) -> mx.array:
+        if self._recipe.is_reranker:
+            return self._encoder.score(hidden, packed).astype(mx.float32)
+        pooled = pool(hidden, packed, self._recipe.pooling or "mean")
+        for dense in self._dense:
+            pooled = dense(pooled)
+        return unit(pooled)
+
+
+class TextEncoderJob:
+    """One batch through an encoder: a part is a layer."""
+
+    def __init__(
+        self, encoder: Encoder, packed: Packed, vectors: Callable[[mx.array, Packed], mx.array]
+    ) -> None:
+        self._encoder = encoder
+        self._packed = packed
+        self._vectors = vectors
+        self._states = encoder.start(packed)
+        self._layer = 0
+
+    def step(self, tokens_max: int) -> int:
+        """The next layer; the last one makes the vectors too."""
+        self._states = self._encoder.layers[self._layer](self._states, self._packed)
+        self._layer += 1
+        if self._layer == len(self._encoder.layers):
+            self._states = self._vectors(self._encoder.finish(self._states), self._packed)
+        mx.eval(self._states)
+        return len(self._packed.ids)
+
+    def result(self) -> np.ndarray | None:
+        """The vectors after the last layer."""
+        return np.array(self._states) if self._layer == len(self._encoder.layers) else None
+
+
+def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
+    """The encoder of a checkpoint with its arrays, as they are on a GPU and else in float32.
+
+    Beside it the most tokens that its positions allow, and the bytes of its arrays.
+
+    Raises `ModelLoadError` for arrays that are missing or of another shape.
+    """
+    family = importlib.import_module(f"zmqengine.engine.embedding.encoders.{recipe.family}")
+    build = {"bert": "Bert", "modernbert": "ModernBert"}[recipe.family]
+    encoder = getattr(family, build)(recipe.config, recipe.labels)
+    found = family.arrays(read_arrays(directory), recipe.labels)
+    try:
+        encoder.load_weights(list(found.items()), strict=True)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"the arrays in {directory} are not those of its config.json: {error}"
+        ) from error
+    if not on_gpu():
+        encoder.set_dtype(mx.float32)
+    mx.eval(encoder.parameters())
+    encoder.eval()
+    arrays: dict[str, mx.array] = dict(tree_flatten(encoder.parameters()))
+    parameter_bytes = sum(array.nbytes for array in arrays.values())
+    return encoder, family.context_tokens(recipe.config), parameter_bytes

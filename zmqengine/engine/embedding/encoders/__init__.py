@@ -1,0 +1,1 @@
+"""Encoders on plain MLX, read from published safetensors: one file for each family."""

@@ -1,0 +1,117 @@
+"""BERT and its kind, RoBERTa, XLM-RoBERTa and CamemBERT: embeddings, layers with the norm behind, a head for scores.
+
+From Devlin et al., "BERT" (NAACL 2019). RoBERTa's positions begin after the id of its padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm
+
+from zmqengine.engine.embedding.encoders.parts import Weights, activation, joined, renamed, whole
+from zmqengine.engine.embedding.packing import Packed
+
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+
+_PREFIXES = ("bert.", "roberta.", "model.", "0.auto_model.")
+_RULES = (
+    (r"embeddings\.(word|position|token_type)_embeddings\.weight", r"\1.weight"),
+    (r"embeddings\.LayerNorm\.(\w+)", r"norm.\1"),
+    (r"encoder\.layer\.(\d+)\.attention\.self\.(query|key|value)\.(\w+)", r"layers.\1.\2.\3"),
+    (r"encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.out.\2"),
+    (r"encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.(\w+)", r"layers.\1.attention_norm.\2"),
+    (r"encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.up.\2"),
+    (r"encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.down.\2"),
+    (r"encoder\.layer\.(\d+)\.output\.LayerNorm\.(\w+)", r"layers.\1.norm.\2"),
+    (r"classifier\.dense\.(\w+)", r"dense.\1"),
+    (r"classifier\.out_proj\.(\w+)", r"classifier.\1"),
+    (r"pooler\.dense\.(\w+)", r"dense.\1"),
+    (r"classifier\.(weight|bias)", r"classifier.\1"),
+)
+
+
+class BertLayer(Module):
+    """Attention, then a network of two products; each is added, then normalised."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        width, inner = whole(config["hidden_size"], "hidden_size"), config["intermediate_size"]
+        eps = config.get("layer_norm_eps", 1e-12)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
+        self.attention_norm = LayerNorm(width, eps=eps)
+        self.up = Linear(width, inner)
+        self.down = Linear(inner, width)
+        self.norm = LayerNorm(width, eps=eps)
+        self._heads = whole(config["num_attention_heads"], "num_attention_heads")
+        self._scale = (width // self._heads) ** -0.5
+        self._activation = activation(config.get("hidden_act", "gelu"))
+
+    def __call__(self, states: mx.array, packed: Packed) -> mx.array:
+        queries, keys, values = (
+            packed.heads(part, self._heads) for part in mx.split(self.qkv(states), 3, axis=-1)
+        )
+        attended = packed.attend(queries, keys, values, scale=self._scale)
+        states = self.attention_norm(states + self.out(attended))
+        made: mx.array = self.norm(states + self.down(self._activation(self.up(states))))
+        return made
+
+
+class Bert(Module):
+    """An encoder of BERT's kind; `labels` of its head, 0 for none."""
+
+    def __init__(self, config: dict[str, Any], labels: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        width = whole(config["hidden_size"], "hidden_size")
+        self.word = Embedding(config["vocab_size"], width)
+        self.position = Embedding(config["max_position_embeddings"], width)
+        self.token_type = Embedding(config.get("type_vocab_size", 2), width)
+        self.norm = LayerNorm(width, eps=config.get("layer_norm_eps", 1e-12))
+        self.layers = [
+            BertLayer(config) for _ in range(whole(config["num_hidden_layers"], "num_hidden_layers"))
+        ]
+        self.labels = labels
+        if labels:
+            self.dense = Linear(width, width)
+            self.classifier = Linear(width, labels)
+        self._first_position = first_position(config)
+        self._types = config.get("type_vocab_size", 2)
+
+    def start(self, packed: Packed) -> mx.array:
+        """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
+        states = self.word(packed.ids) + self.position(packed.positions + self._first_position)
+        types = packed.types if self._types > 1 else mx.zeros_like(packed.types)
+        made: mx.array = self.norm(states + self.token_type(types))
+        return made
+
+    def finish(self, states: mx.array) -> mx.array:
+        """As they are."""
+        return states
+
+    def score(self, hidden: mx.array, packed: Packed) -> mx.array:
+        """From the first token."""
+        made: mx.array = self.classifier(mx.tanh(self.dense(packed.first(hidden))))
+        return made
+
+
+def first_position(config: dict[str, Any]) -> int:
+    """The row of the position table for a text's first token."""
+    return 0 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1)) + 1
+
+
+def context_tokens(config: dict[str, Any]) -> int:
+    """Tokens that the position table has rows for."""
+    return int(config["max_position_embeddings"]) - first_position(config)
+
+
+def arrays(weights: Weights, labels: int) -> Weights:
+    """A checkpoint's arrays by our names."""
+    found = joined(renamed(weights, _PREFIXES, _RULES), ("query", "key", "value"), "qkv")
+    if labels:
+        return found
+    return {name: array for name, array in found.items() if not name.startswith(("dense.", "classifier."))}

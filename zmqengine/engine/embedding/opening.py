@@ -1,0 +1,108 @@
+"""From a checkpoint to an engine of texts: an encoder of our own, or the layers of a model that generates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.checkpoint.recipe import Recipe
+from zmqengine.engine.embedding.decoder_model import TextDecoder, hidden_width
+from zmqengine.engine.embedding.dense import load_dense
+from zmqengine.engine.embedding.encoder_model import TextEncoder, load_encoder
+from zmqengine.engine.embedding.engine import EmbeddingEngine
+from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.host.host_heap import keep_freed_arrays
+from zmqengine.engine.host.memory import limit_mlx, recommended_bytes
+from zmqengine.engine.interface import Engine, ModelInfo
+from zmqengine.engine.load.tokenizer_export import ExportedTokenizer
+from zmqengine.errors import ModelLoadError
+
+log = logging.getLogger("zmqengine.engine")
+
+Report = Callable[[str, "float | None"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEncoder:
+    """A loaded encoder, as `open.OpenedEngine` is for models that generate."""
+
+    engine: EmbeddingEngine
+    tokenizer: ExportedTokenizer
+    memory_limit_bytes: int
+    facts: dict[str, str]
+
+
+def open_encoder(
+    directory: Path,
+    recipe: Recipe,
+    *,
+    name: str,
+    rows_max: int,
+    limit_memory: Callable[[int, int], int],
+    report: Report,
+) -> OpenedEncoder:
+    """Load the encoder in `directory`, to be known as `name`, on this thread. Raises `ModelLoadError`."""
+    recommended = recommended_bytes()
+    mx.set_memory_limit(recommended)
+    report("reading the tokenizer", None)
+    tokenizer = read_tokenizer(directory, recipe)
+    report("reading weights", None)
+    try:
+        encoder, context_tokens, parameter_bytes = load_encoder(directory, recipe)
+        dense = [load_dense(path) for path in recipe.dense]
+    except (KeyError, TypeError) as error:
+        raise ModelLoadError(f"{directory}: config.json lacks {error} for a {recipe.family}") from error
+    if not on_gpu():
+        keep_freed_arrays()
+    limit = limit_memory(recommended, parameter_bytes)
+    limit_mlx(limit, parameter_bytes)
+    model = TextEncoder(encoder, recipe, dense, on_gpu=on_gpu())
+    info = ModelInfo(
+        name=name,
+        vocab_size=int(recipe.config["vocab_size"]),
+        context_tokens=min(context_tokens, recipe.tokens_max or context_tokens),
+        eos_token_ids=frozenset(),
+        parameter_bytes=parameter_bytes,
+        generates=False,
+        dimensions=0 if recipe.is_reranker else model.width,
+        labels=recipe.labels,
+    )
+    facts = {
+        "engine": "encoder",
+        "family": recipe.family,
+        "pooling": "head" if recipe.is_reranker else recipe.pooling or "mean",
+        "model_path": str(directory),
+        "device": "gpu" if on_gpu() else "cpu",
+    }
+    return OpenedEncoder(EmbeddingEngine(model, info, rows_max=rows_max), tokenizer, limit, facts)
+
+
+def with_texts(engine: Engine, model: Any, recipe: Recipe) -> Engine:
+    """`engine` with rows of texts beside its own, if the layers of its `model` give hidden states."""
+    width = hidden_width(model)
+    if not width:
+        log.info(
+            "this model makes no embeddings: it gives no hidden states", extra={"model": engine.info.name}
+        )
+        return engine
+    made = TextDecoder(model, recipe, [load_dense(path) for path in recipe.dense], width, on_gpu=on_gpu())
+    return EmbeddingEngine(made, replace(engine.info, dimensions=made.width), engine)
+
+
+def read_tokenizer(directory: Path, recipe: Recipe) -> ExportedTokenizer:
+    """The tokenizer of an encoder, which has no chat template. Raises `ModelLoadError`."""
+    try:
+        tokenizer_json = (directory / "tokenizer.json").read_bytes()
+    except OSError as error:
+        raise ModelLoadError(
+            f"{directory} has no tokenizer.json: the model needs a fast tokenizer"
+        ) from error
+    digest = hashlib.sha256(tokenizer_json + json.dumps(recipe.facts, sort_keys=True).encode())
+    return ExportedTokenizer(tokenizer_json, None, [], {}, recipe.facts, digest.hexdigest())

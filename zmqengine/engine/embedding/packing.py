@@ -1,0 +1,98 @@
+"""Texts of different lengths in one batch: tokens in a row without padding, which only attention sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+SCORES_BYTES_MAX = 256 << 20
+"""Attention scores that exist at once where the device computes them all: longer texts are cut by queries."""
+
+
+class Packed:
+    """A batch of texts. `ids`, `positions` and `types` (1 in the second part of a pair) have one entry for each token.
+
+    Linear layers and norms work on arrays (tokens, width); `attend` pads to the longest text and back.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], second: Sequence[int] = ()) -> None:
+        lengths = np.array([len(text) for text in texts])
+        self.lengths = lengths
+        self.starts = np.cumsum(lengths) - lengths
+        self.longest = int(lengths.max())
+        self.is_even = bool((lengths == self.longest).all())
+        positions = np.arange(int(lengths.sum())) - np.repeat(self.starts, lengths)
+        self.ids = mx.array(np.concatenate([np.asarray(text, np.uint32) for text in texts]))
+        self.positions = mx.array(positions.astype(np.uint32))
+        where = np.array(second or [0] * len(texts))
+        in_second = (positions >= np.repeat(where, lengths)) & np.repeat(where > 0, lengths)
+        self.types = mx.array(in_second.astype(np.uint32))
+        self._valid: mx.array | None = None
+        if not self.is_even:
+            columns = np.arange(self.longest)
+            # Padding repeats a text's first token, whose key the mask leaves out.
+            inside = columns[None] < lengths[:, None]
+            self._padded = mx.array(
+                np.where(inside, self.starts[:, None] + columns[None], self.starts[:, None])
+            )
+            self._back = mx.array(np.flatnonzero(inside.ravel()).astype(np.uint32))
+            self._valid = mx.array(inside[:, None, None, :])
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int | None = None
+    ) -> mx.array:
+        """Attention of every token to all of its text, or those at most `window` tokens away.
+
+        Takes arrays (texts, heads, tokens, head width) from `heads`, and returns (tokens, width).
+        """
+        mask = self._valid
+        if window is not None and window < self.longest:
+            places = mx.arange(self.longest)
+            near = mx.abs(places[:, None] - places[None]) <= window
+            mask = near[None, None] if mask is None else mask & near[None, None]
+        texts, heads, longest, width = queries.shape
+        rows = longest
+        if not mx.metal.is_available() and not mx.cuda.is_available():
+            rows = max(1, min(longest, SCORES_BYTES_MAX // (4 * texts * heads * longest)))
+        parts = []
+        for start in range(0, longest, rows):
+            part = queries[:, :, start : start + rows]
+            of_part = mask
+            if mask is not None and mask.shape[2] > 1:
+                of_part = mask[:, :, start : start + rows]
+            parts.append(mx.fast.scaled_dot_product_attention(part, keys, values, scale=scale, mask=of_part))
+        joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        flat = joined.transpose(0, 2, 1, 3).reshape(texts * longest, heads * width)
+        return flat if self.is_even else flat[self._back]
+
+    def heads(self, states: mx.array, count: int) -> mx.array:
+        """(tokens, count * width) as (texts, count, tokens of the longest, width)."""
+        rows = states.reshape(len(self.lengths), self.longest, -1) if self.is_even else states[self._padded]
+        return rows.reshape(*rows.shape[:2], count, -1).transpose(0, 2, 1, 3)
+
+    def first(self, states: mx.array) -> mx.array:
+        """The states of each text's first token."""
+        return states[mx.array(self.starts)]
+
+    def last(self, states: mx.array) -> mx.array:
+        """The states of each text's last token."""
+        return states[mx.array(self.starts + self.lengths - 1)]
+
+    def mean(self, states: mx.array) -> mx.array:
+        """The mean state of each text."""
+        lengths = mx.array(self.lengths)[:, None].astype(mx.float32)
+        return self._sums(states.astype(mx.float32)) / lengths
+
+    def most(self, states: mx.array) -> mx.array:
+        """The largest value of each text in every column."""
+        pieces = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
+        return mx.stack([states[start : start + length].max(axis=0) for start, length in pieces])
+
+    def _sums(self, states: mx.array) -> mx.array:
+        texts = len(self.lengths)
+        if self.is_even:
+            return states.reshape(texts, self.longest, -1).sum(axis=1)
+        owner = mx.array(np.repeat(np.arange(texts), self.lengths))
+        return mx.zeros((texts, states.shape[-1]), states.dtype).at[owner].add(states)

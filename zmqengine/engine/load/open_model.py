@@ -1,0 +1,162 @@
+"""Opens the decoder for a model that mlx-lm has loaded, tunes it, and checks it against mlx-lm's own code."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from zmqengine.engine import kv
+from zmqengine.engine.autotune.products import copies_bytes, tune_products
+from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.host.rounding import differ_by_rounding
+from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
+from zmqengine.engine.models.ops import Ops
+from zmqengine.engine.models.weights import NotOfTheFamily, read_weights
+
+log = logging.getLogger("zmqengine.engine")
+
+Report = Callable[[str, "float | None"], None]
+
+# Rows of unlike lengths. Each is read in a call of at most 7 tokens, and 3 rows are stepped together: MLX's product
+# with packed weights is compiled first for more than that on CUDA, which takes up to half a minute.
+_ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
+# Kernels are compared once more for each number of tokens that takes another one, in prompts and in verify blocks.
+_PROMPTS = (40, 80)
+_WIDTHS = (2, 4, WIDTH_MAX, 1)
+_PROMPT_LOGITS = 40
+# Of the size of logits in float32. TF32 rounds each product at 1 part in 2,048; another factor is off by more.
+_EXACT_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model to be run: the decoder, or mlx-lm's own code. `facts` are for people."""
+
+    model: Any
+    copies_bytes: int = 0
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def open_model(
+    model: Any,
+    ops: Ops,
+    trusted: Ops,
+    remembered: Remembered | None = None,
+    *,
+    rows_max: int = 32,
+    copy_bytes_max: int = 0,
+    seconds_max: float = 0.0,
+    traces: bool = False,
+    report: Report = lambda stage, fraction: None,
+) -> OpenedModel:
+    """The decoder on `ops` for a model of mlx-lm; the model itself where the decoder is not for it or differs.
+
+    Where kernels of `ops` differ, the decoder runs on `trusted`, which may be the same. With `remembered` products are
+    measured, for at most `seconds_max`, and less at every later start. `traces` steps of up to `rows_max` rows.
+    """
+    until_s = time.perf_counter() + seconds_max
+    report("opening the decoder", None)
+    try:
+        weights = read_weights(model)
+    except NotOfTheFamily as error:
+        log.info("mlx-lm's own code runs this model", extra={"reason": str(error)})
+        return OpenedModel(model, facts={"model_code": f"mlx-lm's: {error}"})
+    decoder = DecoderModel(weights, trusted)
+    is_exact = weights.norm.weight.dtype == mx.float32
+    if not _alike(_logits(model), lambda: _logits(decoder), is_exact=is_exact):
+        log.warning("the decoder's logits are not those of mlx-lm, whose own code runs this model")
+        return OpenedModel(model, facts={"model_code": "mlx-lm's: the decoder's logits are not the same"})
+    facts = {"model_code": "ours"}
+    if remembered is not None:
+        weights, told = tune_products(
+            weights,
+            ops,
+            remembered,
+            rows_max=rows_max,
+            copy_bytes_max=copy_bytes_max,
+            until_s=until_s,
+            report=lambda fraction: report("measuring products", fraction),
+        )
+        if told:
+            facts["products"] = told
+    tuned = DecoderModel(weights, ops)
+    if ops is trusted or _alike(_many_logits(decoder), lambda: _many_logits(tuned), is_exact=is_exact):
+        decoder = tuned
+    else:
+        log.warning("kernels for this device compute something else; MLX's operations run this model")
+        facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
+    if traces:
+        decoder.trace_steps(rows_max, until_s)
+    log.info("opened the decoder", extra=facts)
+    return OpenedModel(decoder, copies_bytes(decoder.weights), facts)
+
+
+def _alike(
+    wanted: Sequence[np.ndarray], compute: Callable[[], Sequence[np.ndarray]], *, is_exact: bool
+) -> bool:
+    """Whether logits differ by rounding only. Those of a model in float32 are compared by a sharper bound too."""
+    try:
+        got = compute()
+    except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
+        log.warning("the decoder does not work", extra={"reason": str(error)[:200]})
+        return False
+    if len(got) != len(wanted) or not all(map(differ_by_rounding, wanted, got)):
+        return False
+    return not is_exact or all(map(_nearly_equal, wanted, got))
+
+
+def _nearly_equal(wanted: np.ndarray, got: np.ndarray) -> bool:
+    return bool(np.linalg.norm(got - wanted) <= _EXACT_TOLERANCE * np.linalg.norm(wanted))
+
+
+def _logits(model: Any) -> list[np.ndarray]:
+    """Logits of short prompts, and of steps of their rows together; of a verify block where rows can roll back."""
+    found, starts = [], []
+    for row in _ROWS:
+        starts.append(kv.new_caches(model))
+        found.append(kv.read_alone(model, starts[-1], row[:-1])[0])
+    if kv.can_merge(starts[0]):
+        batch = kv.KVBatch.merge(starts, [len(row) - 1 for row in _ROWS])
+        for width in (1, 2) if batch.can_roll_back else (1,):
+            found.append(_step(model, batch, _ROWS, width))
+    return _as_numpy(found)
+
+
+def _many_logits(model: Any) -> list[np.ndarray]:
+    """Logits of prompts and verify blocks that take every kernel for a number of tokens."""
+    found = []
+    for tokens in _PROMPTS:
+        prompt = [1 + place % _PROMPT_LOGITS for place in range(tokens)]
+        logits = kv.read_alone(model, kv.new_caches(model), prompt)[0]
+        found.append(logits[:: tokens // _PROMPT_LOGITS])
+    starts = []
+    for row in _ROWS:
+        starts.append(kv.new_caches(model))
+        mx.eval(kv.read_alone(model, starts[-1], row[:-1]))
+    lengths = [len(row) - 1 for row in _ROWS]
+    batch = kv.KVBatch.merge(starts, lengths)
+    widths = _WIDTHS if batch.can_roll_back else (1, 1)
+    # The first step of a batch is not written in place yet.
+    for width in (1, *widths):
+        found.append(_step(model, batch, _ROWS, width))
+        mx.eval(found)
+    return _as_numpy(found)
+
+
+def _step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]], width: int) -> mx.array:
+    """Logits [rows, vocab] of a step that reads the last token of each row so many times."""
+    inputs = mx.array([[row[-1]] * width for row in rows], dtype=mx.uint32)
+    logits: mx.array = model(inputs, cache=batch.begin_step(inputs))[:, -1]
+    batch.launch(logits)
+    return logits
+
+
+def _as_numpy(found: Sequence[mx.array]) -> list[np.ndarray]:
+    mx.eval(found)
+    return [np.array(logits.astype(mx.float32)) for logits in found]

@@ -1,0 +1,301 @@
+"""The forward pass of the dense decoder family, Llama, Mistral, Qwen2 and Qwen3, and of Qwen3-MoE.
+
+Hidden states are a flat list of tokens: norms, products and rotations take every token alike. Only attention knows
+rows; each segment of a packed step attends with its own caches. A model call of mlx-lm's kind is a step of one segment.
+
+From one attention to the next a layer does the same in every step. What lies between is traced once for a number of
+rows and replayed in one call. Layers that differ in nothing but their arrays share a trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+
+from zmqengine.engine.models.mlx_lm import KVCache, RotatingKVCache
+from zmqengine.engine.models.ops import Made, Ops
+from zmqengine.engine.models.tree import arrays_of, filled, kind_of
+from zmqengine.engine.models.weights import DecoderWeights, Layer, Linear, Norm
+
+WIDTH_MAX = 8
+"""More tokens of a row at once are a prompt: those have too many lengths to trace."""
+
+# Numbers of rows and widths that are traced. Traces are kept for good, some 200 KiB for each.
+_SHAPES_MAX = 512
+
+Traced = Callable[..., Sequence[mx.array]]
+
+
+class StepSegment(Protocol):
+    """Rows of a packed step that attend together."""
+
+    @property
+    def inputs(self) -> mx.array:
+        """Their next tokens, [rows, width]."""
+        ...
+
+    @property
+    def caches(self) -> list[Any]:
+        """A cache for each layer."""
+        ...
+
+
+class DecoderModel:
+    """A model of the family, with the interface of mlx-lm's models. Caches are mlx-lm's or those of a `KVBatch`."""
+
+    def __init__(self, weights: DecoderWeights, ops: Ops) -> None:
+        self.layers = weights.layers
+        self.weights = weights
+        self.ops = ops
+        self._heads = [layer.heads for layer in weights.layers]
+        windows = [heads.window for heads in self._heads]
+        # Each window, None for whole texts, and the first layer that has it: such layers share a mask.
+        self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
+        self._traces = _Traces(weights, ops)
+
+    def make_cache(self) -> list[Any]:
+        """Empty caches for one row."""
+        windows = [layer.heads.window for layer in self.layers]
+        return [KVCache() if window is None else RotatingKVCache(window) for window in windows]  # type: ignore[no-untyped-call]
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Logits [rows, width, vocab] for `inputs` [rows, width]."""
+        rows, width = inputs.shape
+        caches = self.make_cache() if cache is None else cache
+        # The last layer's: mlx-lm's caches change theirs in place when they are written.
+        offset = caches[-1].offset
+        traced = None
+        if isinstance(offset, mx.array) and width <= WIDTH_MAX:
+            traced = self._traces.calls.get((rows, width)) or self._traces.of(rows, width)
+        if traced is None:
+            (logits,) = self._run(inputs.reshape(-1), [_Attention(self, inputs, caches)])
+            return logits.reshape(rows, width, -1)
+        masks = {}
+        for window, first in self.windows:
+            masks[window] = self.ops.mask(caches[first], width, window)
+        hidden, *made = traced[0](inputs, offset)
+        for heads, layer_cache, call in zip(self._heads, caches, traced[1:], strict=True):
+            attended = self.ops.attend(made, heads, offset, layer_cache, masks[heads.window])
+            hidden, *made = call(hidden, attended, offset)
+        return hidden
+
+    def hidden(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Hidden states [rows, width, dim] after the last norm, of which the head would make logits."""
+        rows, width = inputs.shape
+        step = _Attention(self, inputs, self.make_cache() if cache is None else cache)
+        hidden, (attended,), _ = self._attended(inputs.reshape(-1), [step])
+        normed = _after_attention(self.ops, self.layers[-1], self.weights.norm, hidden, attended)[1]
+        return normed.reshape(rows, width, -1)
+
+    def packed(self, segments: Sequence[StepSegment]) -> list[mx.array]:
+        """Logits [rows, width, vocab] of each segment. Those that nobody reads are not computed."""
+        steps = [_Attention(self, segment.inputs, segment.caches) for segment in segments]
+        tokens = mx.concatenate([segment.inputs.reshape(-1) for segment in segments])
+        logits = self._run(tokens, steps)
+        return [found.reshape(step.rows, step.width, -1) for found, step in zip(logits, steps, strict=True)]
+
+    def trace_steps(self, rows_max: int, until_s: float, width: int = 1) -> None:
+        """Be ready for steps of this width and every number of rows up to `rows_max`, as far as there is time.
+
+        `until_s` is on the clock of `time.perf_counter`. Nothing is computed.
+        """
+        for rows in range(1, rows_max + 1):
+            if time.perf_counter() > until_s:
+                return
+            self._traces.trace(rows, width)
+
+    def _run(self, tokens: mx.array, steps: Sequence[_Attention]) -> list[mx.array]:
+        """Logits [tokens, vocab] of each of `steps`, which have these tokens in all."""
+        hidden, attended, spans = self._attended(tokens, steps)
+        return self._logits(hidden, attended, steps, spans)
+
+    def _attended(
+        self, tokens: mx.array, steps: Sequence[_Attention]
+    ) -> tuple[mx.array, list[mx.array], list[slice]]:
+        """Hidden states before the last attention, its output for each of `steps`, and their places."""
+        ops, weights = self.ops, self.weights
+        hidden = ops.embed(tokens, weights.embedding)
+        normed = ops.norm(hidden, self.layers[0].input_norm)
+        ends = [sum(step.tokens for step in steps[: place + 1]) for place in range(len(steps))]
+        spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]
+        for number, (layer, norm) in enumerate(self._layers_and_norms()):
+            product = ops.product(normed, *layer.qkv)
+            attended = []
+            for step, span in zip(steps, spans, strict=True):
+                own = product if len(steps) == 1 else product[span]
+                attended.append(
+                    _by_token(step.attend(number, ops.turn(own, layer.heads, step.offset, step.rows)))
+                )
+            if number == len(self.layers) - 1:
+                break
+            every = attended[0] if len(steps) == 1 else mx.concatenate(attended)
+            hidden, normed = _after_attention(ops, layer, norm, hidden, every)
+        return hidden, attended, spans
+
+    def _logits(
+        self,
+        hidden: mx.array,
+        attended: Sequence[mx.array],
+        steps: Sequence[_Attention],
+        spans: Sequence[slice],
+    ) -> list[mx.array]:
+        """Logits of each of `steps`, from the last attention on: of prompts apart, since nobody may read them."""
+        layer, norm, head = self.layers[-1], self.weights.norm, self.weights.head
+
+        def logits(hidden: mx.array, attended: mx.array) -> mx.array:
+            return self.ops.product(_after_attention(self.ops, layer, norm, hidden, attended)[1], head)
+
+        if len(steps) == 1:
+            return [logits(hidden, attended[0])]
+        found = [logits(hidden[span], every) for span, every in zip(spans, attended, strict=True)]
+        few = [place for place, step in enumerate(steps) if step.width <= WIDTH_MAX]
+        if len(few) > 1:
+            # The head's weights are read once for all rows in decode.
+            together = logits(
+                mx.concatenate([hidden[spans[place]] for place in few]),
+                mx.concatenate([attended[place] for place in few]),
+            )
+            ends = [sum(steps[other].tokens for other in few[: at + 1]) for at in range(len(few) - 1)]
+            for place, own in zip(few, mx.split(together, ends), strict=True):
+                found[place] = own
+        return found
+
+    def _layers_and_norms(self) -> Sequence[tuple[Layer, Norm]]:
+        """Every layer, and the norm behind it."""
+        norms = [*(layer.input_norm for layer in self.layers[1:]), self.weights.norm]
+        return list(zip(self.layers, norms, strict=True))
+
+
+class _Attention:
+    """Attention of one segment of a step in every layer.
+
+    `offset` is the position of each row's first token, [rows], or a number for one row alone.
+    """
+
+    def __init__(self, model: DecoderModel, inputs: mx.array, caches: list[Any]) -> None:
+        self.rows, self.width = inputs.shape
+        self.tokens = self.rows * self.width
+        self.offset: mx.array | int = caches[-1].offset
+        self._ops = model.ops
+        self._layers = model.layers
+        self._caches = caches
+        self._masks = {
+            window: model.ops.mask(caches[first], self.width, window) for window, first in model.windows
+        }
+
+    def attend(self, number: int, made: Made) -> mx.array:
+        """Write and attend in one layer: [rows, heads, width, dim]."""
+        heads = self._layers[number].heads
+        mask = self._masks[heads.window]
+        return self._ops.attend(made, heads, self.offset, self._caches[number], mask)
+
+
+def _by_token(attended: mx.array) -> mx.array:
+    """[tokens, heads * dim] of [rows, heads, width, dim]."""
+    rows, _, width, _ = attended.shape
+    return attended.transpose(0, 2, 1, 3).reshape(rows * width, -1)
+
+
+def _after_attention(
+    ops: Ops, layer: Layer, norm: Norm, hidden: mx.array, attended: mx.array
+) -> tuple[mx.array, mx.array]:
+    """The hidden states after a layer, and the same after the `norm` behind it."""
+    hidden, normed = ops.add_and_norm(hidden, ops.product(attended, layer.out), layer.mlp_norm)
+    return ops.add_and_norm(hidden, ops.mlp(normed, layer.mlp), norm)
+
+
+class _Between(NamedTuple):
+    """The weights between two attentions: first those of one layer, then those of the next.
+
+    Before the first layer there is the `embedding`, behind the last one the `head`.
+    """
+
+    embedding: Linear | None
+    layer: Layer | None
+    norm: Norm
+    following: Layer | None
+    head: Linear | None
+
+    def run(self, ops: Ops, inputs: mx.array, attended: mx.array | None, offset: mx.array, rows: int) -> Made:
+        """Hidden states and what the next layer attends with; or the logits."""
+        if self.embedding is not None:
+            hidden = ops.embed(inputs.reshape(-1), self.embedding)
+            normed = ops.norm(hidden, self.norm)
+        else:
+            assert self.layer is not None
+            assert attended is not None
+            hidden, normed = _after_attention(ops, self.layer, self.norm, inputs, _by_token(attended))
+        if self.following is None:
+            assert self.head is not None
+            return (ops.product(normed, self.head).reshape(rows, -1, self.head.outputs),)
+        following = self.following
+        product = ops.product(normed, *following.qkv)
+        return hidden, *ops.turn(product, following.heads, offset, rows)
+
+
+class _Traces:
+    """Traced calls of a model, by the number of rows and the width of a step."""
+
+    def __init__(self, weights: DecoderWeights, ops: Ops) -> None:
+        self._ops = ops
+        layers = weights.layers
+        norms = [*(layer.input_norm for layer in layers), weights.norm]
+        self._parts = [
+            _Between(
+                None if number else weights.embedding,
+                layers[number - 1] if number else None,
+                norm,
+                layers[number] if number < len(layers) else None,
+                None if number < len(layers) else weights.head,
+            )
+            for number, norm in enumerate(norms)
+        ]
+        self._kinds: list[Hashable] = [kind_of(part) for part in self._parts]
+        self._arrays = [arrays_of(part) for part in self._parts]
+        self.calls: dict[tuple[int, int], list[Traced]] = {}
+
+    def of(self, rows: int, width: int) -> list[Traced] | None:
+        """The calls of a step; None when there are too many shapes of them.
+
+        The first takes tokens [rows, width] and offsets, the others hidden states, what was attended, and offsets.
+        """
+        calls = self.calls.get((rows, width))
+        if calls is None and len(self.calls) < _SHAPES_MAX:
+            calls = self.calls[rows, width] = self._make(rows)
+        return calls
+
+    def trace(self, rows: int, width: int) -> None:
+        """Make the calls of such steps, and trace each kind of them once."""
+        calls = self.of(rows, width)
+        if calls is None:
+            return
+        offset = mx.zeros((rows,), mx.int32)
+        hidden, *_ = calls[0](mx.zeros((rows, width), mx.uint32), offset)
+        done = set()
+        for part, kind, call in zip(self._parts[1:], self._kinds[1:], calls[1:], strict=True):
+            if kind not in done:
+                done.add(kind)
+                assert part.layer is not None
+                heads = part.layer.heads
+                call(hidden, mx.zeros((rows, heads.heads, width, heads.dim), hidden.dtype), offset)
+
+    def _make(self, rows: int) -> list[Traced]:
+        by_kind: dict[Hashable, Traced] = {}
+        calls: list[Traced] = []
+        for part, kind, arrays in zip(self._parts, self._kinds, self._arrays, strict=True):
+            if kind not in by_kind:
+                by_kind[kind] = self._compiled(part, rows)
+            calls.append(partial(by_kind[kind], arrays))
+        return calls
+
+    def _compiled(self, part: _Between, rows: int) -> Traced:
+        def run(arrays: list[mx.array], inputs: mx.array, *given: mx.array) -> Made:
+            *attended, offset = given
+            own = filled(part, iter(arrays))
+            return own.run(self._ops, inputs, attended[0] if attended else None, offset, rows)
+
+        return mx.compile(run)

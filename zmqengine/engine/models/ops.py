@@ -1,0 +1,303 @@
+"""Operations of a decoder layer, behind one object that is chosen when the engine opens.
+
+Hidden states are [tokens, dim], of however many rows: only attention tells rows apart. `PlainOps` runs on every device,
+by documented MLX calls; `cuda` has another implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx.nn.layers.activations import silu
+
+from zmqengine.engine.models.weights import Experts, Gated, HeadShape, Linear, Norm
+
+Product = Callable[[mx.array, Linear], mx.array]
+Made = Sequence[mx.array]
+"""Queries, keys and values, or arrays from which `Ops.attend` makes them."""
+
+# mlx-lm's own border: with fewer choices of experts than this, sorting them costs more than it saves.
+_SORTED_MIN = 64
+# Numbers of rows at which products with packed weights are measured; others take the next larger one's variant.
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+
+
+class Ops(Protocol):
+    """A device's way to compute a decoder layer."""
+
+    def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
+        """Hidden states of `tokens` [tokens]."""
+        ...
+
+    def norm(self, hidden: mx.array, norm: Norm) -> mx.array:
+        """`hidden` after an RMS norm."""
+        ...
+
+    def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
+        """The sum of `hidden` and an addend, and the same after an RMS norm."""
+        ...
+
+    def product(self, inputs: mx.array, *linears: Linear) -> mx.array:
+        """The outputs of `linears` side by side, [tokens, outputs]."""
+        ...
+
+    def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
+        """The output of an MLP, [tokens, dim]."""
+        ...
+
+    def turn(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> Made:
+        """Queries, keys and values of `rows` with as many tokens each, whose first ones have the positions `offset`.
+
+        A flat list of tokens is as many rows of one token.
+        """
+        ...
+
+    def mask(self, cache: Any, width: int, window: int | None) -> Any:
+        """A mask, or what `attend` takes for one: the columns that each of `width` tokens of a row sees."""
+        ...
+
+    def attend(self, made: Made, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
+        """Write keys and values into the cache of a layer, and attend: [rows, heads, width, dim]."""
+        ...
+
+    def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
+        """Ways to multiply so many rows, by name. The first needs no proof; others may be faster."""
+        ...
+
+    def unmeasured(self, linear: Linear, rows: int) -> str:
+        """The variant to take without a measurement."""
+        ...
+
+    def measured_rows(self, linear: Linear) -> Sequence[int]:
+        """Numbers of rows at which variants are compared; none where there is only one."""
+        ...
+
+    def loss_max(self, linear: Linear, rows: int) -> float:
+        """The factor by which another variant may be slower than the first; 1 where it has to be faster."""
+        ...
+
+    def choose(self, linear: Linear, names: Mapping[int, str]) -> None:
+        """Have all products of this shape take the named variants, by numbers of rows."""
+        ...
+
+
+class PlainOps:
+    """`Ops` by documented MLX calls.
+
+    Above `packed_rows_max` rows weights are unpacked before a product: where MLX's own kernel must be compiled first.
+    """
+
+    def __init__(self, packed_rows_max: int = 1 << 30) -> None:
+        self._packed_rows_max = packed_rows_max
+        self._chosen: dict[object, list[tuple[int, str]]] = {}
+
+    def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
+        """See `Ops`."""
+        if not embedding.bits:
+            return embedding.weight[tokens]
+        assert embedding.scales is not None, "packed weights have scales"
+        biases = None if embedding.biases is None else embedding.biases[tokens]
+        rows = embedding._replace(
+            weight=embedding.weight[tokens], scales=embedding.scales[tokens], biases=biases
+        )
+        return unpacked(rows)
+
+    def norm(self, hidden: mx.array, norm: Norm) -> mx.array:
+        """See `Ops`."""
+        return mx.fast.rms_norm(hidden, norm.weight, norm.eps)
+
+    def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
+        """See `Ops`."""
+        total = hidden + added
+        return total, self.norm(total, norm)
+
+    def product(self, inputs: mx.array, *linears: Linear) -> mx.array:
+        """See `Ops`."""
+        found = [self._variant(linear, inputs.shape[0])(inputs, linear) for linear in linears]
+        return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
+
+    def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
+        """See `Ops`."""
+        if isinstance(mlp, Experts):
+            return self._mixture(inputs, mlp)
+        return self.product(self.gated(inputs, mlp.gate_up), mlp.down)
+
+    def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...]) -> mx.array:
+        """silu of the first half of the outputs times the other half."""
+        gate, up = mx.split(self.product(inputs, *gate_up), 2, axis=-1)
+        return swiglu(gate, up)
+
+    def turn(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> Made:
+        """See `Ops`."""
+        count, turned_count, dim = heads.heads, heads.heads + heads.key_heads, heads.dim
+        every = product.reshape(rows, -1, turned_count + heads.key_heads, dim).transpose(0, 2, 1, 3)
+        turned, values = every[:, :turned_count], every[:, turned_count:]
+        if heads.norms is not None:
+            turned = mx.fast.rms_norm(turned, None, heads.norms.eps) * heads.norms.both
+        rotation = heads.rotation
+        if rotation.factor != 1.0:
+            turned = turned.at[..., : rotation.dims].multiply(rotation.factor)
+        turned = mx.fast.rope(
+            turned,
+            rotation.dims,
+            traditional=rotation.traditional,
+            base=rotation.base,
+            scale=rotation.scale,
+            offset=offset,
+            freqs=rotation.freqs,
+        )
+        return turned[:, :count], turned[:, count:], values
+
+    def mask(self, cache: Any, width: int, window: int | None) -> Any:
+        """See `Ops`. As mlx-lm's `create_attention_mask`."""
+        return cache.make_mask(width, return_array=False, window_size=window)
+
+    def attend(self, made: Made, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
+        """See `Ops`."""
+        queries, keys, values = made
+        keys, values = cache.update_and_fetch(keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
+
+    def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
+        """See `Ops`."""
+        if not linear.bits:
+            return {"product": product}
+        found = {"unpacked": multiply_unpacked}
+        if rows <= self._packed_rows_max:
+            found = {"product": packed_product, **found}
+        if linear.transposed is not None:
+            found["copy"] = product
+        return found
+
+    def unmeasured(self, linear: Linear, rows: int) -> str:
+        """See `Ops`."""
+        return next(iter(self.variants(linear, rows)))
+
+    def measured_rows(self, linear: Linear) -> Sequence[int]:
+        """See `Ops`."""
+        # Scales of other modes are no numbers of the activations' type.
+        return _ROWS if linear.mode == "affine" else ()
+
+    def loss_max(self, linear: Linear, rows: int) -> float:
+        """See `Ops`."""
+        return 1.0
+
+    def choose(self, linear: Linear, names: Mapping[int, str]) -> None:
+        """See `Ops`."""
+        self._chosen[shape_of(linear)] = sorted(names.items())
+
+    def _variant(self, linear: Linear, rows: int) -> Product:
+        """The variant for so many rows: that of the next larger number that was measured, or of the largest."""
+        names = self._chosen.get(shape_of(linear))
+        if names is None:
+            measured, name = rows, self.unmeasured(linear, rows)
+        else:
+            measured, name = next((pair for pair in names if rows <= pair[0]), names[-1])
+        return self.variants(linear, measured)[name]
+
+    def _mixture(self, inputs: mx.array, experts: Experts) -> mx.array:
+        """The sum of the chosen experts' outputs, weighted by their shares."""
+        shares = mx.softmax(self.product(inputs, experts.router), axis=-1, precise=True)
+        count = experts.per_token
+        chosen = mx.argpartition(shares, kth=-count, axis=-1)[..., -count:]
+        shares = mx.take_along_axis(shares, chosen, axis=-1)
+        if experts.normalised:
+            shares = shares / mx.sum(shares, axis=-1, keepdims=True)
+        found = _each_expert(inputs, chosen, experts)
+        return (found * shares[..., None]).sum(axis=-2).astype(found.dtype)
+
+
+def shape_of(linear: Linear) -> object:
+    """The shape of a product: all of its weights but their numbers, by which a variant is chosen."""
+    packing = linear.bits, linear.group_size, linear.mode
+    return linear.inputs, linear.outputs, packing, linear.dtype, linear.bias is None
+
+
+def product(inputs: mx.array, linear: Linear) -> mx.array:
+    """A product with weights in full width."""
+    weights = linear.transposed
+    assert weights is not None, "weights in full width have a view"
+    return inputs @ weights if linear.bias is None else mx.addmm(linear.bias, inputs, weights)
+
+
+def packed_product(inputs: mx.array, linear: Linear) -> mx.array:
+    """A product with packed weights, as MLX does it."""
+    assert linear.scales is not None, "packed weights have scales"
+    found = mx.quantized_matmul(
+        inputs,
+        linear.weight,
+        scales=linear.scales,
+        biases=linear.biases,
+        transpose=True,
+        group_size=linear.group_size,
+        bits=linear.bits,
+        mode=linear.mode,
+    )
+    return found if linear.bias is None else found + linear.bias
+
+
+def multiply_unpacked(inputs: mx.array, linear: Linear) -> mx.array:
+    """A product with packed weights in full width for a moment."""
+    return product(inputs, linear._replace(transposed=unpacked(linear).astype(inputs.dtype).T))
+
+
+def unpacked(linear: Linear) -> mx.array:
+    """Packed weights in full width."""
+    assert linear.scales is not None, "packed weights have scales"
+    return mx.dequantize(
+        linear.weight,
+        linear.scales,
+        linear.biases,
+        group_size=linear.group_size,
+        bits=linear.bits,
+        mode=linear.mode,
+    )
+
+
+@partial(mx.compile, shapeless=True)
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up"""
+    found: mx.array = silu(gate) * up
+    return found
+
+
+def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.array:
+    """The outputs [tokens, chosen, dim] of the `chosen` experts of each token, not weighted yet."""
+    tokens, count = chosen.shape
+    order = None
+    by_token = inputs[:, None, None]
+    if is_sorted := tokens * count >= _SORTED_MIN:
+        # Tokens of one expert stand together.
+        flat = chosen.reshape(-1)
+        order = mx.argsort(flat)
+        by_token, chosen = inputs[order // count][:, None], flat[order]
+    parts = [_of_experts(by_token, linear, chosen, is_sorted=is_sorted) for linear in experts.gate_up]
+    gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
+    found = _of_experts(swiglu(gate, up), experts.down, chosen, is_sorted=is_sorted)
+    if order is not None:
+        found = found[mx.argsort(order)].reshape(tokens, count, 1, -1)
+    return found.squeeze(-2)
+
+
+def _of_experts(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted: bool) -> mx.array:
+    if linear.bits:
+        assert linear.scales is not None, "packed weights have scales"
+        found = mx.gather_qmm(
+            inputs,
+            linear.weight,
+            linear.scales,
+            linear.biases,
+            rhs_indices=chosen,
+            transpose=True,
+            group_size=linear.group_size,
+            bits=linear.bits,
+            mode=linear.mode,
+            sorted_indices=is_sorted,
+        )
+    else:
+        assert linear.transposed is not None, "weights in full width have a view"
+        found = mx.gather_mm(inputs, linear.transposed, rhs_indices=chosen, sorted_indices=is_sorted)
+    return found if linear.bias is None else found + linear.bias[chosen][..., None, :]

@@ -1,0 +1,30 @@
+"""The packed step: rows in decode and chunks of prompts go through the model together, as one list of tokens.
+
+Norms and products of a layer take every token alike, whichever row it belongs to, so they read the weights once for all
+of them. Only attention tells rows apart: each segment attends with its own caches. A model that cannot be packed gets a
+call for each segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from zmqengine.engine.row import Caches
+
+
+class Segment(NamedTuple):
+    """Rows that attend together: `inputs` [rows, width] are their next tokens, `caches` one for each layer."""
+
+    inputs: mx.array
+    caches: Caches
+
+
+def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
+    """The logits [rows, width, vocab] of each segment, not computed yet."""
+    if len(segments) > 1 and hasattr(model, "packed"):
+        logits: list[mx.array] = model.packed(segments)
+        return logits
+    return [model(segment.inputs, cache=segment.caches) for segment in segments]

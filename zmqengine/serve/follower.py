@@ -1,0 +1,101 @@
+"""One worker as the launcher sees it: its process, its progress while it loads, its requests once it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Protocol
+
+from zmqengine.errors import ZmqEngineError
+from zmqengine.protocol.messages import Description, Status
+from zmqengine.serve.child import Child
+from zmqengine_client import AsyncClient
+
+log = logging.getLogger("zmqengine.launcher")
+
+LOADING_EVERY_S = 0.2
+READY_EVERY_S = 1.0
+ENDED_EVERY_S = 0.1
+"""Between two looks whether the process has ended."""
+ANSWER_S = 5.0
+HELD = ("weights", "kv", "padding", "parked", "workspace")
+"""Memory that does not give way to others: the prompt cache and buffers do."""
+
+
+class Followed(Protocol):
+    """Receives the news of one worker; the name is that of its model."""
+
+    def described(self, name: str, description: Description) -> None:
+        """How far it is."""
+
+    def told(self, name: str, requests: int, asked_s: float, held_bytes: int) -> None:
+        """How many requests it has that have not ended, and what it holds."""
+
+    def ended(self, name: str) -> None:
+        """Its process has ended."""
+
+
+class Follower:
+    """Follows one worker until its process ends."""
+
+    def __init__(self, child: Child, followed: Followed) -> None:
+        self.child = child
+        self.name = child.record.name
+        self._followed = followed
+        self._look = asyncio.Event()
+        self._client: AsyncClient | None = None
+        self._asking = asyncio.create_task(self._ask())
+        self._waiting = asyncio.create_task(self._wait())
+
+    def look_now(self) -> None:
+        """Ask for the status at once."""
+        self._look.set()
+
+    async def close(self) -> None:
+        """Follow it no longer. Its process is not touched."""
+        for task in (self._asking, self._waiting):
+            task.cancel()
+        await asyncio.gather(self._asking, self._waiting, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+    async def _wait(self) -> None:
+        while not self.child.has_ended():
+            await asyncio.sleep(ENDED_EVERY_S)
+        self._asking.cancel()
+        self._followed.ended(self.name)
+
+    async def _ask(self) -> None:
+        client = self._client = AsyncClient(
+            self.child.record.address, name="launcher", connect_timeout_s=ANSWER_S, answer_timeout_s=ANSWER_S
+        )
+        is_ready = False
+        while True:
+            self._look.clear()
+            asked_s = time.monotonic()
+            try:
+                if not is_ready:
+                    description = await client.describe()
+                    is_ready = description.state in ("ready", "draining")
+                    self._followed.described(self.name, description)
+                if is_ready:
+                    status = await client.status()
+                    self._followed.told(self.name, _requests(status), asked_s, _held_bytes(status))
+            except ZmqEngineError:
+                # Not there yet, or too busy: its process says whether it lives.
+                pass
+            except Exception:
+                log.exception("following a worker failed", extra={"model": self.name})
+            every_s = READY_EVERY_S if is_ready else LOADING_EVERY_S
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look.wait(), every_s)
+
+
+def _requests(status: Status) -> int:
+    return int(status.numbers.get("running", 0) + status.numbers.get("queued", 0))
+
+
+def _held_bytes(status: Status) -> int:
+    return sum(status.memory.get(part, 0) for part in HELD)

@@ -1,0 +1,48 @@
+"""The memory that models took when they were loaded last, kept for the next launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from zmqengine.paths import cache_directory
+
+log = logging.getLogger("zmqengine.launcher")
+
+ENTRIES_MAX = 1000
+
+
+class MeasuredMemory:
+    """Bytes by the signature of a worker's options. A file that cannot be read or written is as if it were empty."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or cache_directory() / "serve" / "measured.json"
+        self._bytes: dict[str, int] = {}
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            self._bytes = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+
+    def of(self, signature: str) -> int:
+        """The bytes of a worker with these options; 0 if it was never loaded."""
+        return self._bytes.get(signature, 0)
+
+    def keep(self, signature: str, size: int) -> None:
+        """Remember the bytes that it took this time."""
+        if not size or self._bytes.get(signature) == size:
+            return
+        self._bytes.pop(signature, None)
+        self._bytes[signature] = size
+        while len(self._bytes) > ENTRIES_MAX:
+            del self._bytes[next(iter(self._bytes))]
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".json")
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(self._bytes))
+            os.replace(name, self._path)
+        except OSError as error:
+            log.info("measured memory is not kept", extra={"reason": str(error)})

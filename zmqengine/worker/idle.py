@@ -1,0 +1,71 @@
+"""The pause between requests: memory is given back, the GPU stays warm for a while, and the machine may sleep."""
+
+from __future__ import annotations
+
+from zmqengine.worker.batch import Batch
+from zmqengine.worker.context import WorkerContext
+
+REST_S = 5.0
+"""Without work, until memory that is kept for speed alone is given back; where the GPU is kept warm, when that ends."""
+WARM_EVERY_S = 0.5
+"""After about a second without work a GPU of Apple lowers its clock, and the next step takes 56 to 320 ms longer
+(github.com/ggml-org/llama.cpp/issues/10119, 17766)."""
+AWAKE_S = 60.0
+"""Without work, until the machine may sleep: pauses of a conversation do not ask the system each time."""
+
+
+class Idle:
+    """Follows whether there is work. `keep` is cheap enough for every pass."""
+
+    def __init__(self, context: WorkerContext, batch: Batch) -> None:
+        self._context = context
+        self._batch = batch
+        self._warm_s = context.config.gpu_warm_s
+        self._busy = False
+        self._rest_at_s: float | None = None
+        self._sleep_at_s: float | None = None
+        self._warm_until_s = self._warm_at_s = 0.0
+
+    def keep(self, now_s: float) -> None:
+        """Do what is due by now."""
+        if self._batch.has_work:
+            if not self._busy:
+                self._begin()
+            return
+        if self._busy:
+            self._end(now_s)
+        if now_s < self._warm_until_s and now_s >= self._warm_at_s:
+            self._warm_at_s = now_s + WARM_EVERY_S
+            self._batch.keep_warm()
+        if self._rest_at_s is not None and now_s >= self._rest_at_s:
+            self._rest_at_s = None
+            self._batch.release_buffers()
+        if self._sleep_at_s is not None and now_s >= self._sleep_at_s:
+            self._sleep_at_s = None
+            self._context.power.release()
+            self._tell()
+
+    def next_s(self) -> float | None:
+        """When something is due, if nothing comes; None if nothing is."""
+        due = [when for when in (self._rest_at_s, self._sleep_at_s) if when is not None]
+        if self._rest_at_s is not None and self._warm_at_s < self._warm_until_s:
+            due.append(self._warm_at_s)
+        return min(due, default=None)
+
+    def _begin(self) -> None:
+        self._busy = True
+        self._context.power.hold()
+        self._tell()
+
+    def _end(self, now_s: float) -> None:
+        self._busy = False
+        self._sleep_at_s = now_s + AWAKE_S
+        is_warmed = self._warm_s > 0 and self._batch.keep_warm()
+        self._warm_until_s = now_s + self._warm_s if is_warmed else 0.0
+        self._warm_at_s = now_s + WARM_EVERY_S
+        # To give buffers back and to take them again would undo it.
+        self._rest_at_s = max(now_s + REST_S, self._warm_until_s)
+
+    def _tell(self) -> None:
+        board = self._context.board
+        board.facts = {**board.facts, "power_assertion": self._context.power.told}

@@ -1,0 +1,156 @@
+"""The directory of one named worker and the socket files in it, for as long as the worker lives.
+
+Systems clean /tmp: macOS removes files that were not touched for 3 days, systemd-tmpfiles after 10. It leaves a
+directory alone that is locked; macOS does not. So the lock is on the directory itself, the files are touched, and
+those that are gone are bound anew: libzmq binds a path any number of times, and earlier connections stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from zmqengine.errors import ConfigError
+
+log = logging.getLogger("zmqengine.worker")
+
+NAMES = ("ctl", "cmd", "out")
+TAKEN = "a worker is already running at {}; give this one another --name"
+
+
+class SocketFiles:
+    """Holds the directory of one named worker: a second bind of a live ipc path would steal it.
+
+    Raises `ConfigError` if a worker lives there, which `taken` says, or if the directory cannot be used. Each socket is
+    kept by the thread that uses it.
+    """
+
+    def __init__(self, directory: Path, taken: str = TAKEN) -> None:
+        self._directory = directory
+        self._mutex = threading.Lock()
+        self._failing = False
+        self.is_lost = False
+        """Whether the directory was removed and another worker has taken the name since."""
+        try:
+            self._fd = self._lock()
+        except BlockingIOError:
+            raise ConfigError(taken.format(directory)) from None
+        except OSError as error:
+            raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
+        # A directory that was removed and made again is locked by nobody, and a worker may live in it all the same.
+        if any(_is_listened_to(directory / name) for name in NAMES):
+            os.close(self._fd)
+            raise ConfigError(taken.format(directory))
+        self._remove_sockets()
+
+    def keep(self, zmq_socket: zmq.Socket[Any], path: Path) -> None:
+        """Bind `path` again if its file is gone. A few microseconds if it is there; never raises."""
+        try:
+            if self._hold_directory() and not path.exists() and not hidden(path).exists():
+                zmq_socket.bind(f"ipc://{path}")
+                # Not by the umask, which belongs to all threads; nobody else can enter the directory meanwhile.
+                path.chmod(0o600)
+                log.warning("a socket file was removed and is there again", extra={"path": path})
+            self._failing = False
+        except (OSError, zmq.ZMQError) as error:
+            if not self._failing:
+                self._failing = True
+                log.error("cannot restore a socket file", extra={"path": path, "reason": str(error)})
+
+    def touch(self) -> None:
+        """Set the times of the directory and its files to now, so that no cleaner takes them for forgotten."""
+        if self.is_lost:
+            return
+        for path in (self._directory.parent, self._directory, *(self._directory / name for name in NAMES)):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+    def release(self) -> None:
+        """Remove the socket files and let the next worker in."""
+        if not self.is_lost:
+            self._remove_sockets()
+            # Removed while still held: whoever opens the path after this makes and locks a new directory.
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()
+        os.close(self._fd)
+
+    def _hold_directory(self) -> bool:
+        """Whether the directory is this worker's; makes it again if it is gone."""
+        with self._mutex:
+            if self.is_lost or _is_at(self._fd, self._directory):
+                return not self.is_lost
+            try:
+                fd = self._lock()
+            except BlockingIOError:
+                self.is_lost = True
+                log.error(
+                    "the directory of this worker was removed and another worker has its name: nobody new can "
+                    "connect to this one",
+                    extra={"path": self._directory},
+                )
+                return False
+            os.close(self._fd)
+            self._fd = fd
+            return True
+
+    def _lock(self) -> int:
+        """A descriptor of the directory, made if need be and locked. Raises `BlockingIOError` while it is held."""
+        while True:
+            _make_private(self._directory.parent, refuse_open=False)
+            _make_private(self._directory, refuse_open=True)
+            try:
+                fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The holder before us may have removed it between our open and our lock: then try its heir.
+                if _is_at(fd, self._directory):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _remove_sockets(self) -> None:
+        for name in NAMES:
+            with contextlib.suppress(FileNotFoundError):
+                (self._directory / name).unlink()
+
+
+def hidden(path: Path) -> Path:
+    """The name of a socket file while nobody is to find it."""
+    return path.with_name(path.name + ".full")
+
+
+def _is_listened_to(path: Path) -> bool:
+    """Whether a process listens on the socket file, be it stopped or busy."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _make_private(directory: Path, *, refuse_open: bool) -> None:
+    """Make a directory that only its owner can enter; refuse one that another user owns, or may enter."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{directory} belongs to another user; choose another directory with ZMQENGINE_DIR")
+    if refuse_open and status.st_mode & 0o077:
+        raise ConfigError(f"other users can enter {directory}: chmod 700 it, or choose another directory")
