@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,20 @@ def test_an_end_token_is_expected_too() -> None:
         whole = client.generate_tokens([1], max_tokens=9, seed=0, ignore_eos=True).read()
         assert whole.tokens == worker.expected_tokens([1], 9, ignore_eos=True)
         assert len(whole.tokens) == 9
+
+
+def test_a_worker_in_a_thread_leaves_the_timer_of_its_process_alone() -> None:
+    """Time-outs of test runners use it: a worker that took it would leave them without."""
+    handler = signal.getsignal(signal.SIGALRM)
+    before, _ = signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    try:
+        with FakeWorker() as worker, Client(worker.address) as client:
+            client.generate_tokens([1, 2], max_tokens=3, seed=0).read()
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < left < 1000
+        assert signal.getsignal(signal.SIGALRM) is handler
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, before)
 
 
 def test_a_worker_in_a_thread_cannot_be_killed_or_frozen() -> None:

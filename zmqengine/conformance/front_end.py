@@ -42,14 +42,19 @@ class FrontEnd:
         self._prepare = prepare
         self._calls = itertools.count(1)
         self._ctl_address = ctl
-        self.ctl = self._connect(zmq.DEALER, ctl)
-        self.description = self.wait_ready()
-        self.cmd = self._connect(zmq.DEALER, self._seen(self.description["cmd"]))
         self.out: Any = None
         self.secret = os.urandom(32)
         self.welcome: Body = {}
         self.frames: list[tuple[str, Body]] = []
         self.topics: set[bytes] = set()
+        try:
+            self.ctl = self._connect(zmq.DEALER, ctl)
+            self.description = self.wait_ready()
+            self.cmd = self._connect(zmq.DEALER, self._seen(self.description["cmd"]))
+        except BaseException:
+            # A context left to the garbage collector waits there for its sockets, which are garbage too: for ever.
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the sockets without bye."""

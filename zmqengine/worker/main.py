@@ -59,8 +59,8 @@ def serve(config: WorkerConfig) -> int:
     wakeup = Wakeup()
     board = SharedStatus(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())
     try:
-        with _stop_signals(board):
-            return Worker(config, board).run()
+        with _stop_signals(board), Watchdog(config.pass_timeout_s) as watchdog:
+            return Worker(config, board, watchdog).run()
     except (ConfigError, ModelLoadError) as error:
         print(f"zmqengine worker: {error}", file=sys.stderr)
         return EXIT_HOPELESS
@@ -69,14 +69,17 @@ def serve(config: WorkerConfig) -> int:
 
 
 class Worker:
-    """One life of a worker; `run` binds, loads, serves and cleans up on the calling thread."""
+    """One life of a worker; `run` binds, loads, serves and cleans up on the calling thread.
 
-    def __init__(self, config: WorkerConfig, board: SharedStatus) -> None:
+    A `watchdog` takes the process's one timer and SIGALRM: none for a worker in a thread of somebody else's process.
+    """
+
+    def __init__(self, config: WorkerConfig, board: SharedStatus, watchdog: Watchdog | None = None) -> None:
         self._config = config
         self._board = board
         self._supervisor: SupervisorLink | None = watch_supervisor(_stop_this_process)
         self._parent = ParentProcess(_stop_this_process) if config.die_with_parent else None
-        self._watchdog = Watchdog(config.pass_timeout_s)
+        self._watchdog = watchdog
 
     def run(self) -> int:
         context = new_context()
@@ -114,7 +117,8 @@ class Worker:
             self._board.state = "failed"
             raise
         finally:
-            self._watchdog.close()
+            if self._watchdog is not None:
+                self._watchdog.close()
             control.stop()
             doorman.open_doors()
             sockets.close(linger_ms=FLUSH_MS)
@@ -187,7 +191,7 @@ class Worker:
         if threading.current_thread() is threading.main_thread():
             # In a thread, for tests, most of the process is another's.
             set_apart()
-        self._watchdog.expect_within(0)
+        self._expect_within(0)
         self._board.progress = Progress("ready", 1.0)
         self._board.state = "ready"
         if self._supervisor is not None:
@@ -214,9 +218,13 @@ class Worker:
 
     def _report_progress(self, stage: str, fraction: float | None) -> None:
         # Finding a model may be a download of hours, which has time-outs of its own.
-        self._watchdog.expect_within(0 if stage == FINDING else self._config.load_timeout_s)
+        self._expect_within(0 if stage == FINDING else self._config.load_timeout_s)
         self._board.progress = Progress(stage, fraction)
         log.info("progress", extra={"stage": stage} | ({} if fraction is None else {"fraction": fraction}))
+
+    def _expect_within(self, timeout_s: float) -> None:
+        if self._watchdog is not None:
+            self._watchdog.expect_within(timeout_s)
 
 
 def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:

@@ -56,9 +56,9 @@ class Sockets:
         guard: Guard | None = None,
         backlog: int = 1024,
     ) -> None:
+        self._files = SocketFiles(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
         self.context = context or new_context()
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._files = SocketFiles(ipc_path(wanted.ctl).parent) if wanted.is_ipc else None
         self._guard = guard
         self._backlog = backlog
         self.monitors: list[zmq.Socket[bytes]] = []
