@@ -57,8 +57,8 @@ def run(config: HttpConfig, listener: socket.socket) -> int:
     """Serve on a bound socket, in this process, until a signal; returns the exit code."""
     server = _Server(uvicorn_config(HttpApp(config), config))
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal again after shutdown, which would make a clean exit look like a kill.
-        signal.signal(number, lambda *_: None)
+        # uvicorn sets the same handler, but only once its loop runs: a signal before that must not be lost.
+        signal.signal(number, server.handle_exit)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 

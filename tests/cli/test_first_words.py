@@ -26,7 +26,10 @@ def free_port() -> int:
 def ended(terminal: Terminal) -> None:
     """End it."""
     terminal.process.send_signal(signal.SIGTERM)
-    terminal.process.wait(60)
+    try:
+        terminal.process.wait(60)
+    finally:
+        terminal.close()
 
 
 def test_a_worker_says_what_to_do_next(short_directory: str) -> None:
@@ -56,8 +59,33 @@ def test_a_front_end_logs_text_on_a_terminal_and_names_its_page() -> None:
         ended(terminal)
     with subprocess.Popen([*COMMAND, "http", "--port", port], stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr
-        assert program.stderr.readline().startswith('{"time"')
-        program.terminate()
+        try:
+            assert program.stderr.readline().startswith('{"time"')
+            program.terminate()
+            assert program.wait(60) in (0, -signal.SIGTERM)
+        finally:
+            program.kill()
+
+
+@pytest.mark.parametrize("place", ["_Server.run", "_Server.startup", "HttpApp"])
+def test_a_front_end_that_is_ended_while_it_starts_ends(place: str) -> None:
+    """A signal is never lost between the handlers of the front-end and those of uvicorn."""
+    program = f"""
+import os, signal, sys
+from zmqengine_http import HttpConfig, server
+
+real = server.{place}
+
+def ended_here(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*arguments, **named)
+
+server.{place} = ended_here
+sys.exit(server.serve(HttpConfig(port={free_port()})))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, text=True)
+    # Before there is a server, the signal ends the process by itself.
+    assert done.returncode == (-signal.SIGTERM if place == "HttpApp" else 0), done.stderr
 
 
 @pytest.mark.parametrize("stale", [False, True])

@@ -18,8 +18,9 @@ def signals_as_bytes(numbers: Sequence[signal.Signals]) -> Iterator[socket.socke
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        earlier = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        # In this order: a signal between the two acts as before instead of being lost.
         earlier_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        earlier = {number: signal.signal(number, lambda *_: None) for number in numbers}
         try:
             yield ours
         finally:
