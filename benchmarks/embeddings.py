@@ -97,7 +97,7 @@ class Others:
 
 
 async def seconds_of_ours(address: str, requests: Sequence[Sequence[str]], clients: int) -> float:
-    """Seconds for these requests by so many clients, each one after the other."""
+    """Seconds for these requests by `clients` clients, each of which sends one after the other."""
     opened = [AsyncClient(address) for _ in range(clients)]
     try:
         await asyncio.gather(*(client.embed(["warm up"]) for client in opened))

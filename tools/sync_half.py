@@ -21,6 +21,7 @@ FILES = (
     "client.py",
     "embedding.py",
     "group.py",
+    "in_flight.py",
     "model_tokenizer.py",
     "reranking.py",
     "questions.py",

@@ -38,7 +38,7 @@ from zmqengine_client.loop_socket import LoopSocket
 ANSWER_S = 5.0
 WANT_S = 600.0
 SILENCE_S = 3.0
-"""Without a beat for so long, what is waited for is asked for again: there may be another launcher."""
+"""After this time without a beat, pending requests are sent again: there may be another launcher."""
 LINGER_MS = 100
 
 ReplyT = TypeVar("ReplyT")
@@ -61,7 +61,7 @@ class _Watch:
 class AsyncLauncher:
     """A connection to a launcher for the tasks of one event loop; None is the launcher of this user.
 
-    A launcher that dies is waited for: what was wanted is asked for again from the next one. Every call raises
+    If the launcher dies, pending requests are sent again to the next one. Every call raises
     `WorkerLost` if no launcher answers in time, or the error that the launcher refuses it with.
     """
 

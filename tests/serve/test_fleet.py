@@ -122,7 +122,7 @@ def test_a_request_that_came_past_the_launcher_is_not_ended_either() -> None:
 
 @pytest.mark.parametrize(("every_s", "ends_s"), [(1.0, SPELL_LEAST_S), (1e9, LULL_LEAST_S)])
 def test_a_model_stays_for_its_spell_while_it_is_used(every_s: float, ends_s: float) -> None:
-    """One that nobody uses gives way sooner: who has changed the model does not wait for the one before."""
+    """An idle one gives way sooner: a user who changes models does not wait for the former one."""
     world = World(10, [facts("a", 6), facts("b", 6)])
     world.request("a", lasts_s=0.1)
     world.run(2.1)

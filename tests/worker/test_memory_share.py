@@ -127,7 +127,7 @@ def test_twelve_workers_that_start_at_once_all_count(tmp_path, children):
 
 
 def test_a_stopped_process_that_holds_the_lock_stops_nobody(tmp_path, monkeypatch):
-    """It is waited for at the start, and then not; a look does not wait at all."""
+    """A start waits for the lock for a bounded time; a later look does not wait at all."""
     monkeypatch.setattr("zmqengine.worker.process.memory_share.LOCK_WAIT_S", 0.05)
     with open(tmp_path / "lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

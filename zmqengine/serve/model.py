@@ -101,7 +101,7 @@ class FleetModel:
 
     @property
     def spell_ends_s(self) -> float:
-        """The end of its spell; infinite before it is ready. A model that nobody uses has a shorter one."""
+        """The end of its spell; infinite before it is ready. An idle model has a shorter one."""
         ends_s = self.ready_s + self.spell_s
         if not self.is_idle:
             return ends_s

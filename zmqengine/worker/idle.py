@@ -27,7 +27,7 @@ class Idle:
         self._warm_until_s = self._warm_at_s = 0.0
 
     def keep(self, now_s: float) -> None:
-        """Do what is due by now."""
+        """Carry out the actions that are due."""
         if self._batch.has_work:
             if not self._busy:
                 self._begin()

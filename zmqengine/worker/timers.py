@@ -54,7 +54,7 @@ class Timers:
         self._idle = Idle(context, batch)
 
     def keep(self, now_s: float) -> None:
-        """Do what is due by now."""
+        """Run the timers that are due."""
         self._lifecycle.expire(now_s)
         self._idle.keep(now_s)
         while self._context.board.to_end:

@@ -1,17 +1,17 @@
-"""Texts to vectors: tokenized off the loop, in messages of which a few are on their way at once."""
+"""Texts to vectors: tokenized off the loop, in messages a few of which are in flight at once."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Description, Limits, ModelCard, VectorKind
 from zmqengine.request_rules import vector_width
+from zmqengine_client.aio.in_flight import AsyncInFlight
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.aio.questions import AsyncQuestions
-from zmqengine_client.aio.waiting import AsyncNotifier, off_loop
+from zmqengine_client.aio.waiting import off_loop
 from zmqengine_client.core.connection import Connection
 from zmqengine_client.core.embedding import (
     IN_FLIGHT,
@@ -24,7 +24,6 @@ from zmqengine_client.core.embedding import (
     to_array,
 )
 from zmqengine_client.core.options import token_ids
-from zmqengine_client.core.request import Request
 from zmqengine_client.text.tokenizer import Tokenizer
 
 SLICE = 1024
@@ -64,50 +63,38 @@ class AsyncEmbedding:
     ) -> Embedded:
         """Vectors of `count` texts, in their order. `encode` gives the token ids of those from one index to another.
 
-        An error, and the cancellation of the task, abort what is on its way.
+        An error, and the cancellation of the task, abort the requests in flight.
         """
         model, limits = await self.served()
         if not limits.texts_max:
             raise BadRequest(f"the model {model.name} makes no embeddings and no scores")
         tokenizer = await self._tokenizer.get()
         on_progress = options.get("on_progress")
-        on_their_way: deque[tuple[Request, AsyncNotifier]] = deque()
+        in_flight = AsyncInFlight(self._driver)
         vectors: list[bytes] = []
         tokens = 0
+
+        async def take_oldest() -> None:
+            nonlocal vectors
+            vectors += (await in_flight.take_oldest()).vectors
+            if on_progress is not None:
+                on_progress(len(vectors), count)
+
         try:
             for start in range(0, count, SLICE):
                 texts = await off_loop(encode, tokenizer, start, min(count, start + SLICE))
                 truncate = bool(options.get("truncate", False))
                 for part in messages(texts, limits, tokenizer.tail, truncate=truncate, first=start):
-                    notifier = AsyncNotifier()
-                    request = request_of(embed_of(part, output, dimensions, options), notifier)
-                    on_their_way.append((request, notifier))
                     tokens += sum(len(text.ids) for text in part)
-                    self._driver.start(request)
-                    if len(on_their_way) >= IN_FLIGHT:
-                        vectors += await self._finished(*on_their_way[0])
-                        on_their_way.popleft()
-                        if on_progress is not None:
-                            on_progress(len(vectors), count)
-            while on_their_way:
-                vectors += await self._finished(*on_their_way[0])
-                on_their_way.popleft()
-                if on_progress is not None:
-                    on_progress(len(vectors), count)
+                    in_flight.start(request_of(embed_of(part, output, dimensions, options)))
+                    if len(in_flight) >= IN_FLIGHT:
+                        await take_oldest()
+            while in_flight:
+                await take_oldest()
         finally:
-            for request, _ in on_their_way:
-                self._driver.abort(request)
+            in_flight.abort()
         width = len(vectors[0]) // 4 if vectors else vector_width(output, dimensions, model)
         return Embedded(await off_loop(to_array, vectors, width), tokens)
-
-    async def _finished(self, request: Request, notifier: AsyncNotifier) -> list[bytes]:
-        while not request.ended:
-            self._driver.check_waiting()
-            await notifier.mailbox.wait()
-        failure = request.failure()
-        if failure is not None:
-            raise failure
-        return request.vectors
 
 
 def encoder_of(texts: Sequence[Text], prompt: str | None = None) -> Encode:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from zmqengine.errors import BadRequest, ContextExceeded
 from zmqengine_client.aio.embedding import AsyncEmbedding, pair_encoder
+from zmqengine_client.aio.in_flight import AsyncInFlight
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
-from zmqengine_client.aio.waiting import AsyncNotifier, off_loop
+from zmqengine_client.aio.waiting import off_loop
 from zmqengine_client.core.embedding import BATCH, EmbedOptions
-from zmqengine_client.core.request import Request, new_request, set_token_prompt
+from zmqengine_client.core.request import new_request, set_token_prompt
 from zmqengine_client.text.reranking import Answers, Reranked, probability, question, ranked
 from zmqengine_client.text.tokenizer import Tokenizer
 
 IN_FLIGHT = 64
-"""Documents of one call that a model which is asked has at once."""
+"""Documents of one call in flight to a model that is asked."""
 
 
 class AsyncReranking:
@@ -55,7 +55,7 @@ class AsyncReranking:
         tokenizer: Tokenizer,
     ) -> Reranked:
         on_progress = options.get("on_progress")
-        on_their_way: deque[tuple[Request, AsyncNotifier]] = deque()
+        in_flight = AsyncInFlight(self._driver)
         scores: list[float] = []
         tokens = 0
         try:
@@ -72,29 +72,16 @@ class AsyncReranking:
                     }
                 )
                 set_token_prompt(request, prompt)
-                request.listener = notifier = AsyncNotifier()
-                on_their_way.append((request, notifier))
-                if not request.ended:
-                    self._driver.start(request)
-                while len(on_their_way) >= IN_FLIGHT or (on_their_way and index + 1 == len(documents)):
-                    scores.append(await self._score(answers, *on_their_way[0]))
-                    on_their_way.popleft()
+                in_flight.start(request)
+                while len(in_flight) >= IN_FLIGHT or (in_flight and index + 1 == len(documents)):
+                    done = await in_flight.take_oldest()
+                    assert done.logprobs
+                    scores.append(answers.score(done.logprobs[0]))
                     if on_progress is not None:
                         on_progress(len(scores), len(documents))
         finally:
-            for request, _ in on_their_way:
-                self._driver.abort(request)
+            in_flight.abort()
         return Reranked(ranked(scores), tokens)
-
-    async def _score(self, answers: Answers, request: Request, notifier: AsyncNotifier) -> float:
-        while not request.ended:
-            self._driver.check_waiting()
-            await notifier.mailbox.wait()
-        failure = request.failure()
-        if failure is not None:
-            raise failure
-        assert request.logprobs
-        return answers.score(request.logprobs[0])
 
 
 def prompt_ids(

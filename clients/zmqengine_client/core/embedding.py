@@ -13,7 +13,6 @@ from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Embed, End, Limits, ModelCard, VectorKind
 from zmqengine.request_rules import Vectors, check_text, check_vectors
 from zmqengine_client.core.options import RequestOptions
-from zmqengine_client.core.outbox import Listener
 from zmqengine_client.core.request import Request
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ Progress = Callable[[int, int], None]
 class EmbedOptions(TypedDict, total=False):
     """Options of `embed`, `embed_vectors` and `rerank`.
 
-    `priority` is that of batch work if left out: less than 1 for a query that somebody waits for. `truncate` cuts a
+    `priority` is that of batch work if left out: less than 1 for an interactive query. `truncate` cuts a
     text that is too long for the model, which is else `ContextExceeded`. `on_progress` is called with the texts that
     have their vector and all of them.
     """
@@ -119,13 +118,13 @@ def embed_of(
         raise BadRequest(str(error)) from None
 
 
-def request_of(command: Embed, listener: Listener) -> Request:
+def request_of(command: Embed) -> Request:
     """The request of an embed."""
     options = RequestOptions(
         request_id=command.request, seed=0, max_tokens=None, priority=command.priority,
         deadline_ms=command.deadline_ms,
     )  # fmt: skip
-    return Request([], options, listener, texts=command)
+    return Request([], options, texts=command)
 
 
 def check_embed(command: Embed, limits: Limits, model: ModelCard) -> None:

@@ -84,7 +84,10 @@ class ModelGate:
         return None
 
     def advance(self, now: float, *, is_busy: bool) -> ZmqEngineError | None:
-        """Do what is due. `is_busy`: requests or calls are under way. Returns the error that ends the wait."""
+        """Carry out the actions that are due; returns the error that ends the wait, if any.
+
+        `is_busy`: requests or calls are under way.
+        """
         if self._call is None:
             return None
         if self.waiting and (error := self._given_up(now)) is not None:

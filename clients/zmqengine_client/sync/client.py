@@ -239,7 +239,7 @@ class Client:
     ) -> np.ndarray:
         """Vectors of texts, or of lists of token ids: an array (texts, floats) of float32, each of length 1.
 
-        `dimensions` keeps the first so many of the floats. `prompt` is the name of a prompt of the model that goes
+        `dimensions` is the number of leading floats to keep. `prompt` is the name of a prompt of the model that goes
         before each text, such as `query`.
         """
         return (self.embed_counted(texts, dimensions=dimensions, prompt=prompt, **options)).vectors

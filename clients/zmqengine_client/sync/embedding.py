@@ -1,9 +1,8 @@
 # Made from ../aio/embedding.py by `python -m tools`: change that one.
-"""Texts to vectors: tokenized off the loop, in messages of which a few are on their way at once."""
+"""Texts to vectors: tokenized off the loop, in messages a few of which are in flight at once."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from zmqengine.errors import BadRequest
@@ -21,11 +20,11 @@ from zmqengine_client.core.embedding import (
     to_array,
 )
 from zmqengine_client.core.options import token_ids
-from zmqengine_client.core.request import Request
+from zmqengine_client.sync.in_flight import InFlight
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
 from zmqengine_client.sync.questions import Questions
-from zmqengine_client.sync.waiting import Notifier, off_loop
+from zmqengine_client.sync.waiting import off_loop
 from zmqengine_client.text.tokenizer import Tokenizer
 
 SLICE = 1024
@@ -65,50 +64,38 @@ class Embedding:
     ) -> Embedded:
         """Vectors of `count` texts, in their order. `encode` gives the token ids of those from one index to another.
 
-        An error, and the cancellation of the task, abort what is on its way.
+        An error, and the cancellation of the task, abort the requests in flight.
         """
         model, limits = self.served()
         if not limits.texts_max:
             raise BadRequest(f"the model {model.name} makes no embeddings and no scores")
         tokenizer = self._tokenizer.get()
         on_progress = options.get("on_progress")
-        on_their_way: deque[tuple[Request, Notifier]] = deque()
+        in_flight = InFlight(self._driver)
         vectors: list[bytes] = []
         tokens = 0
+
+        def take_oldest() -> None:
+            nonlocal vectors
+            vectors += (in_flight.take_oldest()).vectors
+            if on_progress is not None:
+                on_progress(len(vectors), count)
+
         try:
             for start in range(0, count, SLICE):
                 texts = off_loop(encode, tokenizer, start, min(count, start + SLICE))
                 truncate = bool(options.get("truncate", False))
                 for part in messages(texts, limits, tokenizer.tail, truncate=truncate, first=start):
-                    notifier = Notifier()
-                    request = request_of(embed_of(part, output, dimensions, options), notifier)
-                    on_their_way.append((request, notifier))
                     tokens += sum(len(text.ids) for text in part)
-                    self._driver.start(request)
-                    if len(on_their_way) >= IN_FLIGHT:
-                        vectors += self._finished(*on_their_way[0])
-                        on_their_way.popleft()
-                        if on_progress is not None:
-                            on_progress(len(vectors), count)
-            while on_their_way:
-                vectors += self._finished(*on_their_way[0])
-                on_their_way.popleft()
-                if on_progress is not None:
-                    on_progress(len(vectors), count)
+                    in_flight.start(request_of(embed_of(part, output, dimensions, options)))
+                    if len(in_flight) >= IN_FLIGHT:
+                        take_oldest()
+            while in_flight:
+                take_oldest()
         finally:
-            for request, _ in on_their_way:
-                self._driver.abort(request)
+            in_flight.abort()
         width = len(vectors[0]) // 4 if vectors else vector_width(output, dimensions, model)
         return Embedded(off_loop(to_array, vectors, width), tokens)
-
-    def _finished(self, request: Request, notifier: Notifier) -> list[bytes]:
-        while not request.ended:
-            self._driver.check_waiting()
-            notifier.mailbox.wait()
-        failure = request.failure()
-        if failure is not None:
-            raise failure
-        return request.vectors
 
 
 def encoder_of(texts: Sequence[Text], prompt: str | None = None) -> Encode:

@@ -16,7 +16,7 @@ from zmqengine_http.workers.pool import LOADED_MODEL, Pool
 from zmqengine_http.workers.worker import Connect, PooledWorker
 
 LOOK_S = 0.5
-"""Between two looks, while a model is waited for, whether the launcher still lives."""
+"""Interval of checks that the launcher lives, while requests wait for a model."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to every name."""
 CHANGES_MAX = 256
@@ -33,7 +33,7 @@ Waiting = Callable[[], Awaitable[None]]
 class LaunchedModels:
     """The models of this user's launcher, whose workers it keeps in the pool while they are loaded.
 
-    While the launcher is away, what is loaded is served, and what is not waits for the next launcher.
+    While the launcher is away, loaded models are served, and requests for others wait for the next launcher.
     """
 
     def __init__(self, pool: Pool, connect: Connect, *, probe_ms: int, wait_ms: int) -> None:

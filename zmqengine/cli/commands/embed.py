@@ -37,7 +37,7 @@ BLOCK_TEXTS = 4096
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write one array there instead: .npy.",
 )
-@click.option("--dimensions", type=int, help="Keep only the first so many floats of each vector.")
+@click.option("--dimensions", type=int, help="Number of leading floats of each vector to keep.")
 @click.option("--prompt", help="The name of a prompt of the model that goes before each text, such as query.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model.")
 @click.option(

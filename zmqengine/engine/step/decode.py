@@ -227,7 +227,7 @@ class DecodeBatch:
         self._drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
-        """Drop a row of this batch; returns its caches and its token in flight, which is waited for.
+        """Drop a row of this batch; returns its caches and its token in flight, for which it waits.
 
         None if that token came from logits that are not finite: these caches must not be used again.
         """

@@ -87,7 +87,7 @@ EMBEDDING_BODY = Body(
         told("input_type", "use prompt_name, where the model has prompts"),
         told("task", "use prompt_name, where the model has prompts"),
         refused("normalized", "embeddings always have length 1", True),
-        refused("truncate_prompt_tokens", "truncate: true cuts what is too long for the model", -1),
+        refused("truncate_prompt_tokens", "truncate: true cuts texts that are too long for the model", -1),
     ),
 )
 RERANK_BODY = Body(
@@ -95,7 +95,7 @@ RERANK_BODY = Body(
     (
         *_SHARED,
         told("max_chunks_per_doc", "a document is one chunk"),
-        told("max_tokens_per_doc", "truncate: true cuts what is too long for the model"),
+        told("max_tokens_per_doc", "truncate: true cuts texts that are too long for the model"),
         refused("rank_fields", "give each document as one text", []),
     ),
 )
