@@ -83,7 +83,8 @@ def ended_here(*arguments, **named):
 server.{place} = ended_here
 sys.exit(server.serve(HttpConfig(port={free_port()})))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, text=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=60, text=True)
     # Before there is a server, the signal ends the process by itself.
     assert done.returncode == (-signal.SIGTERM if place == "HttpApp" else 0), done.stderr
 

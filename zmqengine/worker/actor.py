@@ -97,7 +97,7 @@ class Actor:
         if still_s > STILL_S:
             self._timers.stood_still(still_s, now_s)
         if self._watchdog is not None:
-            self._watchdog.beat(now_s)
+            self._watchdog.beat()
         report = PassReport()
         ended_before = self.counters.ends
 
