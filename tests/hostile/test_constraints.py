@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import psutil
 import pytest
 
 from tests.support.constrained import Pico
 from tests.support.hostile_constraints import HOSTILE
+from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, threads_of
 from tests.support.workers import WorkerProcess
 from zmqengine.errors import BadRequest, ConstraintFailed
 from zmqengine.protocol.messages import Constraint
@@ -26,76 +25,9 @@ from zmqengine_client import Client
 
 AT_ONCE = 20
 TOKENS = 200
-PROMPT = [5, 9, 2, 31, 7]
-SILENT_MS_MAX = 150.0
 GROWN_BYTES_MAX = 64 << 20
-JOIN_S = 300.0
 IDLE_S = 7.0
 """An idle worker gives memory back after five seconds."""
-
-
-class Silence(NamedTuple):
-    """Time between two chunks of a stream: on the clock, and of the processor in the threads that make tokens.
-
-    The latter is for one token: a reader that the machine holds up reads several at once.
-    """
-
-    wall_ms: float
-    cpu_ms: float
-
-
-class Listener:
-    """A free stream that is read by a thread until `stop`, again and again, with the silences in it.
-
-    The threads that make tokens are those of now: others compile constraints.
-    """
-
-    def __init__(self, worker: WorkerProcess, client: Client) -> None:
-        self.silences: list[Silence] = []
-        self.outputs: list[list[int]] = []
-        self._process = psutil.Process(worker.engine_pid())
-        self._making = {thread.id for thread in self._process.threads()}
-        self._client = client
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Read the stream that is running to its end."""
-        self._stopping.set()
-        self._thread.join(JOIN_S)
-        assert not self._thread.is_alive(), "the stream hangs"
-
-    @property
-    def worst(self) -> Silence:
-        """The longest on the clock, and the longest of the processor."""
-        return Silence(*(max(values) for values in zip(*self.silences, strict=True)))
-
-    def _listen(self) -> None:
-        while not self._stopping.is_set():
-            output: list[int] = []
-            last: tuple[float, dict[int, float]] | None = None
-            for chunk in self._client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True):
-                now = time.monotonic(), self._spent()
-                if last is not None and chunk.tokens:
-                    spent_ms = _busy_ms(last[1], now[1])
-                    self.silences.append(Silence((now[0] - last[0]) * 1000, spent_ms / len(chunk.tokens)))
-                last = now
-                output += chunk.tokens
-            self.outputs.append(output)
-
-    def _spent(self) -> dict[int, float]:
-        return {
-            thread.id: thread.user_time + thread.system_time
-            for thread in self._process.threads()
-            if thread.id in self._making
-        }
-
-
-def _busy_ms(before: dict[int, float], after: dict[int, float]) -> float:
-    """Processor time of the two busiest threads: the actor, and the device that computes when it does not."""
-    spent = sorted(after[id_] - before.get(id_, 0.0) for id_ in after)
-    return 1000 * sum(spent[-2:])
 
 
 @pytest.fixture(scope="module")
@@ -151,15 +83,16 @@ def test_twenty_hostile_constraints_at_once_silence_nobody(worker: WorkerProcess
     process = psutil.Process(worker.engine_pid())
     with worker.client() as client, worker.client() as other:
         alone = client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True).read().tokens
+        making = threads_of(worker)
         first = run_all(client, pico, 0)
         before_bytes = rss_at_rest(process)
-        listener = Listener(worker, other)
+        listener = Listener(worker, other, making)
         try:
             ends = run_all(client, pico, 1) + run_all(client, pico, 2)
         finally:
             listener.stop()
         grown = rss_at_rest(process) - before_bytes
-    worst = Silence(*(max(values) for values in zip(*listener.silences, strict=True)))
+    worst = listener.worst
     print(
         f"{ends} after {first}; of {len(listener.silences)} silences the worst {worst}; grown {grown >> 20} MiB"
     )
