@@ -46,8 +46,11 @@ ALLOWED = {
     "zmqengine": set(),
     "zmqengine.errors": set(),
     "zmqengine.sampling_params": {"zmqengine.errors"},
+    "zmqengine.vision_card": {"zmqengine.errors", "zmqengine.sampling_params"},
     "zmqengine.request_rules": {"zmqengine.errors", "zmqengine.sampling_params"},
-    "zmqengine.protocol": {"zmqengine.errors", "zmqengine.protocol", "zmqengine.sampling_params"},
+    "zmqengine.protocol": {
+        "zmqengine.errors", "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine.vision_card",
+    },
     "zmqengine.client_rules": {"zmqengine.errors"},
     "zmqengine.option": {"zmqengine.errors"},
     "zmqengine.paths": set(),
@@ -56,12 +59,13 @@ ALLOWED = {
     },
     "zmqengine.engine": {
         "zmqengine.checkpoint", "zmqengine.errors", "zmqengine.engine", "zmqengine.option", "zmqengine.paths",
-        "zmqengine.request_rules", "zmqengine.sampling_params",
+        "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine.vision_card",
     },
     "zmqengine.pico": set(),
     "zmqengine.worker": {
         "zmqengine", "zmqengine.checkpoint", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine",
-        "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.worker",
+        "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.vision_card",
+        "zmqengine.worker",
     },
     "zmqengine.serve": {
         "zmqengine.checkpoint", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.option",
@@ -73,7 +77,7 @@ ALLOWED = {
         "zmqengine.protocol", "zmqengine.worker", "zmqengine_client",
     },
     "zmqengine.testing": {"zmqengine.config", "zmqengine.engine", "zmqengine.worker", "zmqengine_client"},
-    "zmqengine.checkpoint": {"zmqengine.checkpoint", "zmqengine.errors"},
+    "zmqengine.checkpoint": {"zmqengine.checkpoint", "zmqengine.errors", "zmqengine.vision_card"},
     "zmqengine.conformance": {"zmqengine.conformance"},
     "zmqengine.doctor": {
         "zmqengine", "zmqengine.checkpoint", "zmqengine.doctor", "zmqengine.engine", "zmqengine.errors",
@@ -88,11 +92,11 @@ ALLOWED = {
     },
     "zmqengine_client": {
         "zmqengine", "zmqengine.errors", "zmqengine.paths", "zmqengine.protocol", "zmqengine.request_rules",
-        "zmqengine.sampling_params", "zmqengine_client",
+        "zmqengine.sampling_params", "zmqengine.vision_card", "zmqengine_client",
     },
     "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
-        "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine_client", "zmqengine_http",
-        "zmqengine_metrics",
+        "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine.vision_card", "zmqengine_client",
+        "zmqengine_http", "zmqengine_metrics",
     },
     "zmqengine_metrics": {"zmqengine.errors", "zmqengine.protocol", "zmqengine_client", "zmqengine_metrics"},
     "zmqengine_top": {
@@ -158,7 +162,7 @@ def test_every_folder_is_a_tower(package: str) -> None:
 ROOMS = {
     "zmqengine.engine": (
         "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "sampling", "models", "kv",
-        "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "embedding", "open",
+        "vision", "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "embedding", "open",
     ),
     "zmqengine.worker": (
         "process", "requests", "telemetry", "open_engine", "context", "scheduler", "preparing", "wire", "lifecycle",

@@ -8,6 +8,7 @@ ZmqEngineError
 │   ├── Conflict          conflict             the request id is in use with other contents
 │   ├── UnknownRequest    unknown_request      the worker holds no such request
 │   ├── UnknownModel      unknown_model        the launcher offers no model of this name
+│   ├── ImageWanted       image_wanted         the worker does not hold an image that the request names
 │   ├── ConstraintFailed  constraint_failed    the output met a limit of its constraint and is not whole
 │   └── NeverFits         never_fits           the request needs more memory than an empty worker has
 ├── SessionError          the session is at fault: say hello again
@@ -91,6 +92,12 @@ class UnknownModel(RequestError):
     """The launcher offers no model of this name; the message names those that are spelt alike."""
 
     code = "unknown_model"
+
+
+class ImageWanted(RequestError):
+    """The worker does not hold an image that the request names; send its pixels, then the request again."""
+
+    code = "image_wanted"
 
 
 class ConstraintFailed(RequestError):

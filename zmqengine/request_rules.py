@@ -85,6 +85,11 @@ def no_generation(name: str) -> str:
     return f"the model {name} generates no text: it makes embeddings or scores"
 
 
+def no_vision(name: str) -> str:
+    """The error text for images and a model without a vision card."""
+    return f"the model {name} sees no images"
+
+
 def vector_width(output: str, dimensions: int | None, model: VectorFacts) -> int:
     """Floats of each vector of an embed. Raises `BadRequest` if the model makes no such vectors."""
     whole = model.labels if output == "score" else model.dimensions

@@ -11,13 +11,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from zmqengine.sampling_params import Sampling as Sampling
+from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from zmqengine.engine.disk_cache import DiskCache
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.matcher import NeverBegins
 
 EngineFinish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowImage:
+    """An image in a row's prompt, checked: `prompt[at : at + tokens]` is its span, `hash` names its contents.
+
+    `grids` are rows and columns in patches, `pixels` uint8 [patches, patch * patch * 3], as SPEC.md orders them.
+    """
+
+    hash: bytes
+    at: int
+    tokens: int
+    grids: Sequence[tuple[int, int]]
+    pixels: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +51,7 @@ class RowRequest:
     `grammar` is what the output must follow, if anything: the row then ends with `stop` when it is whole.
     What is read is kept for rows of the same `cache_scope`; with `pin` the prompt stays kept.
     Without `speculate` the row makes one token a step; the tokens are the same with it. `prediction` is what the output
-    may be like: it is drafted, and changes no token.
+    may be like: it is drafted, and changes no token. `images` are in the order of their spans.
     """
 
     row: int
@@ -50,6 +67,7 @@ class RowRequest:
     pin: bool = False
     speculate: bool = True
     prediction: Sequence[int] = ()
+    images: Sequence[RowImage] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +184,8 @@ class ModelInfo:
     """Facts about the loaded model that requests are checked against. `context_tokens` bounds prompt + output.
 
     A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then. `generates`: it takes
-    `RowRequest`s. `dimensions` of its embeddings and `labels` of its scores are 0 where it makes none.
+    `RowRequest`s. `dimensions` of its embeddings and `labels` of its scores are 0 where it makes none. `vision` is None
+    for a model that sees no images.
     """
 
     name: str
@@ -178,6 +197,7 @@ class ModelInfo:
     generates: bool = True
     dimensions: int = 0
     labels: int = 0
+    vision: VisionCard | None = None
 
     @property
     def makes_vectors(self) -> bool:

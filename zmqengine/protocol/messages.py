@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from zmqengine.sampling_params import LOGIT_BIAS_MAX, Sampling
 from zmqengine.sampling_params import TOKEN_ID_MAX as TOKEN_ID_MAX
 from zmqengine.sampling_params import TokenId as TokenId
+from zmqengine.vision_card import Grids, ImageHash
+from zmqengine.vision_card import VisionCard as VisionCard
 
 PROTOCOL_VERSION = 1
 MAGIC = b"ZE1"
@@ -22,6 +24,7 @@ LOGPROBS_MAX = 20
 STOP_TOKEN_IDS_MAX = 128
 DEADLINE_MS_MAX = 86_400_000
 CONSTRAINT_CHARS_MAX = 65_536
+IMAGES_MAX = 256
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Default bound of one body from a front-end. Replies of a worker may be four times as long (tokenizers)."""
 
@@ -90,6 +93,10 @@ class Limits(Struct, frozen=True):
     """How long the `prediction` of an insert may be. 0: an insert may have none."""
     texts_max: int = 0
     """How many texts an embed may have. 0: the model makes no vectors."""
+    images_max: int = 0
+    """How many images an insert may have. 0: the model sees none."""
+    image_patches_max: int = 0
+    """Patches of one image."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -107,6 +114,15 @@ class ModelCard(Struct, frozen=True):
     """Floats of an embedding; 0 if it makes none."""
     labels: int = 0
     """Floats of a score; 0 if it makes none."""
+
+
+class ImageRef(Struct, frozen=True, array_like=True):
+    """An image in a prompt: `prompt[at : at + tokens]` has its features and what its layout puts between them."""
+
+    hash: ImageHash
+    at: TokenIndex
+    tokens: Annotated[int, Meta(ge=1, le=TOKEN_ID_MAX)]
+    grids: Grids
 
 
 class Progress(Struct, frozen=True):
@@ -248,6 +264,19 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     pin: bool = False
     speculate: bool = True
     prediction: list[TokenId] = []
+    images: Annotated[list[ImageRef], Meta(max_length=IMAGES_MAX)] = []
+
+
+class Image(Message, frozen=True, forbid_unknown_fields=True):
+    """Keep an image for inserts that name it."""
+
+    KIND = b"G"
+    call: CallId
+    epoch: Epoch
+    hash: ImageHash
+    grids: Grids
+    pixels: Annotated[bytes, Meta(min_length=1)]
+    cache_scope: CacheScope | None = None
 
 
 class Embed(Message, frozen=True, forbid_unknown_fields=True):
@@ -337,7 +366,7 @@ class Accepted(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """An abort, ack, bye, ping or drain was carried out."""
+    """An abort, ack, bye, ping or drain was carried out; an image is kept."""
 
     KIND = b"o"
     call: CallId
@@ -355,7 +384,10 @@ class Replay(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """A command was refused. For an insert this is the terminal answer."""
+    """A command was refused. For an insert this is the terminal answer.
+
+    `wanted` are the hashes of images that the worker does not hold, with the code `image_wanted`.
+    """
 
     KIND = b"e"
     call: CallId
@@ -364,6 +396,7 @@ class Rejected(Message, frozen=True):
     message: str
     request: str | None = None
     retry_after_ms: int | None = None
+    wanted: list[bytes] = []
 
 
 # --- output: worker to one session's topic ------------------------------------------------------------------
@@ -475,6 +508,7 @@ class TokenizerBundle(Message, frozen=True):
     eos_token_ids: list[int]
     special_tokens: dict[str, str] = {}
     facts: dict[str, str | bool | int] = {}
+    vision: VisionCard | None = None
 
 
 class GetMetrics(Message, frozen=True):
@@ -508,7 +542,7 @@ class EndRequest(Message, frozen=True):
     request: RequestId
 
 
-Command = Hello | Insert | Embed | Abort | Resume | Ack | Bye | Ping
+Command = Hello | Insert | Image | Embed | Abort | Resume | Ack | Bye | Ping
 CommandReply = Welcome | Accepted | Done | Replay | Rejected
 Output = Granted | TokenFrame | Watermark | Fatal
 ControlRequest = Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain | EndRequest

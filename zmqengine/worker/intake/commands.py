@@ -25,6 +25,7 @@ from zmqengine.protocol.messages import (
     Done,
     Embed,
     Hello,
+    Image,
     Insert,
     Ping,
     Rejected,
@@ -33,7 +34,14 @@ from zmqengine.protocol.messages import (
     Resume,
     Welcome,
 )
-from zmqengine.request_rules import Vectors, check_prediction, check_token_ids, check_vectors, no_generation
+from zmqengine.request_rules import (
+    Vectors,
+    check_prediction,
+    check_token_ids,
+    check_vectors,
+    no_generation,
+    no_vision,
+)
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.lifecycle import Lifecycle
@@ -87,6 +95,8 @@ class CommandHandler:
         match command:
             case Insert() | Embed():
                 return self._insert(command, session, now_s)
+            case Image():
+                raise BadRequest(no_vision(self._context.model.name))
             case Abort():
                 self._abort(command, session)
             case Resume():
@@ -144,6 +154,8 @@ class CommandHandler:
             return
         if not model.generates:
             raise BadRequest(no_generation(model.name))
+        if insert.images:
+            raise BadRequest(f"images: {no_vision(model.name)}")
         ids = {
             "prompt": insert.prompt,
             "emitted": insert.emitted,

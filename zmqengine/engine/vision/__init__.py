@@ -1,0 +1,1 @@
+"""Vision: images to features, computed between steps and kept by content."""

@@ -1,0 +1,142 @@
+"""Vision card: how a front-end prepares an image, and the rules that both sides check an image by.
+
+A front-end in another language follows SPEC.md, which has the same rules in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from zmqengine.errors import BadRequest
+from zmqengine.sampling_params import TokenId
+
+HASH_BYTES = 16
+SIDE_PATCHES_MAX = 4096
+TILES_MAX = 256
+"""Grids of one image; the largest known model splits into 13."""
+
+ImageHash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+Patches = Annotated[int, Meta(ge=1, le=SIDE_PATCHES_MAX)]
+Grid = tuple[Patches, Patches]
+Grids = Annotated[list[Grid], Meta(min_length=1, max_length=TILES_MAX)]
+Pixels = Annotated[int, Meta(ge=0)]
+Ids = Annotated[list[TokenId], Meta(max_length=64)]
+
+ResizeRule = Literal["area", "cells", "longest", "fixed", "tiles", "tiles_ratio", "tiles_area"]
+ResizeFilter = Literal["bilinear", "bicubic", "lanczos"]
+
+
+class VisionCard(Struct, frozen=True, omit_defaults=True):
+    """The preparation of an image for one model: its size in patches, and the tokens that stand for it.
+
+    `patch` is pixels a side, `merge` patches a side that become one feature: a *cell* has `patch * merge` pixels a
+    side. `resize` names the rule for the size; the numbers are those that the rule uses, 0 where it uses none.
+    `placeholder` is the id that the chat template writes once for an image, `token` the id of each feature.
+    """
+
+    kind: str
+    patch: Annotated[int, Meta(ge=1, le=256)]
+    merge: Annotated[int, Meta(ge=1, le=64)]
+    resize: ResizeRule
+    placeholder: TokenId
+    token: TokenId
+    filter: ResizeFilter = "bicubic"
+    pixels_min: Pixels = 0
+    pixels_max: Pixels = 0
+    side_max: Pixels = 0
+    """Pixels of the longest side."""
+    tile: Pixels = 0
+    """Pixels a side of a tile, or of the whole image where `resize` is `fixed`."""
+    tiles_min: Pixels = 0
+    tiles_max: Pixels = 0
+    pixels_split: Pixels = 0
+    """A larger image is split, where `resize` is `tiles_area`."""
+    overview: bool = False
+    """Whether the whole image follows its tiles, at the size of one."""
+    begin: Ids = []
+    """Before the first feature."""
+    end: Ids = []
+    """After the last feature."""
+    line_end: Ids = []
+    """Between two rows of features of one grid."""
+    row_end: Ids = []
+    """Between two rows of tiles."""
+    tile_begin: list[list[Ids]] = []
+    """Before the features of a tile, by its row and column."""
+    overview_begin: Ids = []
+    """Before the features of the overview, where there are tiles."""
+    single_begin: Ids = []
+    """Before the features of an image that is not split."""
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of one patch: red, green and blue of each pixel."""
+        return 3 * self.patch**2
+
+    def patches(self, grids: Sequence[tuple[int, int]]) -> int:
+        """Patches of an image."""
+        return sum(rows * columns for rows, columns in grids)
+
+    def features(self, grids: Sequence[tuple[int, int]]) -> int:
+        """Features of an image, each the embedding of a `token`. Raises `BadRequest` for a grid of no whole cells."""
+        if any(rows % self.merge or columns % self.merge for rows, columns in grids):
+            raise BadRequest(f"images: rows and columns of a grid must be multiples of {self.merge} patches")
+        return self.patches(grids) // self.merge**2
+
+
+def image_hash(kind: str, grids: Sequence[tuple[int, int]], pixels: bytes | memoryview) -> bytes:
+    """Name of an image by its contents, as SPEC.md defines it."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    name = kind.encode()
+    digest.update(struct.pack("<I", len(name)) + name + struct.pack("<I", len(grids)))
+    for rows, columns in grids:
+        digest.update(struct.pack("<II", rows, columns))
+    digest.update(pixels)
+    return digest.digest()
+
+
+class ImageSpan(NamedTuple):
+    """An image in a prompt: `prompt[at : at + tokens]` has its features and the tokens between them."""
+
+    hash: bytes
+    at: int
+    tokens: int
+    grids: Sequence[tuple[int, int]]
+
+
+def check_spans(
+    prompt: Sequence[int], images: Sequence[ImageSpan], card: VisionCard, *, images_max: int, patches_max: int
+) -> None:
+    """Raise `BadRequest`, naming the image, for a span that does not fit its prompt, its grid or the limits."""
+    if len(images) > images_max:
+        raise BadRequest(f"images: {len(images)}, the worker takes {images_max} in one request")
+    end = 0
+    for place, image in enumerate(images):
+        at, tokens = image.at, image.tokens
+        if at < end or at + tokens > len(prompt):
+            raise BadRequest(
+                f"images: image {place} has tokens {at} to {at + tokens}: spans are in order, apart, and within the "
+                f"prompt of {len(prompt)} tokens"
+            )
+        end = at + tokens
+        check_patches(image.grids, card, patches_max)
+        features, found = card.features(image.grids), list(prompt[at:end]).count(card.token)
+        if found != features:
+            raise BadRequest(
+                f"images: image {place} has {found} tokens {card.token} in its span, its grids have {features} features"
+            )
+
+
+def check_patches(grids: Sequence[tuple[int, int]], card: VisionCard, patches_max: int) -> None:
+    """Raise `BadRequest` for an image that is larger than the worker takes, with the size that it takes."""
+    patches = card.patches(grids)
+    if patches > patches_max:
+        raise BadRequest(
+            f"images: an image of {patches} patches of {card.patch} x {card.patch} pixels, the worker takes "
+            f"{patches_max} ({patches_max * card.patch**2} pixels): make it smaller"
+        )
