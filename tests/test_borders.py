@@ -22,6 +22,7 @@ MLX_FREE = {
     "zmqengine/engine/fake/",
     "zmqengine/engine/host/device_errors.py",
     "zmqengine/engine/host/machine_probe.py",
+    "zmqengine/engine/image_names.py",
     "zmqengine/engine/interface.py",
     "zmqengine/engine/options.py",
     "zmqengine/engine/prefix_cache/disk/block_file.py",
@@ -161,7 +162,8 @@ def test_every_folder_is_a_tower(package: str) -> None:
 # stand beside the rooms are named like rooms.
 ROOMS = {
     "zmqengine.engine": (
-        "options", "seeds", "host", "disk_cache", "grammar", "interface", "row", "sampling", "models", "kv",
+        "options", "seeds", "host", "disk_cache", "grammar", "interface", "image_names", "row", "sampling",
+        "models", "kv",
         "vision", "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "embedding", "open",
     ),
     "zmqengine.worker": (

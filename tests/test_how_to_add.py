@@ -219,7 +219,7 @@ def _is_error(value: object) -> bool:
         (
             messages.Command,
             "zmqengine/worker/intake/commands.py",
-            {"Hello", "Insert", "Embed", "Resume", "Ping"},
+            {"Hello", "Insert", "Image", "Embed", "Resume", "Ping"},
         ),
         (messages.ControlRequest, "zmqengine/worker/intake/control.py", {"Ping"}),
     ],

@@ -38,6 +38,7 @@ ZmqEngineError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -98,6 +99,13 @@ class ImageWanted(RequestError):
     """The worker does not hold an image that the request names; send its pixels, then the request again."""
 
     code = "image_wanted"
+
+    def __init__(
+        self, message: str, wanted: Sequence[bytes] = (), *, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.wanted = list(wanted)
+        """Hashes of the images."""
 
 
 class ConstraintFailed(RequestError):

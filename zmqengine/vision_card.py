@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
@@ -82,6 +82,23 @@ class VisionCard(Struct, frozen=True, omit_defaults=True):
         """Patches of an image."""
         return sum(rows * columns for rows, columns in grids)
 
+    @property
+    def patches_max(self) -> int:
+        """Patches of the largest image that the rule makes."""
+        cell = self.patch * self.merge
+        match self.resize:
+            case "area" | "cells":
+                pixels = self.pixels_max
+            case "longest":
+                pixels = (-(-self.side_max // cell) * cell) ** 2
+            case "fixed":
+                pixels = self.tile**2
+            case "tiles":
+                pixels = (max(1, -(-self.side_max // self.tile)) ** 2 + 1) * self.tile**2
+            case _:
+                pixels = self.tiles_max * self.tile**2 + max(self.tile**2, self.pixels_max)
+        return pixels // self.patch**2
+
     def features(self, grids: Sequence[tuple[int, int]]) -> int:
         """Features of an image, each the embedding of a `token`. Raises `BadRequest` for a grid of no whole cells."""
         if any(rows % self.merge or columns % self.merge for rows, columns in grids):
@@ -100,21 +117,34 @@ def image_hash(kind: str, grids: Sequence[tuple[int, int]], pixels: bytes | memo
     return digest.digest()
 
 
-class ImageSpan(NamedTuple):
+class ImageSpan(Protocol):
     """An image in a prompt: `prompt[at : at + tokens]` has its features and the tokens between them."""
 
-    hash: bytes
-    at: int
-    tokens: int
-    grids: Sequence[tuple[int, int]]
+    @property
+    def hash(self) -> bytes: ...
+    @property
+    def at(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def grids(self) -> Sequence[tuple[int, int]]: ...
 
 
-def check_spans(
-    prompt: Sequence[int], images: Sequence[ImageSpan], card: VisionCard, *, images_max: int, patches_max: int
+class ImageLimits(Protocol):
+    """Limits of the worker that images are checked against."""
+
+    @property
+    def images_max(self) -> int: ...
+    @property
+    def image_patches_max(self) -> int: ...
+
+
+def check_images(
+    prompt: Sequence[int], images: Sequence[ImageSpan], card: VisionCard, limits: ImageLimits
 ) -> None:
-    """Raise `BadRequest`, naming the image, for a span that does not fit its prompt, its grid or the limits."""
-    if len(images) > images_max:
-        raise BadRequest(f"images: {len(images)}, the worker takes {images_max} in one request")
+    """Raise `BadRequest`, naming the image, for one that does not fit its prompt, its grids or the worker's limits."""
+    if len(images) > limits.images_max:
+        raise BadRequest(f"images: {len(images)}, the worker takes {limits.images_max} in one request")
     end = 0
     for place, image in enumerate(images):
         at, tokens = image.at, image.tokens
@@ -124,7 +154,7 @@ def check_spans(
                 f"prompt of {len(prompt)} tokens"
             )
         end = at + tokens
-        check_patches(image.grids, card, patches_max)
+        check_patches(image.grids, card, limits.image_patches_max)
         features, found = card.features(image.grids), list(prompt[at:end]).count(card.token)
         if found != features:
             raise BadRequest(

@@ -33,7 +33,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.worker.actor import Actor, PassReport
 from zmqengine.worker.context import WorkerContext
-from zmqengine.worker.main import TEXTS_MAX
+from zmqengine.worker.main import IMAGES_MAX, TEXTS_MAX
 from zmqengine.worker.process.memory_pressure import Level
 from zmqengine.worker.process.memory_share import MemoryShare
 from zmqengine.worker.process.power import PowerAssertion
@@ -95,6 +95,8 @@ class Harness:
             open_max_tokens=True,
             constraints=compiler is not None,
             texts_max=TEXTS_MAX if info.makes_vectors else 0,
+            images_max=0 if info.vision is None else IMAGES_MAX,
+            image_patches_max=info.image_patches_max,
         )
         context = WorkerContext(
             self.config,

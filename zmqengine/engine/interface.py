@@ -14,8 +14,6 @@ from zmqengine.sampling_params import Sampling as Sampling
 from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from zmqengine.engine.disk_cache import DiskCache
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.matcher import NeverBegins
@@ -27,14 +25,14 @@ EngineFinish = Literal["stop", "length"]
 class RowImage:
     """An image in a row's prompt, checked: `prompt[at : at + tokens]` is its span, `hash` names its contents.
 
-    `grids` are rows and columns in patches, `pixels` uint8 [patches, patch * patch * 3], as SPEC.md orders them.
+    `grids` are rows and columns in patches, `pixels` a byte for each colour, as SPEC.md orders them.
     """
 
     hash: bytes
     at: int
     tokens: int
     grids: Sequence[tuple[int, int]]
-    pixels: np.ndarray
+    pixels: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ class ModelInfo:
 
     A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then. `generates`: it takes
     `RowRequest`s. `dimensions` of its embeddings and `labels` of its scores are 0 where it makes none. `vision` is None
-    for a model that sees no images.
+    for a model that sees no images, `image_patches_max` what one image may have for its tower's memory.
     """
 
     name: str
@@ -198,6 +196,7 @@ class ModelInfo:
     dimensions: int = 0
     labels: int = 0
     vision: VisionCard | None = None
+    image_patches_max: int = 0
 
     @property
     def makes_vectors(self) -> bool:
@@ -241,6 +240,8 @@ class EngineMemory:
     workspace: int
     active: int
     peak: int
+    images: int = 0
+    """Features of images."""
 
 
 class Engine(Protocol):
@@ -269,6 +270,11 @@ class Engine(Protocol):
     @property
     def padding_bytes_max(self) -> int:
         """The most bytes that padding takes, all rows together, beside what `project_bytes` says of each."""
+        ...
+
+    @property
+    def images_bytes_max(self) -> int:
+        """The most bytes that features of images take, all together."""
         ...
 
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:

@@ -206,6 +206,7 @@ class Actor:
             **self.counters.numbers(),
             **self.scheduler.memory.numbers(memory),
             **self._prompt_disk.numbers(),
+            **self.lifecycle.image_numbers(),
             "sessions": len(self.sessions),
             "requests_held": sum(len(session.requests) for session in self.sessions),
             "log_bytes": self.outgoing.all_held_bytes,

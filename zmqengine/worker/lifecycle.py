@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from zmqengine.errors import Draining, NotAuthorized, ZmqEngineError
-from zmqengine.protocol.messages import Embed, End, Finish, Insert
-from zmqengine.request_rules import vector_width
+from zmqengine.engine.interface import RowImage
+from zmqengine.errors import BadRequest, Draining, NotAuthorized, ZmqEngineError
+from zmqengine.protocol.messages import Embed, End, Finish, Image, Insert
+from zmqengine.request_rules import no_vision, vector_width
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.preparing.preparer import LaneName, Preparation, Preparer, preparation_of
 from zmqengine.worker.preparing.prompt_disk import PromptDisk
 from zmqengine.worker.requests.deadlines import Deadlines
+from zmqengine.worker.requests.images import ImageStore
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.scheduler.scheduler import Scheduler
@@ -40,8 +42,22 @@ class Lifecycle:
         self._outgoing = outgoing
         self._preparer = Preparer(context.board.wakeup.ring)
         memory = scheduler.memory
-        self.prompt_disk = PromptDisk(disk, self._preparer, lambda: memory.prompt_cache_bytes)
+        self.prompt_disk = PromptDisk(
+            disk,
+            self._preparer,
+            lambda: memory.prompt_cache_bytes,
+            -1 if context.model.vision is None else context.model.vision.token,
+        )
         scheduler.away = self.prompt_disk
+        model = context.model
+        self.images: ImageStore | None = None
+        """Pixels that front-ends sent; None for a model that sees no images."""
+        if model.vision is not None:
+            self.images = ImageStore(
+                model.vision,
+                bytes_max=memory.pixels_bytes_max,
+                patches_max=context.limits.image_patches_max,
+            )
         self._deadlines = Deadlines()
         self._live: dict[LiveRequest, None] = {}
         self._arrivals = count()
@@ -113,6 +129,10 @@ class Lifecycle:
         preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
         ticket = self._ticket(insert, session, now_s)
+        # Last, as it may not be undone by another refusal.
+        images: Sequence[RowImage] = ()
+        if self.images is not None and insert.images:
+            images = self.images.take(insert.images, cache_scope)
         stops = frozenset(insert.stop_token_ids)
         request = LiveRequest(
             insert,
@@ -122,8 +142,15 @@ class Lifecycle:
             stop_token_ids=stops if insert.ignore_eos else stops | self._context.model.eos_token_ids,
             tokens_max=tokens_max,
             cache_scope=cache_scope,
+            images=images,
         )
         return request, preparation
+
+    def keep_image(self, image: Image, session: Session) -> None:
+        """Keep an image for requests. Raises `BadRequest` or `Overloaded`."""
+        if self.images is None:
+            raise BadRequest(no_vision(self._context.model.name))
+        self.images.put(image, self._cache_scope(image, session), self.retry_after_ms())
 
     def take_prepared(self, now_s: float) -> None:
         """Enqueue the requests whose preparation is done, and advance the restoring of prompts from disk."""
@@ -164,8 +191,8 @@ class Lifecycle:
         self._scheduler.check_deadline(ticket, now_s)
         return ticket
 
-    def _cache_scope(self, insert: Insert, session: Session) -> str:
-        """Name of the prefix cache's share for this request. It outlives the worker, as the session's secret does."""
+    def _cache_scope(self, insert: Insert | Image, session: Session) -> str:
+        """Name of the share of caches that a request or image is in. It outlives the worker, as the secret does."""
         scope = insert.cache_scope or self._context.config.cache_scope
         if scope == "shared":
             return ""
@@ -198,6 +225,8 @@ class Lifecycle:
         self._deadlines.discard(request)
         self.prompt_disk.forget(request)
         del self._live[request]
+        if self.images is not None and request.images:
+            self.images.release(request.images, request.cache_scope)
         phases_ms = self._counters.latencies.phases_ms(request)
         facts = (request.prompt_tokens, request.cached_tokens, code, *phases_ms, request.drafts)
         request.finish(End(finish, message, *facts))
@@ -237,6 +266,11 @@ class Lifecycle:
         self._draining = True
         waiting = [request for request in self._live if request.phase in ("preparing", "queued")]
         self.end_all(waiting, "shutdown", "the worker stopped before this request was started")
+
+    def image_numbers(self) -> dict[str, int]:
+        """Numbers for `status` of a model that sees, by name."""
+        images = self.images
+        return {} if images is None else {"images": len(images), "image_pixels_bytes": images.bytes}
 
     def retry_after_ms(self) -> int:
         """Milliseconds after which a refused request should be tried again, from the measured rate of service."""

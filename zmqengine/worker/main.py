@@ -44,6 +44,10 @@ log = logging.getLogger("zmqengine.worker")
 FLUSH_MS = 2_000
 TEXTS_MAX = 256
 """Texts of one embed: the queue then holds at most that many times its places, and an answer is a few MB."""
+IMAGES_MAX = 64
+"""Images of one insert: an agent sends a screenshot each turn, and 64 of them fill most contexts."""
+MESSAGE_BYTES = 65_536
+"""For everything in a message beside tokens and pixels."""
 TEXT_TOKENS = 512
 """Usual length of a text to embed: encoders that are trained on more are rare."""
 FINDING = "finding the model"
@@ -142,10 +146,14 @@ class Worker:
     def _build_actor(self, opened: Opened, sockets: Sockets) -> Actor:
         info = opened.engine.info
         context_tokens = min(info.context_tokens, self._config.context_max or info.context_tokens)
+        needed = frame_bound(context_tokens, info.makes_vectors)
+        patches_max = 0
+        if info.vision is not None:
+            room = (self._config.frame_bytes_max - MESSAGE_BYTES) // info.vision.patch_bytes
+            patches_max = min(info.image_patches_max, info.vision.patches_max, room)
+            needed = max(needed, MESSAGE_BYTES + patches_max * info.vision.patch_bytes)
         limits = Limits(
-            frame_bytes_max=min(
-                self._config.frame_bytes_max, frame_bound(context_tokens, info.makes_vectors)
-            ),
+            frame_bytes_max=min(self._config.frame_bytes_max, needed),
             prompt_tokens_max=context_tokens - 1,
             context_tokens_max=context_tokens,
             queued_max=self._config.queue_max,
@@ -157,6 +165,8 @@ class Worker:
             speculation=True,
             prediction_tokens_max=context_tokens,
             texts_max=TEXTS_MAX if info.makes_vectors else 0,
+            images_max=0 if info.vision is None else IMAGES_MAX,
+            image_patches_max=patches_max,
         )
         self._board.limits = limits
         self._board.tokenizer = opened.tokenizer
@@ -230,11 +240,11 @@ class Worker:
 def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:
     """Bytes that suffice for any insert that fits the context: longer ones need not be decoded to be refused.
 
-    A token id takes at most 5 bytes, in `prompt`, `emitted` or `prediction`; 64 KiB are for everything else. An embed
+    A token id takes at most 5 bytes, in `prompt`, `emitted` or `prediction`. An embed
     may have as many texts of the usual length as its limit allows.
     """
     tokens = 3 * context_tokens
-    return 65_536 + 5 * (max(tokens, TEXTS_MAX * TEXT_TOKENS) if makes_vectors else tokens)
+    return MESSAGE_BYTES + 5 * (max(tokens, TEXTS_MAX * TEXT_TOKENS) if makes_vectors else tokens)
 
 
 def _stop_this_process() -> None:

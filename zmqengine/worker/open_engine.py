@@ -241,7 +241,7 @@ def _open_fake(config: WorkerConfig) -> Opened:
     import msgspec
 
     from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
-    from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, END, fake_tokenizer_json
+    from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, END, VISION_TEMPLATE, fake_tokenizer_json
 
     try:
         fake = FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}")
@@ -250,16 +250,23 @@ def _open_fake(config: WorkerConfig) -> Opened:
         engine = FakeEngine(fake)
     except msgspec.DecodeError as error:
         raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
-    tokenizer_json = fake_tokenizer_json(engine.info.vocab_size)
+    card = engine.info.vision
+    if card is not None and engine.info.vocab_size <= max(*card.end, 258):
+        raise ConfigError(
+            "the fake engine's configuration is wrong: with vision it needs a vocab_size of 260"
+        )
+    tokenizer_json = fake_tokenizer_json(engine.info.vocab_size, vision=card is not None)
+    template = CHAT_TEMPLATE if card is None else VISION_TEMPLATE
     return Opened(
         engine=engine,
         tokenizer=TokenizerBundle(
             call=0,
-            hash=hashlib.sha256(tokenizer_json + CHAT_TEMPLATE.encode()).hexdigest(),
+            hash=hashlib.sha256(tokenizer_json + template.encode()).hexdigest(),
             tokenizer_json=tokenizer_json,
-            chat_template=CHAT_TEMPLATE,
+            chat_template=template,
             eos_token_ids=sorted(engine.info.eos_token_ids),
             special_tokens={"eos_token": END},
+            vision=card,
         ),
         memory_limit_bytes=config.memory_limit_bytes or physical_memory_bytes(),
         facts={"engine": "fake"},

@@ -254,6 +254,11 @@ class EmbeddingEngine:
         return None if self._inner is None else self._inner.disk
 
     @property
+    def images_bytes_max(self) -> int:
+        """Bound of the inner engine."""
+        return 0 if self._inner is None else self._inner.images_bytes_max
+
+    @property
     def padding_bytes_max(self) -> int:
         """The inner engine's."""
         return 0 if self._inner is None else self._inner.padding_bytes_max

@@ -33,12 +33,28 @@ from zmqengine.engine.interface import (
     TokenLogprobs,
 )
 from zmqengine.engine.seeds import mix, seed_key
+from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
     from zmqengine.engine.disk_cache import DiskCache
 
+FAKE_CARD = VisionCard(
+    kind="fake",
+    patch=4,
+    merge=2,
+    resize="area",
+    placeholder=257,
+    token=257,
+    pixels_min=64,
+    pixels_max=256 * 64,
+    begin=[258],
+    end=[259],
+)
+"""Card of a fake engine that sees. Its ids are words of the fake tokenizer."""
+
 __all__ = [
     "EXIT_CODE",
+    "FAKE_CARD",
     "FakeCall",
     "FakeEngine",
     "FakeEngineConfig",
@@ -59,6 +75,9 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prompt cache, which keeps at most `prompt_cache_bytes` of ended and parked rows. A model of 8 billion
     parameters has about 147,000 bytes a token.
 
+    With `vision` it sees: its tokens depend on the contents of images, each of which takes a step of its own before its
+    row begins, once in a scope.
+
     With `dimensions` it makes embeddings and with `labels` scores, of `prefill_chunk` tokens of text a step.
     """
 
@@ -76,6 +95,7 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     generates: bool = True
     dimensions: int = 0
     labels: int = 0
+    vision: bool = False
     faults: tuple[FakeFault, ...] = ()
 
     @classmethod
@@ -98,6 +118,8 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             generates=self.generates,
             dimensions=self.dimensions,
             labels=self.labels,
+            vision=FAKE_CARD if self.vision else None,
+            image_patches_max=FAKE_CARD.patches_max if self.vision else 0,
         )
 
 
@@ -133,7 +155,8 @@ class FakeEngine:
         self.info = self.config.model_info()
         self.rows_max = self.config.rows_max
         self.step_tokens_max = 1
-        self.padding_bytes_max = 0
+        self.padding_bytes_max = self.images_bytes_max = 0
+        self._seen: set[tuple[str, bytes]] = set()
         self.disk: DiskCache | None = None
         self.calls: deque[FakeCall] = deque(maxlen=20_000)
         self._faults = FakeFaults(self.config.faults)
@@ -191,6 +214,7 @@ class FakeEngine:
         result = StepResult()
         for row in [row for row in self._rows.values() if row.decoding]:
             self._decode(row, result)
+        self._look()
         self._prefill(result)
         self._texts.step(self._chunk, result)
         self._count_memory()
@@ -224,6 +248,7 @@ class FakeEngine:
         self._rows.clear()
         self._texts.clear()
         self._prompt_cache.clear()
+        self._seen.clear()
         self._strike("reset")
 
     def shrink_chunk(self) -> int:
@@ -329,12 +354,21 @@ class FakeEngine:
             del self._rows[request.row]
             self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
 
+    def _look(self) -> None:
+        """Make the features of one image."""
+        for row in self._rows.values():
+            if not row.begun and (unseen := row.images - self._seen):
+                self._seen.add(min(unseen))
+                return
+
     def _prefill(self, result: StepResult) -> None:
         budget = self._chunk
         for row in [row for row in self._rows.values() if not row.decoding]:
             if self._strike("prefill", row):
                 del self._rows[row.request.row]
                 result.failures.append(RowFailure(row.request.row, "fake fault in prefill"))
+                continue
+            if row.images - self._seen:
                 continue
             if not row.begun and (budget or self.config.instant):
                 row.begun = True
@@ -367,18 +401,19 @@ class _Row:
     def __init__(self, request: RowRequest) -> None:
         self.request = request
         self.index = len(request.emitted)
-        self.tokens: Tokens = array("Q", [*request.prompt, *request.emitted])
+        self.tokens: Tokens = array("Q", _named(request))
+        self.images = {(request.cache_scope, image.hash) for image in request.images}
         self.total = len(self.tokens)
         self.begun = False
         self.done = self.cached = 0
-        digest = hashlib.blake2b(array("Q", request.prompt).tobytes(), digest_size=8)
+        digest = hashlib.blake2b(self.tokens[: len(request.prompt)].tobytes(), digest_size=8)
         self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
 
     def check(self, config: FakeEngineConfig) -> None:
         """Raise ValueError for a request that the engine cannot take."""
         if not self.request.prompt:
             raise ValueError("the prompt is empty")
-        if max(self.tokens) >= config.vocab_size:
+        if max(*self.request.prompt, *self.request.emitted, 0) >= config.vocab_size:
             raise ValueError(f"a prompt token is outside the vocabulary of {config.vocab_size}")
         if _output_max(self.request, config) <= self.index:
             raise ValueError("max_tokens leaves nothing to generate")
@@ -406,6 +441,17 @@ class _Row:
         top = [(token + place) % config.vocab_size for place in range(self.request.logprobs or 0)]
         logprob = -0.25 - (mix(self._key - index) % 100) / 1000
         return TokenLogprobs(logprob, [(id_, logprob - place * 0.6931) for place, id_ in enumerate(top)])
+
+
+def _named(request: RowRequest) -> Sequence[int]:
+    """The tokens of a row, those of images by their contents."""
+    tokens = [*request.prompt, *request.emitted]
+    if not request.images:
+        return tokens
+    from zmqengine.engine.image_names import named
+
+    names: list[int] = named(tokens, request.images, FAKE_CARD.token).tolist()
+    return names
 
 
 def _output_max(request: RowRequest, config: FakeEngineConfig) -> int:

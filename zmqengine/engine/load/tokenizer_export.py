@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from zmqengine.errors import ModelLoadError
+from zmqengine.vision_card import VisionCard
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -37,10 +40,13 @@ class ExportedTokenizer:
     special_tokens: dict[str, str]
     facts: dict[str, str | bool | int]
     hash: str = ""
+    vision: VisionCard | None = None
 
 
-def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> ExportedTokenizer:
-    """The bundle of a tokenizer that mlx-lm has loaded, with further facts.
+def export_tokenizer(
+    tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}, vision: VisionCard | None = None
+) -> ExportedTokenizer:
+    """The bundle of a tokenizer that mlx-lm has loaded, with further facts and the model's vision card.
 
     Raises ModelLoadError if it has no `tokenizers` form.
     """
@@ -64,6 +70,7 @@ def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] 
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         special_tokens=_special_tokens(tokenizer),
         facts=facts,
+        vision=vision,
     )
     return replace(exported, hash=_hash(exported))
 
@@ -72,6 +79,8 @@ def _hash(exported: ExportedTokenizer) -> str:
     """SHA-256, in hexadecimal, over every field but the hash itself."""
     rest = [exported.chat_template, exported.eos_token_ids, exported.special_tokens, exported.facts]
     digest = hashlib.sha256(exported.tokenizer_json)
+    if exported.vision is not None:
+        digest.update(msgspec.json.encode(exported.vision))
     digest.update(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
     return digest.hexdigest()
 

@@ -101,6 +101,7 @@ class MlxEngine:
         drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
         self.padding_bytes_max = self._batch_padding_bytes + drafts_padding_bytes
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
+        self.images_bytes_max = 0
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.not_kept:
             log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})

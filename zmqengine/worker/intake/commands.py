@@ -8,6 +8,7 @@ from zmqengine.errors import (
     Aborted,
     BadRequest,
     Conflict,
+    ImageWanted,
     NotSubscribed,
     Overloaded,
     StaleEpoch,
@@ -42,6 +43,7 @@ from zmqengine.request_rules import (
     no_generation,
     no_vision,
 )
+from zmqengine.vision_card import check_images
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.lifecycle import Lifecycle
@@ -77,7 +79,7 @@ class CommandHandler:
         try:
             if isinstance(command, Hello):
                 return self._hello(command, route, user, now_s, peer)
-            if isinstance(command, Insert | Embed) and command.epoch != self._epoch:
+            if isinstance(command, Insert | Image | Embed) and command.epoch != self._epoch:
                 raise StaleEpoch("the worker has restarted; say hello and insert again with `emitted`")
             session = self._sessions.of_route(route, user)
             self._sessions.renew(session, now_s)
@@ -89,14 +91,15 @@ class CommandHandler:
         """The refusal of a command, counted and logged."""
         self._counters.rejected += 1
         log.info("rejected", extra={"request": request, "code": error.code, "reason": error.message})
-        return Rejected(call, self._epoch, error.code, error.message, request, error.retry_after_ms)
+        wanted = error.wanted if isinstance(error, ImageWanted) else []
+        return Rejected(call, self._epoch, error.code, error.message, request, error.retry_after_ms, wanted)
 
     def _handle_in_session(self, command: Command, session: Session, now_s: float) -> CommandReply:
         match command:
             case Insert() | Embed():
                 return self._insert(command, session, now_s)
             case Image():
-                raise BadRequest(no_vision(self._context.model.name))
+                self._lifecycle.keep_image(command, session)
             case Abort():
                 self._abort(command, session)
             case Resume():
@@ -155,7 +158,9 @@ class CommandHandler:
         if not model.generates:
             raise BadRequest(no_generation(model.name))
         if insert.images:
-            raise BadRequest(f"images: {no_vision(model.name)}")
+            if model.vision is None:
+                raise BadRequest(f"images: {no_vision(model.name)}")
+            check_images(insert.prompt, insert.images, model.vision, self._limits)
         ids = {
             "prompt": insert.prompt,
             "emitted": insert.emitted,

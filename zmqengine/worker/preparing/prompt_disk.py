@@ -65,8 +65,15 @@ class PromptDisk:
     that has no row; that one's prompt is prefilled.
     """
 
-    def __init__(self, disk: DiskCache | None, preparer: Preparer, room_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        disk: DiskCache | None,
+        preparer: Preparer,
+        room_bytes: Callable[[], int],
+        image_token: int = -1,
+    ) -> None:
         self._disk = disk
+        self._image_token = image_token
         self._preparer = preparer
         self._room_bytes = room_bytes
         self._wanted: dict[LiveRequest, _Wanted] = {}
@@ -90,13 +97,14 @@ class PromptDisk:
         if len(insert.prompt) + len(insert.emitted) <= RESTORED_TOKENS_MIN or self._hangs:
             return False
         salt = disk.salt(request.cache_scope)
+        images, token = request.images, self._image_token
 
         def look_up() -> Prepared:
             # Imported here: workers without MLX, which start quickly, never need it.
-            import numpy as np
+            from zmqengine.engine.image_names import named
 
             try:
-                ids = np.array([*insert.prompt, *insert.emitted], np.uint32)
+                ids = named([*insert.prompt, *insert.emitted], images, token)
                 plan = disk.plan(ids, salt)
             except Exception as error:
                 log.error(_FAILED, exc_info=error)

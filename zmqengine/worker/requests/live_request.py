@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from zmqengine.engine.interface import RowRequest, TextsRequest
+from zmqengine.engine.interface import RowImage, RowRequest, TextsRequest
 from zmqengine.protocol.messages import Embed, End, Insert
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.requests.token_log import TokenLog
@@ -84,6 +85,7 @@ class LiveRequest:
         "grammar",
         "grows_at",
         "id",
+        "images",
         "insert",
         "is_open",
         "is_whole",
@@ -119,11 +121,13 @@ class LiveRequest:
         stop_token_ids: frozenset[int] = frozenset(),
         tokens_max: int = 0,
         vector_width: int = 0,
+        images: Sequence[RowImage] = (),
     ) -> None:
         self.id = insert.request
         self.session_id = session_id
         self.ticket = ticket
         self.insert: Insert | Embed | None = insert
+        self.images = images
         self.log: TokenLog | VectorLog
         if isinstance(insert, Embed):
             self.prompt: array[int] | list[int] = []
@@ -220,6 +224,7 @@ class LiveRequest:
             pin=insert.pin,
             speculate=insert.speculate,
             prediction=insert.prediction,
+            images=self.images,
         )
 
     def apply(self, prepared: Prepared) -> None:
@@ -245,6 +250,7 @@ class LiveRequest:
         self.phase = "ended"
         self.insert = None
         self.prompt = []
+        self.images = ()
 
 
 def digest(insert: Insert | Embed) -> bytes:

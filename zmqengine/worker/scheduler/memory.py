@@ -6,12 +6,14 @@ from zmqengine.engine.interface import Engine, EngineMemory
 from zmqengine.errors import ConfigError
 from zmqengine.worker.process.memory_pressure import Level
 
+IMAGES_SHARE = 1 / 16
+"""Share of the limit for the pixels of images; as much is for their features."""
 WORKSPACE_SHARE = 0.1
 """Share of the limit kept free for a step's workspace; more where the engine's own estimate is higher."""
 
 
 class MemoryLedger:
-    """Bytes within one limit: weights, padding and workspace first, then rows, then the prefix cache.
+    """Bytes within one limit: weights, padding, images and workspace first, then rows, then the prefix cache.
 
     A row's reservation bounds its KV cache until the reservation is extended, so the sum of all reservations bounds the
     KV bytes of every step. The prefix cache gets what rows leave, up to `prompt_cache_bytes`, or up to
@@ -32,6 +34,9 @@ class MemoryLedger:
         self._prompt_cache_share = prompt_cache_share
         self._prompt_cache_bytes = prompt_cache_bytes
         self.limit_bytes = limit_bytes
+        sees = engine.info.vision is not None
+        self.pixels_bytes_max = int(limit_bytes * IMAGES_SHARE) if sees else 0
+        """The most bytes that pixels of images take."""
         taken = self._taken_bytes(limit_bytes)
         self.kv_bytes_max = limit_bytes - taken
         if self.kv_bytes_max < engine.project_bytes(2):
@@ -101,7 +106,8 @@ class MemoryLedger:
     def _taken_bytes(self, limit_bytes: int) -> int:
         memory = self._engine.memory()
         workspace = max(memory.workspace, int(limit_bytes * WORKSPACE_SHARE))
-        return memory.weights + self._engine.padding_bytes_max + workspace
+        images = self._engine.images_bytes_max + self.pixels_bytes_max
+        return memory.weights + self._engine.padding_bytes_max + images + workspace
 
     def parts(self, memory: EngineMemory) -> dict[str, int]:
         """Bytes by purpose, and the limit on their sum, for metrics."""
@@ -111,6 +117,7 @@ class MemoryLedger:
             "padding": memory.padding,
             "parked": memory.parked,
             "prompt_cache": memory.prompt_cache,
+            "images": memory.images,
             "workspace": memory.workspace,
             "buffers": memory.buffers,
             "limit": self.limit_bytes,
@@ -128,6 +135,7 @@ class MemoryLedger:
             "parked_bytes": memory.parked,
             "prompt_cache_bytes": memory.prompt_cache,
             "prompt_cache_bytes_max": self._room_told,
+            "image_features_bytes": memory.images,
             "workspace_bytes": memory.workspace,
             "cache_bytes": memory.buffers,
             "active_bytes": memory.active,

@@ -1,0 +1,103 @@
+"""Images that front-ends sent: pixels by scope and hash, within a bound."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zmqengine.engine.interface import RowImage
+from zmqengine.errors import BadRequest, ImageWanted, NeverFits, Overloaded
+from zmqengine.protocol.messages import Image, ImageRef
+from zmqengine.vision_card import VisionCard, check_patches, image_hash
+
+Name = tuple[str, bytes]
+"""Scope and hash."""
+
+
+@dataclass(slots=True)
+class _Held:
+    pixels: bytes
+    grids: list[tuple[int, int]]
+    users: int = 0
+    """Requests that have not ended and need it."""
+
+
+class ImageStore:
+    """Pixels of images, `bytes_max` together. Those that no request needs go when others need the room, the least
+    recently used first.
+
+    An image is found only in the scope that it was sent for: who knows a hash has not seen the image.
+    """
+
+    def __init__(self, card: VisionCard, *, bytes_max: int, patches_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._card = card
+        self._patches_max = patches_max
+        self._held: OrderedDict[Name, _Held] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, image: Image, scope: str, retry_after_ms: int) -> None:
+        """Keep an image. Raises `BadRequest` for one that is not what it says, `Overloaded` without room."""
+        card, size = self._card, len(image.pixels)
+        card.features(image.grids)
+        check_patches(image.grids, card, self._patches_max)
+        expected = card.patches(image.grids) * card.patch_bytes
+        if size != expected:
+            raise BadRequest(f"pixels: {size} bytes, the grids have {expected}")
+        held = self._held.get((scope, image.hash))
+        if held is None:
+            # The contents of one that is held are known by its hash.
+            if image_hash(card.kind, image.grids, image.pixels) != image.hash:
+                raise BadRequest(f"hash: it is not that of kind {card.kind!r}, the grids and the pixels")
+            if not self._make_room(size):
+                raise Overloaded(
+                    f"images of requests that have not ended take {self.bytes} of the {self.bytes_max} bytes for "
+                    f"images, and this one has {size}",
+                    retry_after_ms=retry_after_ms,
+                )
+            self._held[scope, image.hash] = _Held(image.pixels, image.grids)
+            self.bytes += size
+        self._held.move_to_end((scope, image.hash))
+
+    def take(self, images: Sequence[ImageRef], scope: str) -> list[RowImage]:
+        """The images of a request, held until `release`. Raises `ImageWanted` with those that are not held.
+
+        Raises `NeverFits` for images that are too many to be held at once.
+        """
+        names = {image.hash: (scope, image.hash) for image in images}
+        patches = sum(self._card.patches(grids) for grids in {one.hash: one.grids for one in images}.values())
+        if (bytes_ := patches * self._card.patch_bytes) > self.bytes_max:
+            raise NeverFits(
+                f"images: they have {bytes_} bytes of pixels, the worker holds {self.bytes_max}: send fewer or smaller "
+                "ones, or raise --memory-limit"
+            )
+        wanted = [hash_ for hash_, name in names.items() if name not in self._held]
+        if wanted:
+            raise ImageWanted(f"images: {len(wanted)} of {len(names)} are not held here: send them", wanted)
+        rows = []
+        for image in images:
+            held = self._held[scope, image.hash]
+            if [tuple(grid) for grid in image.grids] != [tuple(grid) for grid in held.grids]:
+                raise BadRequest(f"images: the image {image.hash.hex()} has other grids")
+            rows.append(RowImage(image.hash, image.at, image.tokens, image.grids, held.pixels))
+        for name in names.values():
+            self._held[name].users += 1
+            self._held.move_to_end(name)
+        return rows
+
+    def release(self, images: Sequence[RowImage], scope: str) -> None:
+        """A request that took these images has ended."""
+        for hash_ in {image.hash for image in images}:
+            self._held[scope, hash_].users -= 1
+
+    def _make_room(self, size: int) -> bool:
+        if self.bytes + size > self.bytes_max:
+            for name in [name for name, held in self._held.items() if not held.users]:
+                self.bytes -= len(self._held.pop(name).pixels)
+                if self.bytes + size <= self.bytes_max:
+                    break
+        return self.bytes + size <= self.bytes_max
