@@ -35,7 +35,7 @@ MATCHERS = frozenset(("CallFormat", "Tags", "_tagged", "_json"))
 """Functions that take patterns to match them at one place: headers, tails and opening tags of calls."""
 
 ALLOWED: dict[str, str] = {
-    "zmqengine/engine/embedding/encoders/parts.py": "whole names of a checkpoint's arrays, by rules of the code",
+    "zmqengine/engine/models/arrays.py": "whole names of a checkpoint's arrays, by rules of the code",
 }
 """What was reviewed: a pattern or a file, and the reason for which its texts are bounded or trusted."""
 

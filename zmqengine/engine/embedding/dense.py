@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.models.arrays import read_arrays
 from zmqengine.errors import ModelLoadError
 
 
@@ -38,18 +39,3 @@ def load_dense(directory: Path) -> Dense:
     if name not in ("Tanh", "Identity"):
         raise ModelLoadError(f"{directory}: the activation {name} is neither Tanh nor Identity")
     return Dense(arrays["linear.weight"], arrays.get("linear.bias"), name == "Tanh")
-
-
-def read_arrays(directory: Path) -> dict[str, mx.array]:
-    """Every array of the safetensors files of a directory. Raises `ModelLoadError` if there is none."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(
-            f"{directory} has no .safetensors file: convert the model's weights to safetensors"
-        )
-    arrays: dict[str, mx.array] = {}
-    for file in files:
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        arrays |= loaded
-    return arrays

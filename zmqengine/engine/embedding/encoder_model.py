@@ -11,11 +11,12 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from zmqengine.checkpoint.recipe import Recipe
-from zmqengine.engine.embedding.dense import Dense, read_arrays
+from zmqengine.engine.embedding.dense import Dense
 from zmqengine.engine.embedding.encoders.parts import Encoder
 from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX, Packed
 from zmqengine.engine.embedding.pooling import pool, unit
 from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.models.arrays import read_arrays
 from zmqengine.errors import ModelLoadError
 
 TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 16_384

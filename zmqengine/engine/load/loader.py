@@ -16,7 +16,14 @@ from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer
-from zmqengine.engine.models.mlx_lm import fetch_model, load_model, load_tokenizer, model_classes
+from zmqengine.engine.load.vision_text import ModelClasses, classes_of, is_seeing
+from zmqengine.engine.models.mlx_lm import (
+    fetch_model,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_classes,
+)
 from zmqengine.errors import ModelLoadError
 
 Report = Callable[[str, "float | None"], None]
@@ -45,8 +52,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
     directory = find_directory(model)
     try:
         report("reading the tokenizer", None)
-        classes = bare_classes if is_bare(directory) else model_classes
-        network, config = load_model(directory, lazy=True, get_model_classes=classes)
+        network, config = load_model(directory, lazy=True, get_model_classes=_classes(directory))
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
         exported = export_tokenizer(tokenizer, sampling_facts(directory) | read_recipe(directory).facts)
         report("reading weights", 0.0)
@@ -64,6 +70,12 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         parameter_bytes=parameter_bytes,
     )
     return LoadedModel(network, info, exported, directory)
+
+
+def _classes(directory: Path) -> ModelClasses:
+    if is_bare(directory):
+        return bare_classes
+    return classes_of(directory) if is_seeing(load_config(directory)) else model_classes
 
 
 def find_directory(model: str) -> Path:

@@ -13,8 +13,8 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.encoders.parts import Weights, activation, renamed, whole
 from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.models.arrays import Weights, activation, renamed, whole
 
 MODEL_TYPES = ("modernbert",)
 

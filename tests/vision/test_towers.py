@@ -1,0 +1,77 @@
+"""Features and logits equal those of transformers and torch, on a small checkpoint of each family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.vision import make_cases
+from tests.vision.checkpoints import NAMES, case, internvl_chat, old_names, write
+from tests.vision.make_cases import pixels_of
+from zmqengine.checkpoint.vision import read_vision
+from zmqengine.engine.load.loader import load
+from zmqengine.engine.vision.tower import Tower
+from zmqengine.engine.vision.towers.opening import open_tower
+
+NEAR = 2e-5
+
+
+def tower_of(directory: Path) -> Tower:
+    """The tower of a checkpoint, as the engine opens it."""
+    recipe = read_vision(directory, (directory / "tokenizer.json").read_bytes())
+    assert recipe is not None
+    return open_tower(directory, recipe, on_gpu=False)
+
+
+def features_of(tower: Tower, given: dict[str, Any]) -> list[mx.array]:
+    """Features of each image of a case."""
+    found = []
+    for grids in given["images"]:
+        job = tower.begin(pixels_of(grids, given["patch"], given["seed"]), [tuple(grid) for grid in grids])
+        while job.step():
+            pass
+        found.append(job.features().main)
+    return found
+
+
+def check(directory: Path, given: dict[str, Any]) -> None:
+    """Features, and logits of the whole model from them."""
+    features = features_of(tower_of(directory), given)
+    for made, wanted in zip(features, given["features"], strict=True):
+        np.testing.assert_allclose(np.array(made), np.array(wanted, np.float32), atol=NEAR, rtol=1e-4)
+    model = load(str(directory)).model
+    tokens = mx.array([given["prompt"]])
+    embedded = model.language_model.model.embed_tokens(tokens)
+    places = [place for place, token in enumerate(given["prompt"]) if token == given["token"]]
+    embedded[0, mx.array(places)] = mx.concatenate(features)
+    logits = model(tokens, input_embeddings=embedded)[0]
+    np.testing.assert_allclose(
+        np.array(logits[-6:]), np.array(given["logits"], np.float32), atol=1e-4, rtol=1e-3
+    )
+
+
+def test_the_cases_are_those_of_the_script() -> None:
+    """None is left out."""
+    assert set(NAMES) == set(make_cases.CASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Normalisation, positions, attention, merging and projection: a mistake in any of them shows."""
+    check(write(tmp_path, case(name)), case(name))
+
+
+@pytest.mark.parametrize("name", ["pixtral", "mistral3", "lfm2_vl"])
+def test_checkpoints_with_older_names_are_read(name: str, tmp_path: Path) -> None:
+    """Published before transformers put both parts below `model`, or converted by mlx-vlm."""
+    check(write(tmp_path, case(name), old_names), case(name))
+
+
+@pytest.mark.parametrize("name", ["internvl", "internvl-rms"])
+def test_internvl_is_read_as_its_makers_publish_it(name: str, tmp_path: Path) -> None:
+    """Other names, and one array for queries, keys and values."""
+    check(internvl_chat(tmp_path, case(name)), case(name))

@@ -1,0 +1,119 @@
+"""Text models of checkpoints that see: the class of `text_config`, and its arrays without those of the tower.
+
+mlx-lm knows some of these checkpoints, in one of the forms in which they are published. Here one rule for names reads
+all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from zmqengine.engine.models.mlx_lm import model_classes
+
+MODEL_TYPES = ("pixtral", "llava", "mistral3", "lfm2_vl", "idefics3", "smolvlm", "internvl_chat", "internvl")
+"""Model types whose text part is one of mlx-lm's, unchanged."""
+
+ModelClasses = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
+
+_TOWER = re.compile(
+    r"(model\.)?(vision_tower|vision_model|vision_encoder|vision_projection|visual|multi_modal_projector|connector|mlp1)\."
+)
+_TRUNK = "language_model."
+
+
+def is_seeing(config: dict[str, Any]) -> bool:
+    """Whether a config is of a model whose text part is built here."""
+    return str(config.get("model_type", "")).replace("-", "_") in MODEL_TYPES and bool(text_config(config))
+
+
+def classes_of(directory: Path) -> ModelClasses:
+    """`text_classes` of a checkpoint."""
+    # Configs contradict themselves on tied embeddings; the arrays do not.
+    files = sorted(directory.glob("model*.safetensors"))
+    is_tied = not any("lm_head." in str(name) for file in files for name in mx.load(str(file)))
+    return lambda config: text_classes(config, is_tied=is_tied)
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that is of the text model, with its positions where every model of mlx-lm looks for them."""
+    text = dict(config.get("text_config") or config.get("llm_config") or {})
+    # transformers >= 5 nests what mlx-lm's Llama and Qwen2 read beside the other fields, or else replace by a default.
+    nested = text.get("rope_parameters") or {}
+    if "rope_theta" in nested:
+        text.setdefault("rope_theta", nested["rope_theta"])
+        if nested.get("rope_type", "default") != "default":
+            text.setdefault("rope_scaling", nested)
+    return text
+
+
+def text_classes(config: dict[str, Any], *, is_tied: bool) -> tuple[type[Any], type[Any]]:
+    """Classes for mlx-lm's `load_model`: the text model as `language_model`, as quantised checkpoints name it.
+
+    `is_tied`: its head has the arrays of its embedding.
+    """
+    text = text_config(config)
+    # The defaults of transformers, where a config leaves out what equals them.
+    text.setdefault(
+        "model_type", "mistral" if config["model_type"] in ("pixtral", "llava", "mistral3") else "llama"
+    )
+    text["tie_word_embeddings"] = is_tied
+    made, arguments = model_classes(text)
+
+    class SeeingText(Module):
+        """A text model that takes embeddings in place of tokens."""
+
+        def __init__(self, given: Any) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.args = given
+            self.model_type = given.model_type
+            self.language_model = made(given)
+            if hasattr(self.language_model, "make_cache"):
+                self.make_cache = self.language_model.make_cache
+
+        def __call__(
+            self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
+        ) -> mx.array:
+            logits: mx.array = self.language_model(inputs, cache=cache, input_embeddings=input_embeddings)
+            return logits
+
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            """Arrays of the text model by this model's names."""
+            own = {text_name(name): array for name, array in weights.items() if not _TOWER.match(name)}
+            if "lm_head" not in self.language_model:
+                own = {name: array for name, array in own.items() if not name.startswith("lm_head.")}
+            if hasattr(self.language_model, "sanitize"):
+                own = self.language_model.sanitize(own)
+            return {f"{_TRUNK}{name}": array for name, array in own.items()}
+
+        @property
+        def layers(self) -> Any:
+            """The layers, for caches."""
+            return self.language_model.layers
+
+    class Arguments:
+        """The arguments of the text model, from the config of the whole."""
+
+        @classmethod
+        def from_dict(cls, whole: dict[str, Any]) -> Any:
+            """Arguments, as mlx-lm's loader asks for them."""
+            return arguments.from_dict(text)
+
+    return SeeingText, Arguments
+
+
+def text_name(name: str) -> str:
+    """A name in the text model itself: "model.layers..." or "lm_head...".
+
+    Published are "language_model.model.layers", "model.language_model.layers", "model.text_model.layers",
+    "language_model.layers" and "model.layers".
+    """
+    for part in ("model.", "language_model.", "text_model."):
+        name = name.removeprefix(part)
+    name = name.removeprefix("model.")
+    return name if name.startswith("lm_head.") else f"model.{name}"

@@ -1,0 +1,157 @@
+"""The block that all towers are made of: a norm and attention, a norm and an MLP, each added to the states.
+
+States are [tiles, tokens, width]; tokens of different tiles never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
+
+from zmqengine.engine.models.arrays import activation
+
+SCORES_BYTES_MAX = 64 << 20
+"""Attention scores that exist at once: more tokens are cut by queries. On Metal a kernel holds none for most widths of
+heads, but no documented call tells for which."""
+
+
+class BlockShape(NamedTuple):
+    """Sizes and options of the blocks of one tower.
+
+    `norm` is "layer" or "rms". With `gated` the MLP has a gate, as Llama's. `scaled`: what is added is multiplied by
+    learned scales. `normed_heads`: queries and keys get an RMS norm over all of their heads.
+    """
+
+    width: int
+    heads: int
+    inner: int
+    norm: str = "layer"
+    eps: float = 1e-6
+    qkv_bias: bool = True
+    bias: bool = True
+    gated: bool = False
+    activation: str = "gelu_pytorch_tanh"
+    scaled: bool = False
+    normed_heads: bool = False
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of rotary positions, [tokens, half of a head's width] in float32."""
+
+    cos: mx.array
+    sin: mx.array
+
+
+class Windows(NamedTuple):
+    """Tokens that attend to each other alone: `groups` of [windows, tokens] by number of tokens, and the way back."""
+
+    groups: Sequence[mx.array]
+    order: mx.array
+
+
+class TowerBlock(Module):
+    """One block. `rotation` and `windows` depend on the grid of the tiles."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        width, inner = shape.width, shape.inner
+        self.norm1 = norm_of(shape.norm, width, shape.eps)
+        self.norm2 = norm_of(shape.norm, width, shape.eps)
+        self.qkv = Linear(width, 3 * width, bias=shape.qkv_bias)
+        self.out = Linear(width, width, bias=shape.bias)
+        self.up = Linear(width, inner, bias=shape.bias)
+        self.down = Linear(inner, width, bias=shape.bias)
+        if shape.gated:
+            self.gate = Linear(width, inner, bias=shape.bias)
+        if shape.normed_heads:
+            self.query_norm = RMSNorm(width, eps=shape.eps)
+            self.key_norm = RMSNorm(width, eps=shape.eps)
+        if shape.scaled:
+            self.scale1 = mx.ones((width,))
+            self.scale2 = mx.ones((width,))
+        self._shape = shape
+        self._activation = activation(shape.activation)
+
+    def __call__(
+        self, states: mx.array, rotation: Rotation | None = None, windows: Windows | None = None
+    ) -> mx.array:
+        """The states after the block."""
+        shape = self._shape
+        queries, keys, values = mx.split(self.qkv(self.norm1(states)), 3, axis=-1)
+        if shape.normed_heads:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        queries, keys, values = (self._heads(part) for part in (queries, keys, values))
+        if rotation is not None:
+            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
+        attended = self.out(_attend_within(queries, keys, values, windows))
+        states = states + (attended * self.scale1 if shape.scaled else attended)
+        inputs = self.norm2(states)
+        inner = self.up(inputs)
+        inner = self._activation(self.gate(inputs)) * inner if shape.gated else self._activation(inner)
+        made = self.down(inner)
+        return states + (made * self.scale2 if shape.scaled else made)
+
+    def _heads(self, states: mx.array) -> mx.array:
+        """[tiles, tokens, heads, width of a head]"""
+        tiles, tokens, _ = states.shape
+        return states.reshape(tiles, tokens, self._shape.heads, -1)
+
+
+def norm_of(kind: str, width: int, eps: float) -> Module:
+    """A norm by its kind, "layer" or "rms"."""
+    return RMSNorm(width, eps=eps) if kind == "rms" else LayerNorm(width, eps=eps)
+
+
+def rotate(states: mx.array, rotation: Rotation) -> mx.array:
+    """Heads [tiles, tokens, heads, width] turned by their positions, in float32: number i with i + width / 2."""
+    cos, sin = rotation.cos[:, None], rotation.sin[:, None]
+    first, second = mx.split(states.astype(mx.float32), 2, axis=-1)
+    turned = mx.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(states.dtype)
+
+
+def axes_rotation(grid: tuple[int, int], row_freqs: mx.array, column_freqs: mx.array) -> Rotation:
+    """Rotation by row, then by column, of tokens in row-major order."""
+    rows, columns = grid
+    by_row = mx.arange(rows, dtype=mx.float32)[:, None, None] * row_freqs
+    by_column = mx.arange(columns, dtype=mx.float32)[None, :, None] * column_freqs
+    angles = mx.concatenate(
+        [
+            mx.broadcast_to(by_row, (rows, columns, row_freqs.size)),
+            mx.broadcast_to(by_column, (rows, columns, column_freqs.size)),
+        ],
+        axis=-1,
+    ).reshape(rows * columns, -1)
+    return Rotation(mx.cos(angles), mx.sin(angles))
+
+
+def _attend_within(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows | None) -> mx.array:
+    """[tiles, tokens, width] of heads [tiles, tokens, heads, width of a head]: of a whole tile, or within windows."""
+    tiles, tokens, heads, width = queries.shape
+    if windows is None:
+        return attend(queries, keys, values).reshape(tiles, tokens, heads * width)
+    parts = []
+    for group in windows.groups:
+        own = [part[:, group].reshape(-1, group.shape[1], heads, width) for part in (queries, keys, values)]
+        parts.append(attend(*own).reshape(tiles, -1, heads * width))
+    return mx.concatenate(parts, axis=1)[:, windows.order]
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+    """Attention of all tokens of a tile to each other: [tiles, tokens, heads, width of a head], as what it takes."""
+    queries, keys, values = (part.transpose(0, 2, 1, 3) for part in (queries, keys, values))
+    tiles, heads, tokens, width = queries.shape
+    cut = max(1, SCORES_BYTES_MAX // (4 * tiles * heads * tokens))
+    parts = [
+        mx.fast.scaled_dot_product_attention(
+            queries[:, :, start : start + cut], keys, values, scale=width**-0.5
+        )
+        for start in range(0, tokens, cut)
+    ]
+    joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return joined.transpose(0, 2, 1, 3)
