@@ -43,6 +43,14 @@ def check_prediction(prediction: Sequence[int], tokens_max: int) -> None:
         raise BadRequest(f"prediction: {len(prediction)} tokens, the worker takes {tokens_max}")
 
 
+def check_forced(forced: Sequence[int], max_tokens: int | None, *, constrained: bool) -> None:
+    """Raise `BadRequest` for forced output that does not fit `max_tokens` or has a constraint beside it."""
+    if forced and constrained:
+        raise BadRequest("forced: output that is given cannot have a constraint")
+    if max_tokens is not None and len(forced) > max_tokens:
+        raise BadRequest(f"forced: {len(forced)} tokens are more than max_tokens {max_tokens}")
+
+
 def length_of(prompt: Sequence[int], max_tokens: int | None) -> str:
     """The length of a request, in words."""
     asked = "" if max_tokens is None else f" + max_tokens {max_tokens}"

@@ -12,7 +12,7 @@ import pytest
 from tests.support.drafts import Self, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
-from zmqengine.engine.interface import Engine, RowRequest, Sampling
+from zmqengine.engine.interface import Engine, RowRequest, RowToken, Sampling
 
 VOCAB_SIZE = 320
 COUNT = 12
@@ -408,3 +408,79 @@ def test_close_may_be_called_twice(make):
     engine.next()
     engine.close()
     engine.close()
+
+
+def test_forced_output_has_the_log_probabilities_of_sampled_output(make):
+    """The same numbers as when it was sampled, however it is cut; then the row goes on as it would have."""
+    request = row(0, 90, logprobs=2)
+    sampled = _tokens(make(), request)
+    ids = [token.token for token in sampled]
+    # With two rows at most, logits are computed two at a time.
+    for options in ({"chunk": 16}, {"rows_max": 2}):
+        for emitted, forced in ((0, 1), (0, COUNT), (3, 7), (3, COUNT), (9, 8)):
+            engine = make(**options)
+            again = _tokens(engine, replace(request, emitted=ids[:emitted], forced=ids[:forced]))
+            assert [token.token for token in again] == ids[emitted:]
+            for token, before in zip(again, sampled[emitted:], strict=True):
+                assert token.logprobs.logprob == pytest.approx(before.logprobs.logprob, abs=1e-4)
+                assert [id_ for id_, _ in token.logprobs.top] == [id_ for id_, _ in before.logprobs.top]
+            assert [token.finish for token in again] == [None] * (len(again) - 1) + ["length"]
+            assert is_empty(engine)
+
+
+def test_forced_output_does_not_stop_and_is_not_counted_as_generated(make):
+    """An end token in it is text like any other; without `logprobs` it has none."""
+    engine = make()
+    request = row(0, 20, forced=[7, 8, 7], stop_token_ids=frozenset({7, 8}), max_tokens=3)
+    tokens = _tokens(engine, request)
+    assert [(token.token, token.logprobs, token.finish) for token in tokens] == [
+        (7, None, None), (8, None, None), (7, None, "length"),
+    ]  # fmt: skip
+    assert engine.stats().generated_tokens == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_row_with_forced_output_is_parked_and_comes_back(make, steps):
+    """With each token once, in whatever phase it left; others beside it are not disturbed."""
+    request, other = row(0, 90, logprobs=1, max_tokens=60), row(1, 30)
+    request = replace(request, forced=prompt(40, seed=9))
+    whole = _tokens(make(chunk=16, rows_max=4), request)
+    alone = _tokens(make(), other)
+    engine, run = make(chunk=16, rows_max=4), Run()
+    engine.insert([request, other])
+    for _ in range(5 + steps):
+        step(engine, run)
+    engine.park(0)
+    engine.insert([back(request, 2, run.ids(0))])
+    finish(engine, run)
+    assert run.failures == []
+    tokens = run.tokens.get(0, []) + run.tokens[2]
+    assert [token.token for token in tokens] == [token.token for token in whole]
+    assert [token.logprobs.logprob for token in tokens] == pytest.approx(
+        [token.logprobs.logprob for token in whole], abs=1e-4
+    )
+    assert run.ids(1) == [token.token for token in alone]
+
+
+def test_a_prompt_before_forced_output_comes_from_the_prompt_cache(make):
+    """Answers to one question are compared at the cost of the answers."""
+    engine = make()
+    question = prompt(200)
+    cached = []
+    for id_ in range(2):
+        request = row(id_, forced=prompt(5, seed=id_), logprobs=0, max_tokens=5)
+        run = Run()
+        engine.insert([replace(request, prompt=question)])
+        finish(engine, run)
+        cached.append(run.cached(id_))
+    assert cached[0] == 0
+    # The fake engine finds whole prompts, and a state that cannot be cut is kept at the end of one.
+    assert cached[1] >= 128 or isinstance(engine, FakeEngine) or engine._store.keeps_states
+
+
+def _tokens(engine: Engine, request: RowRequest) -> list[RowToken]:
+    """The tokens of `request` where there is no other."""
+    assert engine.insert([request]) == []
+    run = finish(engine)
+    assert run.failures == []
+    return run.tokens[request.row]

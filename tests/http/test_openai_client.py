@@ -121,6 +121,35 @@ def test_completions(client: openai.OpenAI) -> None:
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_an_echoed_prompt_has_logprobs(client: openai.OpenAI, max_tokens: int) -> None:
+    """As lm-evaluation-harness asks for them: all tokens but the first. A stop string in the prompt stops nothing."""
+    asked: Any = {
+        "model": "fake", "seed": 1, "logprobs": 2, "echo": True, "max_tokens": max_tokens, "stop": ["ha"],
+    }  # fmt: skip
+    prompts = ["What now", "Well"]
+    whole = client.completions.create(prompt=prompts, **asked)
+    for choice, prompt in zip(whole.choices, prompts, strict=True):
+        assert choice.text.startswith(prompt)
+        assert choice.logprobs
+        tokens, logprobs = choice.logprobs.tokens or [], choice.logprobs.token_logprobs or []
+        best = choice.logprobs.top_logprobs or []
+        assert tokens[: len(prompt)] == list(prompt)
+        assert len(tokens) == len(logprobs) == len(best) == len(prompt) + max_tokens
+        assert logprobs[0] is best[0] is None
+        assert all(logprob < 0 for logprob in logprobs[1:])
+        assert (choice.logprobs.text_offset or [])[: len(prompt)] == list(range(len(prompt)))
+        assert choice.finish_reason == "length"
+    assert whole.usage
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (12, 2 * max_tokens)
+    stream = client.completions.create(prompt=prompts[0], stream=True, **asked)
+    chunks = [chunk.choices[0] for chunk in stream if chunk.choices]
+    assert "".join(chunk.text for chunk in chunks) == whole.choices[0].text
+    parts = [part for chunk in chunks if chunk.logprobs for part in chunk.logprobs.token_logprobs or []]
+    assert whole.choices[0].logprobs
+    assert parts == whole.choices[0].logprobs.token_logprobs
+
+
 def test_logprobs(client: openai.OpenAI) -> None:
     """One entry for each token, with its alternatives."""
     answer = client.chat.completions.create(

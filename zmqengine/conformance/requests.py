@@ -139,6 +139,26 @@ def _prediction(make: Make) -> None:
             expect(again == plain, f"a {name} prediction gives another output")
 
 
+@rule("I insert", "forced output comes as it was given, with log-probabilities, and the row goes on after it")
+def _forced(make: Make) -> None:
+    front_end = make().open_session()
+    if not front_end.welcome["limits"].get("forced"):
+        return
+    plain, _ = front_end.generate("a", max_tokens=12, seed=3)
+    again, _ = front_end.generate("b", max_tokens=12, seed=3, forced=plain[:7], stop_token_ids=plain[:1])
+    expect(again[:7] == plain[:7], "the output does not begin with the forced tokens")
+    expect(len(again) > 7, "a stop token among the forced ones stopped the output")
+    rest, _ = front_end.generate("c", max_tokens=12, seed=3, forced=plain[:7], emitted=plain[:4])
+    expect(rest[:3] == plain[4:7], "with emitted, the forced tokens do not go on where they were")
+    front_end.accepted("d", max_tokens=7, forced=plain[:7], logprobs=1)
+    rows = front_end.rows("d")
+    expect(
+        [id_ for row in rows for id_ in row[2]] == plain[:7], "an output that is all forced is another one"
+    )
+    expect(all(logprob <= 0 for row in rows for logprob, _ in row[3]), "a log-probability is above 0")
+    front_end.refused(front_end.insert("long", max_tokens=2, forced=plain[:3]), "bad_request")
+
+
 @rule("I insert", "a stop token ends the output with stop, and is its last token")
 def _stop(make: Make) -> None:
     front_end = make().open_session()

@@ -50,6 +50,10 @@ class RowRequest:
     What is read is kept for rows of the same `cache_scope`; with `pin` the prompt stays kept.
     Without `speculate` the row makes one token a step; the tokens are the same with it. `prediction` is what the output
     may be like: it is drafted, and changes no token. `images` are in the order of their spans.
+    `forced` are the first output tokens where they are given and not sampled: they are prefilled with the prompt, and
+    reported like sampled ones, those in `emitted` apart. None of them ends the row but the last that `max_tokens`
+    allows, which is at least as many. Their log-probabilities are the model's own, before bias and penalties. With a
+    `grammar` there are none.
     """
 
     row: int
@@ -66,6 +70,7 @@ class RowRequest:
     speculate: bool = True
     prediction: Sequence[int] = ()
     images: Sequence[RowImage] = ()
+    forced: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,10 @@ class TextsRequest:
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probabilities after bias and penalties, before sampling; `top` is sorted, best first."""
+    """Natural-log probabilities after bias and penalties, before sampling; `top` is sorted, best first.
+
+    Those of forced tokens are from before bias and penalties.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
@@ -102,8 +110,8 @@ class RowToken(NamedTuple):
 class RowPrefill(NamedTuple):
     """How far the prompt of one row has come: `done` of `total` tokens, `cached` of them from the prompt cache.
 
-    `total` is prompt and `emitted`. `cached` is at most `total` - 1: every row starts from its last token, so
-    `total` - 1 - `cached` tokens are read.
+    `total` is prompt, `emitted` and the rest of `forced`. `cached` is at most `total` - 1: every row starts from its
+    last token, so `total` - 1 - `cached` tokens are read.
     """
 
     row: int
@@ -158,7 +166,10 @@ class RowDraft(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of one `next()`. A row whose draft tokens were accepted has several tokens, in order."""
+    """The result of one `next()`. A row whose draft tokens were accepted has several tokens, in order.
+
+    `forced` of the tokens were given and not sampled.
+    """
 
     tokens: list[RowToken] = field(default_factory=list)
     prefills: list[RowPrefill] = field(default_factory=list)
@@ -166,6 +177,7 @@ class StepResult:
     divergences: list[RowDivergence] = field(default_factory=list)
     drafts: list[RowDraft] = field(default_factory=list)
     vectors: list[RowVectors] = field(default_factory=list)
+    forced: int = 0
 
     def add(self, other: StepResult) -> None:
         """Append the results of `other`, a later step."""
@@ -175,6 +187,7 @@ class StepResult:
         self.divergences += other.divergences
         self.drafts += other.drafts
         self.vectors += other.vectors
+        self.forced += other.forced
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ class Row:
     apart. Before the row has caches, `held` is the length that the prefix cache may provide. `ids`: tokens to prefill.
     `offers`: blocks that become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its
     blocks. Prefill stops at `branches`, where a state that cannot be cut is kept.
-    `sampled`: number of output tokens, the one in flight included. `launched`: a decode step of the row was launched.
+    `first_forced`: place in `tokens` of the first forced token that was not emitted, `read_tokens` without any;
+    `unreported`: how many of them are still to be reported. `sampled`: number of output tokens, the one in flight and
+    forced ones included. `launched`: a decode step of the row was launched.
     `gone`: the row has ended, failed or been removed; results of a step in flight are dropped.
     """
 
@@ -38,6 +40,7 @@ class Row:
         "branches",
         "cached",
         "caches",
+        "first_forced",
         "gone",
         "grammar",
         "held",
@@ -60,14 +63,18 @@ class Row:
         "speculate",
         "stop",
         "tokens",
+        "unreported",
     )
 
     def __init__(self, request: RowRequest, vocab_size: int, context_tokens: int) -> None:
         self.id = request.row
-        self.tokens = [*request.prompt, *request.emitted]
+        forced = request.forced[len(request.emitted) :]
+        self.tokens = [*request.prompt, *request.emitted, *forced]
         self.prompt_tokens = len(request.prompt)
         self.read_tokens = len(self.tokens)
-        self.sampled = len(request.emitted)
+        self.first_forced = self.read_tokens - len(forced)
+        self.unreported = len(forced)
+        self.sampled = self.read_tokens - self.prompt_tokens
         open_end = context_tokens - self.prompt_tokens
         self.max_tokens = open_end if request.max_tokens is None else request.max_tokens
         self.stop = frozenset(request.stop_token_ids)
@@ -97,6 +104,11 @@ class Row:
         """Prompt tokens still to be prefilled. The last one is the input of the first decode step."""
         return max(0, self.read_tokens - 1 - self.held)
 
+    @property
+    def has_forced(self) -> bool:
+        """Whether prefill passes forced tokens."""
+        return self.first_forced < self.read_tokens
+
     def take(self, token: int) -> EngineFinish | None:
         """Append a token to the output; returns the finish reason if it ends the row.
 
@@ -118,7 +130,7 @@ class Row:
             raise ValueError("the prompt is empty")
         check_token_ids(vocab_size, self.sampling, prompt=self.tokens, prediction=self.prediction)
         check_sampling(self.sampling)
-        if self.max_tokens <= self.sampled:
+        if self.max_tokens < self.sampled or self.max_tokens <= self.sampled - self.unreported:
             raise ValueError("max_tokens leaves nothing to generate")
 
 

@@ -91,6 +91,8 @@ class Limits(Struct, frozen=True):
     """Whether an insert may have `speculate`."""
     prediction_tokens_max: int = 0
     """How long the `prediction` of an insert may be. 0: an insert may have none."""
+    forced: bool = False
+    """Whether an insert may have `forced` output."""
     texts_max: int = 0
     """How many texts an embed may have. 0: the model makes no vectors."""
     images_max: int = 0
@@ -265,6 +267,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     speculate: bool = True
     prediction: list[TokenId] = []
     images: Annotated[list[ImageRef], Meta(max_length=IMAGES_MAX)] = []
+    forced: list[TokenId] = []
 
 
 class Image(Message, frozen=True, forbid_unknown_fields=True):

@@ -82,7 +82,7 @@ class Batch:
             self._engine_failed(error, now_s)
             return 0
         report.stepped = True
-        report.tokens = len(result.tokens)
+        report.tokens = len(result.tokens) - result.forced
         self._settle(result)
         # A row decodes one token of its own, and those of its draft tokens that were accepted.
         rows = max(1, report.tokens - sum(draft.accepted for draft in result.drafts))
@@ -130,7 +130,7 @@ class Batch:
             self._note_prefill(prefill)
         for failure in result.failures:
             self._fail_row(failure)
-        self._counters.tokens += len(result.tokens)
+        self._counters.tokens += len(result.tokens) - result.forced
 
     def _note_draft(self, draft: RowDraft) -> None:
         row, source, proposed, accepted = draft

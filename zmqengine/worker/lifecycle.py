@@ -207,9 +207,9 @@ class Lifecycle:
         assert insert is not None
         if isinstance(insert, Embed):
             self._scheduler.enqueue(request, now_s)
-        elif insert.emitted and insert.emitted[-1] in request.stop_token_ids:
+        elif len(insert.emitted) > len(insert.forced) and insert.emitted[-1] in request.stop_token_ids:
             self.end(request, "stop")
-        elif request.tokens_held >= request.tokens_max:
+        elif request.prompt_tokens + request.output_tokens >= request.tokens_max:
             self.end(request, "length")
         elif preparation is not None:
             self._preparer.start(request, *preparation)

@@ -164,6 +164,7 @@ class Worker:
             cache_scope=self._config.cache_scope,
             speculation=True,
             prediction_tokens_max=context_tokens,
+            forced=info.generates,
             texts_max=TEXTS_MAX if info.makes_vectors else 0,
             images_max=0 if info.vision is None else IMAGES_MAX,
             image_patches_max=patches_max,
@@ -240,8 +241,8 @@ class Worker:
 def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:
     """Bytes that suffice for any insert that fits the context: longer ones need not be decoded to be refused.
 
-    A token id takes at most 5 bytes, in `prompt`, `emitted` or `prediction`. An embed
-    may have as many texts of the usual length as its limit allows.
+    A token id takes at most 5 bytes, in `prompt`, `emitted`, `forced` or `prediction`. An embed may have as many texts
+    of the usual length as its limit allows.
     """
     tokens = 3 * context_tokens
     return MESSAGE_BYTES + 5 * (max(tokens, TEXTS_MAX * TEXT_TOKENS) if makes_vectors else tokens)

@@ -11,7 +11,7 @@ import msgspec
 
 from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarge, WorkerLost, ZmqEngineError
 from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard
-from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_token_ids, no_generation
+from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_forced, check_token_ids, no_generation
 from zmqengine_client.core.calls import CallTable
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.embedding import check_embed, embed_message, end_of_embed
@@ -161,6 +161,9 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             return BadRequest("this worker is older than cache_scope and pin")
         if not options.speculate and not limits.speculation:
             return BadRequest("this worker does not support the option speculate")
+        if options.forced and not limits.forced:
+            return BadRequest("this worker does not support the option forced")
+        check_forced(options.forced, options.max_tokens, constrained=options.constraint is not None)
         if model is not None:
             check_token_ids(
                 model.vocab_size,
@@ -168,6 +171,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
                 prompt=request.prompt,
                 stop_token_ids=options.stop_token_ids,
                 prediction=[] if isinstance(options.prediction, str) else options.prediction,
+                forced=options.forced,
             )
     except RequestError as error:
         return error
@@ -215,7 +219,8 @@ def end_of(request: Request, eos_token_ids: frozenset[int]) -> End | None:
         return end_of_embed(request.texts, request.have)
     if not tokens:
         return None
-    if tokens[-1] in options.stop_token_ids or (not options.ignore_eos and tokens[-1] in eos_token_ids):
+    stops = tokens[-1] in options.stop_token_ids or (not options.ignore_eos and tokens[-1] in eos_token_ids)
+    if stops and len(tokens) > len(options.forced):
         return End("stop", prompt_tokens=len(request.prompt))
     if len(tokens) >= request.max_tokens:
         return End("length", prompt_tokens=len(request.prompt))

@@ -33,7 +33,8 @@ class Options(SamplingOptions, total=False):
     `cache_scope` says who may reuse the prompt from the prefix cache; `pin` keeps it there. `speculate` false turns
     speculative decoding off; the tokens are the same. `prediction` is a guess at the output, such as a file before a
     change, whose tokens are verified as drafts: token ids, or a text with `generate` and `chat`. It is cut to the
-    worker's limit.
+    worker's limit. `forced` token ids are the beginning of the output, given and not sampled: with `logprobs` the model
+    says how likely it finds them. `max_tokens` counts them.
     """
 
     max_tokens: int | None
@@ -52,6 +53,7 @@ class Options(SamplingOptions, total=False):
     grammar: str | None
     speculate: bool
     prediction: Sequence[int] | str
+    forced: Sequence[int]
     request_id: str | None
 
 
@@ -72,6 +74,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     speculate: bool = True
     prediction: Sequence[int] | str = ()
+    forced: Sequence[int] = ()
     shape: object = None
     """The type or JSON schema given as `schema`."""
 
@@ -124,6 +127,7 @@ def insert_of(options: RequestOptions) -> Insert:
         constraint=options.constraint,
         speculate=options.speculate,
         prediction=[] if isinstance(options.prediction, str) else list(options.prediction),
+        forced=list(options.forced),
     )
 
 

@@ -70,7 +70,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     `id` names the response. Each of the `prompts` gets `options.n` choices; `prompt_param` is the API's field
     name for the prompt in a refusal. `splitter` makes the parser that finds reasoning and tool calls in the
     text of a choice. `first_call_only` ends a choice after its first tool call. Without `cut_max_tokens` a
-    max_tokens beyond the context is always a 400, for clients that react to it by asking for less.
+    max_tokens beyond the context is always a 400, for clients that react to it by asking for less. `scores_prompts`:
+    the logprobs of a choice begin with those of its prompt, all tokens but the first.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     splitter: Callable[[Prompt], TextSplitter | None] = no_splitter
     first_call_only: bool = False
     cut_max_tokens: bool = True
+    scores_prompts: bool = False
 
 
 async def answer_generation(
@@ -126,20 +128,23 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
     started: list[tuple[ChoiceStream, PooledWorker]] = []
     try:
         for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
-            options["max_tokens"] = max_tokens
+            # The first token has nothing before it to be predicted from.
+            read = 1 if generation.scores_prompts else len(prompt.tokens)
+            options["forced"] = forced = prompt.tokens[read:]
+            options["max_tokens"] = None if max_tokens is None else len(forced) + max_tokens
             worker = service.pool.choose(model, prompt.tokens, asked.cache_key)
             for _ in range(asked.n):
                 index = len(started)
                 options["seed"] = choice_seed(asked.seed, index)
                 options["request_id"] = f"{generation.id}-{index}"
-                stream = worker.client.generate_tokens(prompt.tokens, **options)
+                stream = worker.client.generate_tokens(prompt.tokens[:read], **options)
                 splitter = generation.splitter(prompt)
                 text = ChoiceText(model.tokenizer, stops, ends, show_special=splitter is not None)
                 choice = ChoiceStream(
                     index, stream, text,
                     prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,
                     splitter=splitter, first_call_only=generation.first_call_only,
-                    constrained=asked.constraint is not None,
+                    constrained=asked.constraint is not None, forced_tokens=len(forced),
                 )  # fmt: skip
                 started.append((choice, worker))
                 worker.running += 1
@@ -211,8 +216,8 @@ def fitting_max_tokens(
     """
     if not prompt:
         raise bad_field(param, "the prompt has no tokens")
-    context, wanted = model.card.context_tokens, max_tokens or 1
+    context, wanted = model.card.context_tokens, 1 if max_tokens is None else max_tokens
     room = context - len(prompt)
-    if room < 1 or (wanted > room and not cut):
+    if room < min(wanted, 1) or (wanted > room and not cut):
         raise ContextTooLong(param, prompt=len(prompt), wanted=wanted, context=context)
     return None if max_tokens is None else min(max_tokens, room)

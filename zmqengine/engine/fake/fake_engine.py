@@ -138,7 +138,7 @@ def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None)
     output = list(request.emitted)
     while len(output) < _output_max(request, config):
         output.append(row.token_at(len(output), config))
-        if output[-1] in request.stop_token_ids:
+        if output[-1] in request.stop_token_ids and len(output) > len(request.forced):
             break
     return output
 
@@ -340,8 +340,11 @@ class FakeEngine:
         token = row.token_at(index, self.config)
         row.index += 1
         row.tokens.append(token)
-        self._generated_tokens += 1
-        stopped, full = token in request.stop_token_ids, row.index >= _output_max(request, self.config)
+        is_forced = index < len(request.forced)
+        result.forced += is_forced
+        self._generated_tokens += not is_forced
+        stopped = not is_forced and token in request.stop_token_ids
+        full = row.index >= _output_max(request, self.config)
         logprobs = None if request.logprobs is None else row.logprobs_at(index, token, self.config)
         result.tokens.append(
             RowToken(request.row, token, logprobs, "stop" if stopped else "length" if full else None)
@@ -413,7 +416,7 @@ class _Row:
         """Raise ValueError for a request that the engine cannot take."""
         if not self.request.prompt:
             raise ValueError("the prompt is empty")
-        if max(*self.request.prompt, *self.request.emitted, 0) >= config.vocab_size:
+        if max(*self.request.prompt, *self.request.emitted, *self.request.forced, 0) >= config.vocab_size:
             raise ValueError(f"a prompt token is outside the vocabulary of {config.vocab_size}")
         if _output_max(self.request, config) <= self.index:
             raise ValueError("max_tokens leaves nothing to generate")
@@ -432,6 +435,8 @@ class _Row:
         return min(self.held, len(self.tokens) - 1)
 
     def token_at(self, index: int, config: FakeEngineConfig) -> int:
+        if index < len(self.request.forced):
+            return self.request.forced[index]
         if index == config.eos_index:
             return 0
         return 1 + mix(self._key + index) % (config.vocab_size - 1)

@@ -90,12 +90,12 @@ class PrefixCache:
 
     def longest(self, row: Row) -> int:
         """Tokens that `fetch` would give."""
-        length = self.pool.usable(self._match(row, len(row.ids) - 1))[1]
+        length = self.pool.usable(self._match(row, row.first_forced - 1))[1]
         return length if length >= PREFIX_TOKENS_MIN else 0
 
     def longest_offered(self, row: Row) -> int:
         """Tokens that `fetch` would give if all offers were accepted."""
-        tokens, salt, longest = row.ids[:-1], self.salt(row.scope), 0
+        tokens, salt, longest = row.ids[: row.first_forced - 1], self.salt(row.scope), 0
         for offer in self._offers:
             if offer.salt == salt and len(offer.tokens) > longest:
                 shared = shared_tokens(offer.tokens, tokens)
@@ -104,8 +104,8 @@ class PrefixCache:
         return longest
 
     def fetch(self, row: Row) -> Hit:
-        """Build caches of the longest cached prefix of a row, its last token excluded: that starts its decode."""
-        match = self._match(row, len(row.ids) - 1)
+        """Build caches of the longest cached prefix of a row, without the token whose logits are the first it needs."""
+        match = self._match(row, row.first_forced - 1)
         nodes, length = self.pool.usable(match)
         hit = Hit(0, None, match.tokens, match.differs)
         if self._layout is not None and length >= PREFIX_TOKENS_MIN:
@@ -114,7 +114,7 @@ class PrefixCache:
             hit = hit._replace(tokens=length, caches=caches)
             self.pool.use(nodes)
             self._count_hit(nodes, length)
-        if row.is_pinned and match.nodes and match.tokens == len(row.ids) - 1:
+        if row.is_pinned and match.nodes and match.tokens == row.first_forced - 1:
             self._pin(match.nodes[-1])
         return hit
 

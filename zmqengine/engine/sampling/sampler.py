@@ -52,17 +52,9 @@ class Sampled:
         """Log-probabilities by row id and the token's position in the step."""
         if self.logprobs is None:
             return {}
-        chosen: Any = self.logprobs.chosen.tolist()
-        top: Any = [[] for _ in chosen]
-        if self.logprobs.top_tokens is not None and self.logprobs.top_logprobs is not None:
-            pairs: Any = zip(
-                cast(Any, self.logprobs.top_tokens.tolist()),
-                cast(Any, self.logprobs.top_logprobs.tolist()),
-                strict=True,
-            )
-            top = [list(zip(*best, strict=True)) for best in pairs]
+        found = read_logprobs(self.logprobs)
         return {
-            (row.id, position): TokenLogprobs(chosen[place], top[place][: row.logprobs])
+            (row.id, position): found[place]._replace(top=found[place].top[: row.logprobs])
             for number, row in enumerate(self.measured)
             for position, place in enumerate(range(number * self.width, (number + 1) * self.width))
         }
@@ -110,6 +102,17 @@ class Sampler:
         top = max(row.logprobs or 0 for row in self._measured)
         logprobs = measure(flat[index], tokens[index], top)
         return Sampled(tokens, width, self._plan, host_arrays, self._measured, logprobs)
+
+
+def read_logprobs(arrays: LogprobArrays) -> list[TokenLogprobs]:
+    """The log-probabilities of each token; waits for them."""
+    chosen: Any = arrays.chosen.tolist()
+    if arrays.top_tokens is None or arrays.top_logprobs is None:
+        return [TokenLogprobs(one, []) for one in chosen]
+    best: Any = zip(
+        chosen, cast(Any, arrays.top_tokens.tolist()), cast(Any, arrays.top_logprobs.tolist()), strict=True
+    )
+    return [TokenLogprobs(one, list(zip(tokens, logprobs, strict=True))) for one, tokens, logprobs in best]
 
 
 def measure(logits: mx.array, tokens: mx.array, top: int) -> LogprobArrays:

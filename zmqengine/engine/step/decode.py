@@ -164,7 +164,7 @@ class DecodeBatch:
         if step.block is not None:
             self._commit(step, step.block, landed.accepted)
         if landed.failed:
-            self._drop(landed.failed)
+            self.drop(landed.failed)
         if landed.ended:
             self.leave(landed.ended)
 
@@ -224,7 +224,7 @@ class DecodeBatch:
         places = [place for place, row in enumerate(self.rows) if row in leaving]
         for place, source in self.kv.leaving(places).items():
             self._offer(self.rows[place], source)
-        self._drop(leaving)
+        self.drop(leaving)
 
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
         """Drop a row of this batch; returns its caches and its token in flight, for which it waits.
@@ -232,7 +232,7 @@ class DecodeBatch:
         None if that token came from logits that are not finite: these caches must not be used again.
         """
         caches = self.kv.extract(self.rows.index(row), row.held)
-        self._drop({row})
+        self.drop({row})
         if not row.launched:
             self._store.prove(row)
             return caches, None
@@ -255,7 +255,8 @@ class DecodeBatch:
             elif offer is not None:
                 self._in_flight.offers.append((row, offer))
 
-    def _drop(self, leaving: set[Row]) -> None:
+    def drop(self, leaving: set[Row]) -> None:
+        """Drop rows without offering their caches; rows of other batches are ignored."""
         places = [place for place, row in enumerate(self.rows) if row not in leaving]
         if len(places) < len(self.rows):
             self.rows = [self.rows[place] for place in self.kv.keep_rows(places)]

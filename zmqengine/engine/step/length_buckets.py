@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
+
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.kv import KVBatch
 from zmqengine.engine.row import Caches, MadeToken, Row
@@ -100,14 +102,19 @@ class LengthBuckets:
         for batch in self._batches:
             batch.leave(rows)
 
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Drop rows without offering their caches; those that are not here are ignored."""
+        for batch in self._batches:
+            batch.drop(set(rows))
+
     def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
         """Drop a row that is here; see `DecodeBatch.take_out`."""
         return next(batch for batch in self._batches if row in batch.rows).take_out(row)
 
-    def step(self, result: StepResult, model: Any, chunk: Sequence[Segment] = ()) -> None:
+    def step(self, result: StepResult, model: Any, chunk: Sequence[Segment] = ()) -> list[mx.array]:
         """Launch the next step of every batch and a `chunk` of prompts, in one packed step of `model`.
 
-        Reports the tokens of the steps before to `result`.
+        Reports the tokens of the steps before to `result`. Returns the logits of the segments of `chunk`, not computed.
         """
         stepping: list[DecodeBatch] = []
         segments: list[Segment] = []
@@ -122,6 +129,7 @@ class LengthBuckets:
         for batch in [*self._batches]:
             if batch.idle:
                 self._batches.remove(batch)
+        return logits[len(segments) :]
 
     def _may_speculate(self, batch: DecodeBatch) -> bool:
         """Whether drafts keep the padding within its bound, and their cost is known."""

@@ -136,15 +136,17 @@ class MlxEngine:
         result = StepResult()
         decode, prefill = self._decode, self._prefill
         tokens_max = self._pace.choose(decoding=decode.rows, waiting=len(prefill.rows))
+        if failed := prefill.report(result):
+            decode.drop(failed)
         before = prefill.computed_tokens
         chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if prefill.rows else []
-        decode.step(result, self._model, chunk)
+        prefill.score(decode.step(result, self._model, chunk))
         if prefill.rows:
             decode.join(prefill.complete(result))
         self._store.settle()
         self._forget_ended(result)
         self._steps += 1
-        self._generated_tokens += len(result.tokens)
+        self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
         self._pace.record(prefill.computed_tokens - before, self._clock.seconds())
@@ -188,7 +190,8 @@ class MlxEngine:
             self._speculator.release()
         if parked.grammar is not None and parked.matcher is not None:
             parked.grammar.keep(parked.matcher)
-        if not self._abilities.mergeable or not parked.held:
+        # Its forced tokens that were not reported are prefilled again, for their logits.
+        if not self._abilities.mergeable or not parked.held or parked.unreported:
             self._prefill.leave([parked])
             self._decode.leave([parked])
             return 0
@@ -319,7 +322,10 @@ class MlxEngine:
         project = self._abilities.shape.project
         new_batch = partial(self._new_batch, self._speculator)
         self._decode = LengthBuckets(new_batch, project, self._batch_padding_bytes, self.step_tokens_max)
-        self._prefill = Prefill(self._model, self._store, self._abilities, self._kernels)
+        # As many logits as a step of all rows has.
+        self._prefill = Prefill(
+            self._model, self._store, self._abilities, self._kernels, logits_max=self.rows_max
+        )
 
     def _new_batch(self, planner: Planner | None) -> DecodeBatch:
         sampler = Sampler(self.info.vocab_size, self._draw)

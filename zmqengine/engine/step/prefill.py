@@ -2,10 +2,14 @@
 
 `Prefill.begin` and `complete` tell a chunk in reading order. All of a prompt but its last token is prefilled; that one
 is the input of the row's first decode step. The host runs ahead of the device by at most two chunks.
+
+Forced output is prefilled like a prompt, and logits are computed only for it: `score` takes those of a chunk, `report`
+hands their log-probabilities out with the next step.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,11 +17,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.interface import RowDivergence, RowPrefill, RowToken, StepResult
+from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
 from zmqengine.engine.load.probe import Abilities
 from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
 from zmqengine.engine.row import Caches, MadeToken, Row, constraint_failure
+from zmqengine.engine.sampling.sampler import LogprobArrays, measure, read_logprobs
 from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
@@ -58,10 +63,19 @@ class _Begun(NamedTuple):
     merged: Ready | None = None
 
 
+class _Forced(NamedTuple):
+    """The next forced tokens of a row, and their log-probabilities on the device if the row wants any."""
+
+    row: Row
+    tokens: list[int]
+    logprobs: LogprobArrays | None
+
+
 class Prefill:
     """Rows in prefill.
 
-    A row waits for an older one with the same beginning, if the prefix cache can keep what they share.
+    A row waits for an older one with the same beginning, if the prefix cache can keep what they share. Logits of at
+    most `logits_max` tokens are computed at once.
     """
 
     def __init__(
@@ -70,6 +84,8 @@ class Prefill:
         store: PrefixCache,
         abilities: Abilities,
         kernels: kv.KVKernels = kv.PLAIN,
+        *,
+        logits_max: int = 1,
     ) -> None:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
@@ -83,6 +99,8 @@ class Prefill:
         self._markers: deque[mx.array] = deque()
         # The chunk between its begin and its end.
         self._begun: list[_Begun] = []
+        self._logits_max = logits_max
+        self._forced: list[_Forced] = []
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows; their prefill starts in the next step."""
@@ -127,9 +145,16 @@ class Prefill:
             self._begin_group(group)
         return [begun.segment for begun in self._begun if begun.segment is not None]
 
+    def score(self, logits: Sequence[mx.array]) -> None:
+        """Take what forced rows need of the `logits` [rows, width, vocab] of the segments that were begun."""
+        begun = [each for each in self._begun if each.segment is not None]
+        for each, found in zip(begun, logits, strict=False):
+            self._score(each.rows[0], found)
+
     def complete(self, result: StepResult) -> list[Ready]:
-        """Start the chunk that was begun; returns the rows that are through."""
+        """Start the chunk that was begun; returns the rows that are through and go on with decode."""
         ready = []
+        whole = []
         for rows, segment, merged in self._begun:
             if merged is not None:
                 if segment is not None:
@@ -139,23 +164,41 @@ class Prefill:
             if segment is not None:
                 self._complete_slice(rows[0], segment)
             if not rows[0].remaining:
-                ready.append(self._merge(rows))
+                if rows[0].sampled < rows[0].max_tokens:
+                    ready.append(self._merge(rows))
+                else:
+                    # All of its output is forced.
+                    whole.append(rows[0])
         touched = [row for begun in self._begun for row in begun.rows]
         for row in touched:
             done = row.held if row.remaining else row.read_tokens
             result.prefills.append(RowPrefill(row.id, done, row.read_tokens, row.cached))
         through = {row for group in ready for row in group.rows}
         self.rows = [row for row in self.rows if row not in through]
+        self.leave(whole)
+        self._begun = []
         return ready
 
     def _begin_slice(self, row: Row, count: int) -> None:
-        """Begin to prefill `count` tokens of one row; those before a branch are read in calls of their own, at once."""
+        """Begin to prefill `count` tokens of one row.
+
+        Those before a branch, and forced ones over `logits_max`, are read in calls of their own, at once.
+        """
         end = row.held + count
-        while row.branches and row.branches[0] < end:
-            segment = self._segment(row, row.branches[0])
-            forward(self._model, [segment])
+        while (stop := self._next_stop(row, end)) < end:
+            segment = self._segment(row, stop)
+            self._score(row, forward(self._model, [segment])[0])
             self._complete_slice(row, segment)
         self._begun.append(_Begun([row], self._segment(row, end)))
+
+    def _next_stop(self, row: Row, end: int) -> int:
+        """The end of the next call of a row, at most `end`."""
+        stops = [end, *row.branches[:1]]
+        if row.has_forced and row.logprobs is not None:
+            # The logits that predict the first forced token are those of the token before it.
+            first = row.first_forced - 1
+            stops.append(first if row.held < first else row.held + self._logits_max)
+        return min(stops)
 
     def _segment(self, row: Row, end: int) -> Segment:
         """The tokens of a row up to `end`, as a segment of a step."""
@@ -213,8 +256,47 @@ class Prefill:
         arrays = kv.arrays(segment.caches)
         # One number of the last array: waiting for it is waiting for the chunk, and it pins no memory.
         marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0
-        kv.start(marker, arrays)
+        measured = [each.logprobs for each in self._forced if each.logprobs is not None]
+        kv.start(marker, arrays, [one for logprobs in measured for one in logprobs if one is not None])
         self._markers.append(marker)
+
+    # --- forced tokens ---
+
+    def _score(self, row: Row, logits: mx.array) -> None:
+        """Note the forced tokens that `logits` [1, width, vocab] of the row's next tokens predict."""
+        start, width = row.held, logits.shape[1]
+        first = max(start + 1, row.first_forced)
+        tokens = row.tokens[first : start + 1 + width]
+        if not row.has_forced or not tokens:
+            return
+        logprobs = None
+        if row.logprobs is not None:
+            # [tokens, vocab]
+            predicting = logits[0, first - 1 - start :]
+            logprobs = measure(predicting, mx.array(tokens, dtype=mx.uint32), row.logprobs)
+        self._forced.append(_Forced(row, tokens, logprobs))
+
+    def report(self, result: StepResult) -> list[Row]:
+        """Report the forced tokens of the last chunk, for which this waits; returns rows that failed."""
+        forced, self._forced = self._forced, []
+        failed = []
+        for row, tokens, arrays in forced:
+            if row.gone:
+                continue
+            entries = [None] * len(tokens) if arrays is None else read_logprobs(arrays)
+            if any(entry is not None and not math.isfinite(entry.logprob) for entry in entries):
+                row.gone = True
+                failed.append(row)
+                result.failures.append(RowFailure(row.id, "the model's output for this row is not a number"))
+                continue
+            row.unreported -= len(tokens)
+            result.forced += len(tokens)
+            is_whole = not row.unreported and row.sampled >= row.max_tokens
+            result.tokens += [RowToken(row.id, *each, None) for each in zip(tokens, entries, strict=True)]
+            if is_whole:
+                row.gone = True
+                result.tokens[-1] = result.tokens[-1]._replace(finish="length")
+        return failed
 
     # --- hooks: the prefix cache, parked rows, padding ---
 
@@ -228,8 +310,8 @@ class Prefill:
             unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
             # A row with a long cached prefix must not pad the others to its length.
             alike = (row.held // _ALIKE_TOKENS).bit_length()
-            # A row that stops at a branch is prefilled alone.
-            alone = number if row.branches else -1
+            # A row that stops at a branch, or whose logits are wanted, is prefilled alone.
+            alone = number if row.branches or row.has_forced else -1
             groups.setdefault((unread, alike, alone), []).append(row)
         parts = []
         for group in groups.values():
@@ -255,7 +337,8 @@ class Prefill:
     def _restore_parked(self, result: StepResult) -> None:
         """Give parked rows their caches back, and report the tokens that were in flight when they were parked."""
         for row in self.rows:
-            parked = self._store.parked.take(row) if row.caches is None else None
+            # One whose forced tokens are still wanted was never parked.
+            parked = self._store.parked.take(row) if row.caches is None and not row.has_forced else None
             if parked is None:
                 continue
             row.held, row.caches, row.cached = parked.held, parked.caches, parked.reusable

@@ -33,7 +33,7 @@ def _leads(older: Row, row: Row, store: PrefixCache) -> bool:
     """Whether `row` should wait for the tokens that `older` computes rather than compute them again."""
     if older.ids[0] != row.ids[0] or older.scope != row.scope or not store.may_keep(older):
         return False
-    shared = shared_tokens(older.ids[:-1], row.ids[:-1])
+    shared = shared_tokens(older.ids[:-1], row.ids[: row.first_forced - 1])
     if shared < row.held + _LED_TOKENS_MIN:
         return False
     if not store.keeps_states:

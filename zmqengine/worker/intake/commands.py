@@ -37,6 +37,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine.request_rules import (
     Vectors,
+    check_forced,
     check_prediction,
     check_token_ids,
     check_vectors,
@@ -166,10 +167,12 @@ class CommandHandler:
             "emitted": insert.emitted,
             "stop_token_ids": insert.stop_token_ids,
             "prediction": insert.prediction,
+            "forced": insert.forced,
             "constraint.after": [] if insert.constraint is None else insert.constraint.after,
         }
         check_token_ids(model.vocab_size, insert.sampling, **ids)
         check_prediction(insert.prediction, self._limits.prediction_tokens_max)
+        check_forced(insert.forced, insert.max_tokens, constrained=insert.constraint is not None)
 
     def _check_held(self, insert: Insert | Embed, session: Session) -> None:
         bytes_max = self._context.config.token_log_bytes_max

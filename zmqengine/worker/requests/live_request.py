@@ -82,6 +82,7 @@ class LiveRequest:
         "end",
         "end_sent",
         "first_token_s",
+        "forced_tokens",
         "grammar",
         "grows_at",
         "id",
@@ -140,7 +141,8 @@ class LiveRequest:
             self.prompt_tokens = len(insert.prompt)
             self.log = TokenLog(insert.emitted, logprobs=insert.logprobs)
             self.is_open = insert.max_tokens is None
-            self.charged_tokens = len(insert.emitted)
+            self.charged_tokens = max(len(insert.emitted), len(insert.forced))
+        self.forced_tokens = 0 if isinstance(insert, Embed) else len(insert.forced)
         self.digest: bytes | None = None
         self.grammar: Grammar | None = None
         self.is_whole = False
@@ -196,8 +198,8 @@ class LiveRequest:
 
     @property
     def tokens_held(self) -> int:
-        """Tokens in the KV cache of its row: prompt and output so far, none of an embed."""
-        return 0 if self.embeds else self.prompt_tokens + len(self.log)
+        """Tokens in the KV cache of its row: prompt, output so far and forced output, none of an embed."""
+        return 0 if self.embeds else self.prompt_tokens + max(len(self.log), self.forced_tokens)
 
     def texts_request(self, row: int) -> TextsRequest:
         """The engine's request for a row of the texts that have no vector yet."""
@@ -225,6 +227,7 @@ class LiveRequest:
             speculate=insert.speculate,
             prediction=insert.prediction,
             images=self.images,
+            forced=insert.forced,
         )
 
     def apply(self, prepared: Prepared) -> None:

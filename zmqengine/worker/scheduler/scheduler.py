@@ -392,7 +392,8 @@ class Scheduler:
     def _charge(self, request: LiveRequest) -> None:
         """Charge a running request's flow for the output tokens since the last charge."""
         made = request.output_tokens - request.charged_tokens
-        if made:
+        # Forced tokens are charged as prefill.
+        if made > 0:
             request.charged_tokens += made
             self.order.charge(request.ticket, 0, made)
 

@@ -14,6 +14,7 @@ from zmqengine_http.apis.openai_api.generation_request import check_context
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.generation import Generation, answer_generation, check_ids
 from zmqengine_http.prompt.prompts import Prompt
+from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 
@@ -23,6 +24,10 @@ async def answer_completion(service: Service, exchange: Exchange, request: Compl
     generation = await make_generation(service, exchange, request)
     name = request.model or generation.model.card.name
     echo = _texts(generation.model, request) if request.echo else ()
+    if request.max_tokens == 0 and any(len(prompt.tokens) < 2 for prompt in generation.prompts):
+        raise bad_field(
+            "prompt", "the first token of a prompt has no logprob: give two or more, or max_tokens"
+        )
     writer = TextWriter(generation, name, include_usage=request.include_usage, echo=echo)
     await answer_generation(service, exchange, generation, writer, stream=request.stream)
 
@@ -41,6 +46,7 @@ async def make_generation(service: Service, exchange: Exchange, request: Complet
         prompts=await _prompts(service, exchange, request, model),
         prompt_param="prompt",
         options=options,
+        scores_prompts=request.scores_prompts,
     )
 
 

@@ -41,6 +41,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         return None if self.max_tokens == ALL_THAT_FITS else self.max_tokens
 
     @property
+    def scores_prompts(self) -> bool:
+        """Whether the logprobs include those of the prompts."""
+        return self.echo and self.logprobs is not None
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids. Raises a 400 for a list that mixes both."""
         if isinstance(self.prompt, str):
@@ -54,14 +59,15 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
 def _check(request: CompletionRequest) -> None:
     check_generation(request)
-    if request.echo and request.logprobs is not None:
+    if request.max_tokens == 0 and not request.scores_prompts:
         raise bad_field(
-            "echo",
-            "the worker computes logprobs of the tokens that it generates, not of the prompt: leave logprobs out",
-            code="unsupported_value",
+            "max_tokens",
+            "at least 1, or 0 with echo and logprobs; -1 is all that the context leaves",
         )
-    if request.max_tokens == 0:
-        raise bad_field("max_tokens", "at least 1; -1 is all that the context leaves")
+    if request.scores_prompts and request.suffix:
+        raise bad_field("echo", "with a suffix the logprobs of the prompt are not those of a text")
+    if request.scores_prompts and request.guided is not None:
+        raise bad_field("echo", "logprobs of the prompt cannot go with a constraint")
 
 
 COMPLETION_BODY = Body(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_http.answers.answer_events import (
     CallArguments,
     CallStarted,
@@ -39,6 +40,9 @@ class TextWriter:
         echo: Sequence[str] = (),
     ) -> None:
         self._echo = echo
+        self._firsts = (
+            [prompt.tokens[0] for prompt in generation.prompts] if generation.scores_prompts else []
+        )
         self._per_prompt = generation.options.n
         self._frame = Frame(
             generation.id, "text_completion", "text_completion", model, include_usage=include_usage
@@ -112,7 +116,10 @@ class TextWriter:
     def _shaped(self, index: int, logprobs: ChoiceLogprobs | None) -> object:
         if logprobs is None:
             return None
-        shape = self._shapes.setdefault(index, TextLogprobs(self._model, self._top))
+        shape = self._shapes.get(index)
+        if shape is None:
+            first = self._firsts[index // self._per_prompt] if self._firsts else None
+            shape = self._shapes[index] = TextLogprobs(self._model, self._top, first)
         return shape.shaped(logprobs)
 
 
@@ -120,31 +127,38 @@ class TextLogprobs:
     """Encodes the logprobs of one choice incrementally.
 
     Fields are `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`. Offsets count characters of the
-    choice's text. As in OpenAI's API, a token that is part of a character is written as `bytes:\\xf0\\x9f`.
+    choice's text. As in OpenAI's API, a token that is part of a character is written as `bytes:\\xf0\\x9f`, and the
+    `first` one of an echoed prompt, if it is given, has no logprob.
     """
 
-    def __init__(self, model: Model, top: int) -> None:
+    def __init__(self, model: Model, top: int, first: int | None = None) -> None:
         self._model = model
         self._top = top
+        self._first = first
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def shaped(self, logprobs: ChoiceLogprobs) -> object:
         """The `logprobs` field of the next tokens of the choice."""
+        first, self._first = self._first, None
+        tokens = [*logprobs.tokens] if first is None else [first, *logprobs.tokens]
+        entries: list[TokenLogprob | None] = (
+            [*logprobs.entries] if first is None else [None, *logprobs.entries]
+        )
         offsets = []
-        for token in logprobs.tokens:
+        for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self._model.tokenizer.token_bytes(token)))
-        tops = [
-            {self._text(id_): max(logprob, LOWEST) for id_, logprob in reversed(entry.top[: self._top])}
-            for entry in logprobs.entries
-        ]
         return {
-            "tokens": [self._text(token) for token in logprobs.tokens],
-            "token_logprobs": [max(entry.logprob, LOWEST) for entry in logprobs.entries],
-            "top_logprobs": tops if self._top else None,
+            "tokens": [self._text(token) for token in tokens],
+            "token_logprobs": [entry and max(entry.logprob, LOWEST) for entry in entries],
+            "top_logprobs": [entry and self._best(entry) for entry in entries] if self._top else None,
             "text_offset": offsets,
         }
+
+    def _best(self, entry: TokenLogprob) -> dict[str, float]:
+        best = reversed(entry.top[: self._top])
+        return {self._text(id_): max(logprob, LOWEST) for id_, logprob in best}
 
     def _text(self, token: int) -> str:
         text = self._model.token_text(token)
