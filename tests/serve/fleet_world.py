@@ -28,12 +28,17 @@ def facts(name: str, gib: float, **more: object) -> FleetFacts:
     return FleetFacts(name=name, need_bytes=int(gib * GIB), **more)  # type: ignore[arg-type]
 
 
+TOLD_EVERY_S = 5.0
+
+
 @dataclass
 class Life:
-    """One worker, from its start to its end."""
+    """One worker, from its start to its end, with the bytes that it was started for and those that it says it holds."""
 
     name: str
     started_s: float
+    needs: int
+    held: int = 0
     ready_s: float | None = None
     drained_s: float | None = None
     ended_s: float | None = None
@@ -41,15 +46,17 @@ class Life:
 
 @dataclass
 class World:
-    """Carries out the decisions of a fleet, and checks each of them.
+    """Carries out the decisions of a fleet, and checks each of them by a count of its own.
 
-    `load_s` is what a load takes, `fails` whether it fails. A request runs for as long as it was made to.
+    `load_s` is what a load takes, `fails` whether it fails, `holds` the bytes that a worker says it holds, by the number
+    of its requests; None for workers that are silent until they are asked. A request runs for as long as it was made to.
     """
 
     budget_gib: float
     models: Sequence[FleetFacts]
     load_s: Callable[[str], float] = lambda name: 2.0
     fails: Callable[[str], bool] = lambda name: False
+    holds: Callable[[str, int], int] | None = None
     now_s: float = 0.0
     lives: list[Life] = field(default_factory=list)
     granted: dict[int, float] = field(default_factory=dict)
@@ -68,8 +75,12 @@ class World:
         self._lasts: dict[int, float] = {}
         self._running: dict[str, set[int]] = {}
         self.raw: dict[str, int] = {}
-        self.fleet.configure(self.models, 0.0)
-        self.settle()
+        self._foreign = 0
+        self._listed: dict[str, FleetFacts] = {}
+        self._measured: dict[str, int] = {}
+        self._kept: dict[str, Life] = {}
+        """Workers that died and are to be started again in their place."""
+        self.configure(self.models)
 
     # --- what a test does ----------------------------------------------------------------------------------
 
@@ -78,6 +89,19 @@ class World:
 
     def after(self, wait_s: float, act: Callable[[], None]) -> None:
         self.at(self.now_s + wait_s, act)
+
+    def configure(self, models: Sequence[FleetFacts]) -> None:
+        """Another list of models."""
+        self._listed |= {each.name: each for each in models}
+        self.fleet.configure(models, self.now_s)
+        self._forget()
+        self.settle()
+
+    def set_foreign(self, size: int) -> None:
+        """The claims of workers of others."""
+        self._foreign = size
+        self.fleet.set_foreign(size)
+        self.settle()
 
     def request(self, name: str, lasts_s: float = 1.0, keep_s: float | None = None) -> int:
         ticket = next(self._tickets)
@@ -116,7 +140,9 @@ class World:
             self.settle()
 
     def state(self, name: str) -> str:
-        return self.fleet.models[name].state
+        """Of one that is off the list: unloaded."""
+        model = self.fleet.models.get(name)
+        return "unloaded" if model is None else model.state
 
     def swaps(self) -> list[tuple[float, float, str]]:
         """When each worker was ready, when it was told to leave, and of which model it was."""
@@ -130,12 +156,9 @@ class World:
 
     def settle(self) -> None:
         for _ in range(100):
-            before = self.fleet.reserved_bytes
             decisions = self.fleet.advance(self.now_s)
             if not decisions:
                 return
-            room = self.fleet.budget_bytes - self.fleet.foreign_bytes
-            assert self.fleet.reserved_bytes <= max(room, before), "over budget"
             for decision in decisions:
                 self._carry_out(decision)
         raise AssertionError("the fleet never settles")
@@ -144,7 +167,9 @@ class World:
         match decision:
             case StartWorker(name):
                 assert name not in self._alive, "the same model twice"
-                life = self._alive[name] = Life(name, self.now_s)
+                life = Life(name, self.now_s, self._needs(name))
+                self._check_memory(life)
+                self._alive[name] = life
                 self.lives.append(life)
                 self.after(self.load_s(name), lambda: self._loaded(life))
             case LookAtWorker(name):
@@ -172,6 +197,26 @@ class World:
             case _:
                 raise AssertionError(decision)
 
+    def _check_memory(self, new: Life) -> None:
+        """A worker that takes the place of one that died may start; another one has to fit beside all that there are."""
+        if self._kept.pop(new.name, None) is not None:
+            return
+        self._kept = {name: life for name, life in self._kept.items() if self.state(name) == "loading"}
+        taken = sum(self._takes(life) for life in [*self._alive.values(), *self._kept.values()])
+        room = int(self.budget_gib * GIB) - self._foreign
+        assert taken + new.needs <= room, "over budget"
+
+    def _forget(self) -> None:
+        """What was measured goes with a model that is off the list."""
+        self._measured = {name: size for name, size in self._measured.items() if name in self.fleet.models}
+
+    def _needs(self, name: str) -> int:
+        return max(self._listed[name].need_bytes, self._measured.get(name, 0))
+
+    def _takes(self, life: Life) -> int:
+        needs = max(life.needs, self._needs(life.name))
+        return needs if self._listed[life.name].pin else max(needs, life.held)
+
     def _outcome(self, ticket: int) -> None:
         assert ticket not in self.granted.keys() | self.refused.keys(), "two outcomes"
         assert ticket not in self.released, "an outcome after the end"
@@ -184,11 +229,21 @@ class World:
         else:
             life.ready_s = self.now_s
             self.fleet.became_ready(life.name, self.now_s)
+            if self.holds is not None:
+                self._tell_ever(life)
+
+    def _tell_ever(self, life: Life) -> None:
+        if life.ended_s is None:
+            self._tell(life, self.now_s)
+            self.after(TOLD_EVERY_S, lambda: self._tell_ever(life))
 
     def _tell(self, life: Life, asked_s: float) -> None:
         if life.ended_s is None and life.drained_s is None:
             running = len(self._running.get(life.name, ())) + self.raw.get(life.name, 0)
-            self.fleet.told(life.name, running, asked_s)
+            life.held = 0 if self.holds is None else self.holds(life.name, running)
+            if not running:
+                self._measured[life.name] = max(self._measured.get(life.name, 0), life.held)
+            self.fleet.told(life.name, running, asked_s, held_bytes=life.held)
 
     def _done(self, ticket: int, name: str) -> None:
         if ticket not in self.released:
@@ -198,9 +253,12 @@ class World:
 
     def _end(self, life: Life, code: int) -> None:
         if life.ended_s is None:
-            life.ended_s = self.now_s
+            life.ended_s, life.held = self.now_s, 0
             del self._alive[life.name]
             self.fleet.exited(life.name, code, "last words", self.now_s)
+            self._forget()
+            if self.state(life.name) == "loading":
+                self._kept[life.name] = life
             self.settle()
 
 

@@ -82,13 +82,13 @@ def test_a_model_that_cannot_fit_is_refused_at_once_with_the_numbers() -> None:
 
 def test_the_claims_of_other_workers_count() -> None:
     world = World(10, [facts("a", 6)])
-    world.fleet.set_foreign(5 * GIB)
+    world.set_foreign(5 * GIB)
     refused = world.request("a")
     error = world.refused[refused]
     assert isinstance(error, Overloaded)
     assert error.retry_after_ms
     assert "5.00 GiB" in str(error)
-    world.fleet.set_foreign(4 * GIB)
+    world.set_foreign(4 * GIB)
     granted = world.request("a")
     world.run(5)
     assert granted in world.granted
@@ -280,8 +280,7 @@ def test_a_model_off_the_list_refuses_and_finishes_what_runs() -> None:
     world = World(10, [facts("a", 6), facts("b", 6)])
     running = world.request("a", lasts_s=30)
     world.run(3)
-    world.fleet.configure([facts("b", 6)], world.now_s)
-    world.settle()
+    world.configure([facts("b", 6)])
     late = world.request("a")
     assert isinstance(world.refused[late], UnknownModel)
     world.run(20)
@@ -298,8 +297,7 @@ def test_a_changed_model_is_replaced_and_an_unchanged_one_is_not_touched() -> No
     world.request("b")
     world.run(20)
     changed = [facts("a", 4, signature="2"), facts("b", 4, signature="1", pin=True, ttl_s=5)]
-    world.fleet.configure(changed, world.now_s)
-    world.settle()
+    world.configure(changed)
     world.run(30)
     assert [world.state(name) for name in "ab"] == ["unloaded", "ready"]
     assert sum(life.name == "b" for life in world.lives) == 1
@@ -316,11 +314,49 @@ def test_a_worker_that_does_not_end_is_killed() -> None:
     assert ticket in world.granted
 
 
-def test_measured_memory_counts_from_then_on() -> None:
-    world = World(10, [facts("a", 3), facts("b", 5)])
+def test_the_memory_of_an_idle_worker_counts_from_then_on() -> None:
+    world = World(10, [facts("a", 3), facts("b", 5)], holds=lambda name, requests: 7 * GIB)
     world.request("a")
-    world.run(5)
-    world.fleet.told("a", 0, world.now_s, held_bytes=7 * GIB)
+    world.run(10)
     world.request("b")
     world.run(30)
     assert [world.state(name) for name in "ab"] == ["unloaded", "ready"]
+
+
+def test_the_memory_of_requests_counts_while_they_run() -> None:
+    """One burst does not make two models exclude each other for ever: an idle one holds less."""
+    world = World(10, [facts("a", 3), facts("b", 5)], holds=lambda name, requests: requests * 7 * GIB)
+    running = world.request("a", lasts_s=30)
+    world.run(10)
+    waiting = world.request("b")
+    world.run(25)
+    assert waiting not in world.granted
+    world.run(45)
+    assert {running, waiting} <= world.granted.keys()
+    world.request("a")
+    world.run(60)
+    assert [world.state(name) for name in "ab"] == ["ready", "ready"]
+
+
+def test_the_requests_of_a_pinned_model_shut_nothing_out() -> None:
+    """It never gives way, so what its requests hold beyond its need is bounded by the claims of workers instead."""
+    world = World(
+        10, [facts("a", 3, pin=True), facts("b", 5)], holds=lambda name, requests: requests * 7 * GIB
+    )
+    world.request("a", lasts_s=500)
+    world.run(10)
+    waiting = world.request("b")
+    world.run(20)
+    assert waiting in world.granted
+
+
+def test_a_worker_keeps_its_memory_until_it_ends_whatever_the_list_says() -> None:
+    world = World(10, [facts("a", 9), facts("b", 5)])
+    world.request("a", lasts_s=30)
+    world.run(5)
+    world.configure([facts("a", 2, signature="smaller"), facts("b", 5)])
+    waiting = world.request("b")
+    world.run(25)
+    assert waiting not in world.granted
+    world.run(60)
+    assert waiting in world.granted

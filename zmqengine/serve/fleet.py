@@ -1,8 +1,10 @@
 """The decisions of the launcher: which model is loaded, which leaves, and which request waits. No I/O, no clock.
 
-The rule of memory. A model needs its weights and the KV cache of one chat, or what was measured if that is more. The
-models that are loaded, loading or leaving together never need more than the budget less the claims of workers that
-others have started. A model that cannot fit beside the pinned ones is refused at once, with the numbers.
+The rule of memory. A model needs its weights and the KV cache of one chat, or what it held when it was idle if that is
+more. A model that is loaded, loading or leaving takes what it needs, and while its requests hold more, that; of a pinned
+one the need alone counts, as its requests would keep others out for ever and the claims of workers divide the rest. A
+model is started only where all of that fits in the budget less the claims of workers that others have started. One that
+cannot fit beside the pinned ones is refused at once, with the numbers.
 
 The rule of turns. Requests wait by model, and models are loaded in the order of their oldest waiting request. A ready
 model takes every request at once. If a model that waits has no room, the least recently used models give way: one that
@@ -97,7 +99,7 @@ class Fleet:
     # --- events --------------------------------------------------------------------------------------------
 
     def configure(self, facts: Sequence[FleetFacts], now_s: float) -> None:
-        """ModelOffer these models from now on. A worker whose options have not changed is not touched."""
+        """Offer these models from now on. A worker whose options have not changed is not touched."""
         given = {each.name: each for each in facts}
         for name, model in list(self.models.items()):
             if name not in given:
@@ -152,8 +154,6 @@ class Fleet:
         """Load a model without a request. Also one that has failed is tried again. Raises what it is refused with."""
         model = self._known(name)
         self._forget_failures(model)
-        if model.state == "failed":
-            model.state = "unloaded"
         refusal = self.refusal(model)
         if refusal is not None:
             raise refusal
@@ -169,9 +169,8 @@ class Fleet:
         model.wanted_s = None
         if model.state in ("loading", "ready"):
             model.unload_wanted = True
-        elif model.state == "failed":
+        else:
             self._forget_failures(model)
-            model.state = "unloaded"
 
     def progressed(self, name: str, stage: str, fraction: float | None) -> None:
         """The worker of a loading model has got further."""
@@ -193,14 +192,19 @@ class Fleet:
         model.wanted_s = None
 
     def told(self, name: str, requests: int, asked_s: float, *, held_bytes: int = 0) -> None:
-        """The status of a worker that was asked for at `asked_s`: requests that have not ended, and bytes in use."""
+        """The status of a worker that was asked for at `asked_s`: requests that have not ended, and bytes in use.
+
+        An idle worker holds what every later one of this model will hold.
+        """
         model = self.models[name]
         if model.state != "ready":
             return
         if requests or model.requests:
             model.used_s = max(model.used_s, asked_s)
         model.requests, model.told_s = requests, asked_s
-        model.measured_bytes = max(model.measured_bytes, held_bytes)
+        model.held_bytes = held_bytes
+        if not requests:
+            model.measured_bytes = max(model.measured_bytes, held_bytes)
 
     def exited(
         self, name: str, code: int | None, message: str, now_s: float, *, hopeless: bool = False
@@ -213,8 +217,8 @@ class Fleet:
         was, model.closing_s, model.drain_s = model.state, None, inf
         was_ready_s = now_s - model.ready_s if was == "ready" else 0.0
         model.ready_s, model.requests, model.started = inf, 0, False
-        model.stage, model.fraction = "", None
-        left = was == "draining" or model.removed or (was == "ready" and code == 0)
+        model.stage, model.fraction, model.held_bytes = "", None, 0
+        left = was == "draining" or model.removed or (was == "ready" and code == 0 and not model.holds)
         model.unload_wanted = False
         if left or (model.is_stale and not model.holds):
             model.state, model.keep_s = "unloaded", model.facts.ttl_s
@@ -272,20 +276,17 @@ class Fleet:
         return min((at_s for at_s in times if at_s > now_s), default=inf)
 
     def need(self, model: FleetModel) -> int:
-        """The bytes that a model takes: as estimated, or as measured as far as there is room beside the pinned ones."""
-        estimated, measured = model.facts.need_bytes, model.measured_bytes
-        if measured <= estimated:
-            return estimated
-        pinned = [each for each in self.models.values() if each.facts.pin and each is not model]
-        if model.facts.pin and model.is_loaded:
-            beside = sum(each.facts.need_bytes for each in pinned if not each.facts.never)
-        else:
-            beside = sum(self.need(each) for each in pinned if each.is_loaded)
-        return max(estimated, min(measured, self._room() - beside))
+        """The bytes that a model must have to be loaded: as estimated, or as measured if that is more."""
+        return max(model.facts.need_bytes, model.measured_bytes)
+
+    def taken(self, model: FleetModel) -> int:
+        """The bytes that count for a model that is loaded, loading or leaving."""
+        taken = max(self.need(model), model.started_bytes)
+        return taken if model.facts.pin else max(taken, model.held_bytes)
 
     def refusal(self, model: FleetModel) -> ZmqEngineError | None:
         """Why a model that is not loaded will not be, however long anybody waits."""
-        name, need = model.facts.name, model.facts.need_bytes
+        name, need = model.facts.name, self.need(model)
         if model.facts.never:
             return ModelLoadError(f"{name} cannot be loaded here: {model.facts.never}")
         if model.state == "failed":
@@ -321,7 +322,7 @@ class Fleet:
     @property
     def reserved_bytes(self) -> int:
         """The bytes of all models that are loaded, loading or leaving."""
-        return sum(self.need(model) for model in self.models.values() if model.is_loaded)
+        return sum(self.taken(model) for model in self.models.values() if model.is_loaded)
 
     # --- steps of a decision -------------------------------------------------------------------------------
 
@@ -360,7 +361,7 @@ class Fleet:
         free = self._room() - self.reserved_bytes
         # Memory that the models before have no use for, once everything has left that is to leave.
         coming = sum(
-            self.need(model)
+            self.taken(model)
             for name, model in self.models.items()
             if model.state == "draining" or name in leaving
         )
@@ -376,11 +377,11 @@ class Fleet:
                 if free + coming >= need:
                     break
                 chosen.append(victim)
-                coming += self.need(victim)
+                coming += self.taken(victim)
             for victim in list(chosen):
-                if free + coming - self.need(victim) >= need:
+                if free + coming - self.taken(victim) >= need:
                     chosen.remove(victim)
-                    coming -= self.need(victim)
+                    coming -= self.taken(victim)
             victims |= {victim.facts.name for victim in chosen}
             # It is its turn next: what comes free is no longer there for those behind.
             coming -= need
@@ -440,6 +441,7 @@ class Fleet:
     def _start(self, model: FleetModel, now_s: float, decisions: list[Decision]) -> None:
         model.state, model.started, model.started_s = "loading", True, now_s
         model.stage, model.fraction, model.running = "starting", None, model.facts.signature
+        model.started_bytes = self.need(model)
         decisions.append(StartWorker(model.facts.name))
 
     # --- smaller parts -------------------------------------------------------------------------------------

@@ -53,6 +53,11 @@ class FleetModel:
     message: str = ""
     """The last words of a worker that failed."""
     measured_bytes: int = 0
+    """The most that an idle worker of it held."""
+    held_bytes: int = 0
+    """The bytes that its worker holds now, KV caches of its requests included."""
+    started_bytes: int = 0
+    """The need that its worker was started with; the list may say another one since."""
     requests: int = 0
     """Requests at the worker that have not ended, as its status told last."""
     told_s: float = -inf
