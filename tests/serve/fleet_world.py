@@ -48,8 +48,9 @@ class Life:
 class World:
     """Carries out the decisions of a fleet, and checks each of them by a count of its own.
 
-    `load_s` is what a load takes, `fails` whether it fails, `holds` the bytes that a worker says it holds, by the number
-    of its requests; None for workers that are silent until they are asked. A request runs for as long as it was made to.
+    `load_s` is the time of a load, `fails` whether it fails, `holds` the bytes that a worker says it holds, by the
+    number of its requests; None for workers that are silent until they are asked. A request runs for as long as it was
+    made to.
     """
 
     budget_gib: float
@@ -198,7 +199,7 @@ class World:
                 raise AssertionError(decision)
 
     def _check_memory(self, new: Life) -> None:
-        """A worker that takes the place of one that died may start; another one has to fit beside all that there are."""
+        """A worker in the place of one that died may start; any other has to fit beside all that there are."""
         if self._kept.pop(new.name, None) is not None:
             return
         self._kept = {name: life for name, life in self._kept.items() if self.state(name) == "loading"}

@@ -210,6 +210,23 @@ def test_keep_alive_ends_with_the_load_it_was_given_for() -> None:
     assert world.state("a") == "ready"
 
 
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_keep_alive_that_comes_while_the_model_leaves_is_for_its_return(by_command: bool) -> None:
+    world = World(10, [facts("a", 4, ttl_s=30)])
+    world.request("a", keep_s=0, lasts_s=0.5)
+    world.run(2.6)
+    assert world.state("a") == "draining"
+    if by_command:
+        world.fleet.load("a", world.now_s, keep_s=600)
+        world.settle()
+    else:
+        world.request("a", keep_s=600, lasts_s=0.5)
+    world.run(300)
+    assert world.state("a") == "ready"
+    world.run(700)
+    assert world.state("a") == "unloaded"
+
+
 def test_a_model_that_fails_five_times_is_left_alone_with_its_reason() -> None:
     world = World(10, [facts("a", 4), facts("b", 4)], fails=lambda name: name == "a")
     first = world.request("a")

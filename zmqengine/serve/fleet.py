@@ -1,10 +1,10 @@
 """The decisions of the launcher: which model is loaded, which leaves, and which request waits. No I/O, no clock.
 
 The rule of memory. A model needs its weights and the KV cache of one chat, or what it held when it was idle if that is
-more. A model that is loaded, loading or leaving takes what it needs, and while its requests hold more, that; of a pinned
-one the need alone counts, as its requests would keep others out for ever and the claims of workers divide the rest. A
-model is started only where all of that fits in the budget less the claims of workers that others have started. One that
-cannot fit beside the pinned ones is refused at once, with the numbers.
+more. While it is loaded, loading or leaving it takes what it needs, or what it holds for its requests if that is more;
+of a pinned one the need alone counts, as its requests would keep others out for ever, and the claims of workers divide
+the rest. A model is started only where all of that fits in the budget less the claims of workers that others have
+started. One that cannot fit beside the pinned ones is refused at once, with the numbers.
 
 The rule of turns. Requests wait by model, and models are loaded in the order of their oldest waiting request. A ready
 model takes every request at once. If a model that waits has no room, the least recently used models give way: one that
@@ -134,10 +134,11 @@ class Fleet:
         if model is None or model.removed:
             self._refused.append(RefuseRequest(ticket, UnknownModel(f"there is no model {name!r}")))
             return
-        if keep_s is not None:
-            model.keep_s = keep_s
         self._tickets[ticket] = name
         model.waiting[ticket] = now_s
+        if keep_s is not None:
+            # From the grant on: the worker of now may have to leave first.
+            model.keeps[ticket] = keep_s
 
     def release(self, ticket: int, now_s: float) -> None:
         """A request has ended, or does not wait any more. Idempotent."""
@@ -146,6 +147,7 @@ class Fleet:
             return
         model = self.models[name]
         model.waiting.pop(ticket, None)
+        model.keeps.pop(ticket, None)
         if ticket in model.holds:
             model.holds.remove(ticket)
             model.used_s = now_s
@@ -157,11 +159,11 @@ class Fleet:
         refusal = self.refusal(model)
         if refusal is not None:
             raise refusal
-        if keep_s is not None:
-            model.keep_s = keep_s
         model.unload_wanted = False
         if model.state in ("unloaded", "draining"):
-            model.wanted_s = now_s
+            model.wanted_s, model.wanted_keep_s = now_s, keep_s
+        elif keep_s is not None:
+            model.keep_s = keep_s
 
     def unload(self, name: str, now_s: float) -> None:
         """Let a model leave once its running requests have ended, pinned or not; those that wait load it again."""
@@ -189,7 +191,9 @@ class Fleet:
         model.used_s = now_s
         model.loads += 1
         model.requests, model.told_s, model.asked_s = 0, -inf, -inf
-        model.wanted_s = None
+        if model.wanted_keep_s is not None:
+            model.keep_s = model.wanted_keep_s
+        model.wanted_s = model.wanted_keep_s = None
 
     def told(self, name: str, requests: int, asked_s: float, *, held_bytes: int = 0) -> None:
         """The status of a worker that was asked for at `asked_s`: requests that have not ended, and bytes in use.
@@ -338,6 +342,7 @@ class Fleet:
                     decisions.append(RefuseRequest(ticket, refusal))
                     del self._tickets[ticket]
                 model.waiting.clear()
+                model.keeps.clear()
 
     def _leaving(self, now_s: float) -> set[str]:
         """Models that are to leave whoever else waits: unloaded by command, idle for too long, or replaced."""
@@ -411,6 +416,7 @@ class Fleet:
             model.closing_s = None
             for ticket in model.waiting:
                 model.holds.add(ticket)
+                model.keep_s = model.keeps.pop(ticket, model.keep_s)
                 decisions.append(GrantRequest(ticket, model.facts.name))
             if model.waiting:
                 model.used_s = now_s
@@ -467,6 +473,7 @@ class Fleet:
             self._refused.append(RefuseRequest(ticket, gone))
             del self._tickets[ticket]
         model.waiting.clear()
+        model.keeps.clear()
         if not model.is_loaded:
             self._forget(model)
 

@@ -67,6 +67,10 @@ class FleetModel:
     holds: set[int] = field(default_factory=set)
     waiting: dict[int, float] = field(default_factory=dict)
     """Tickets of waiting requests, with their arrival; the oldest first."""
+    keeps: dict[int, float] = field(default_factory=dict)
+    """How long it is to be kept idle, by tickets of waiting requests that say so."""
+    wanted_keep_s: float | None = None
+    """The same of the command that wants it loaded."""
     wanted_s: float | None = None
     """Since when it is to be loaded without a request: preloaded, or by command."""
     used_s: float = -inf
