@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class WorkersCollector(Collector):
     """Queries the workers at each scrape. A worker that does not answer in time has only `zmqengine_up` 0.
 
-    `models` asks a launcher for its list; None where there is none.
+    `models` asks a launcher for its list; None where there is none. Of its models only those are queried that have a
+    worker.
     """
 
     def __init__(
@@ -40,8 +41,11 @@ class WorkersCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of all workers."""
-        yield from families([self._read(worker, client) for worker, client in self._clients])
         listed = self._list() if self._list is not None else None
+        asleep = () if listed is None else {entry.name for entry in listed.models if entry.pid is None}
+        yield from families(
+            [self._read(worker, client) for worker, client in self._clients if worker not in asleep]
+        )
         if listed is not None:
             yield from model_families(listed.models)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ def test_models_of_other_programs_are_listed_with_what_mlx_can_load(shell: Shell
     assert "GGUF" in listed["llama3:8b"]["error"]
     assert listed["llama3:8b"]["bytes"] == 4_000_000_000
     table = shell.run("models", "--memory-limit", "8G").stdout
-    assert "Ollama: it is a GGUF file" in table
+    assert re.search(r"llama3:8b +Ollama .*it is a GGUF file", table)
 
 
 def test_a_download_that_broke_off_goes_on(shell: Shell, hub: FakeHub) -> None:

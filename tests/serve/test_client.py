@@ -121,6 +121,7 @@ def test_status_and_metrics_show_every_model(launched: LauncherProcess) -> None:
         metrics = launched.command("metrics", "--once").stdout
         assert 'zmqengine_model_state{model_name="slow",zmqengine_model_state="ready"} 1.0' in metrics
         assert 'zmqengine_up{model_name="slow",worker="slow"} 1.0' in metrics
+        assert 'worker="large"' not in metrics, "a model without a worker is not one that is down"
         made = launched.command("generate", "--model", "slow", "--max-tokens", "3", "Hello")
         assert made.returncode == 0, made.stderr
 

@@ -16,7 +16,7 @@ from zmqengine.doctor.machine import look_at_machine
 from zmqengine.pico import BUNDLED, model_path
 
 CHAT_TOKENS = LEAST_TOKENS
-HEADERS = ("model", "type", "size", "needs", "quantised", "context", "cache", "chats")
+HEADERS = ("model", "from", "type", "size", "needs", "quantised", "context", "cache", "chats")
 
 
 @click.command()
@@ -92,20 +92,24 @@ def _chats(checkpoint: ModelCheckpoint, limit: int) -> int | None:
 def _cells(document: dict[str, object]) -> tuple[str, ...]:
     if "error" in document:
         size = shown(int(str(document["bytes"]))) if document.get("bytes") else ""
-        return str(document["model"]), "", size, "", "", "", "", _of(document) + str(document["error"])
+        return str(document["model"]), _of(document), "", size, "", "", "", "", str(document["error"])
     if document["fits"] is False:
         fits = "too large"
     elif document["chats"] is None:
         fits = "any" if document["fits"] else "?"
     else:
         fits = f"{document['chats']:,}"
-    fits = _of(document) + fits
     return (
-        str(document["model"]), str(document["type"]), shown(int(str(document["bytes"]))),
+        str(document["model"]), _of(document), str(document["type"]), shown(int(str(document["bytes"]))),
         shown(int(str(document["need_bytes"]))),
         str(document["quantisation"] or "no"), f"{document['context_tokens']:,}", str(document["cache"]), fits,
     )  # fmt: skip
 
 
 def _of(document: dict[str, object]) -> str:
-    return f"{document['program']}: " if "program" in document else ""
+    """Where it was found."""
+    if document["model"] in BUNDLED:
+        return "bundled"
+    if Path(str(document["directory"])).is_relative_to(hub_cache()):
+        return "hub"
+    return str(document.get("program", "directory"))
