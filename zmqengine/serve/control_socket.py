@@ -128,7 +128,9 @@ class ControlSocket:
         """A request cannot have its model."""
         if ticket in self._calls:
             route, call = self._calls.pop(ticket)
-            self._peers[route].tickets.pop(call, None)
+            peer = self._peers[route]
+            peer.tickets.pop(call, None)
+            self._leave(peer)
             self._send(route, self._rejection(call, error))
 
     def beat(self, progress: Callable[[int, int], LauncherReply | None]) -> None:
@@ -222,6 +224,12 @@ class ControlSocket:
         ticket = peer.tickets.pop(wanted, None)
         if ticket is not None:
             self._forget(ticket)
+        self._leave(peer)
+
+    def _leave(self, peer: _Peer) -> None:
+        """Nothing is sent to a connection that has nothing, so its end would not be noticed."""
+        if not peer.tickets and peer.watching is None:
+            self._peers.pop(peer.route, None)
 
     def _forget(self, ticket: int) -> None:
         self._calls.pop(ticket, None)

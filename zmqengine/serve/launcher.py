@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
@@ -91,13 +91,14 @@ class Launcher:
         self._stops = 0
         self._code = 0
         self._stopping = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; SIGHUP reads the offer again. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload_on_signal()))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload_on_signal()))
         self._adopt()
         self._configure(self._offer)
         beating = asyncio.create_task(self._beat())
@@ -205,7 +206,7 @@ class Launcher:
         """A worker's process has ended."""
         follower = self._followers.pop(name)
         process = follower.child
-        asyncio.get_running_loop().create_task(follower.close())
+        self._keep(follower.close())
         model = self._fleet.models.get(name)
         if model is None:
             return
@@ -410,6 +411,12 @@ class Launcher:
 
     def _processes(self) -> list[Child]:
         return [*self._beside.values(), *(follower.child for follower in self._followers.values())]
+
+    def _keep(self, work: Coroutine[object, object, None]) -> None:
+        """Run it beside. A loop alone would let go of a task that nothing else refers to."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _end_all(self) -> None:
         """Front-ends first, so that what they have begun ends well; then the workers."""
