@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -57,6 +58,19 @@ class Site:
         """The status of every model."""
         return {card["id"]: card["status"]["value"] for card in self.call("GET", "/v1/models").json["data"]}
 
+    @contextlib.contextmanager
+    def events(self, path: str) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of a stream of them, from now on."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            yield (
+                json.loads(line[6:]) for line in iter(response.readline, b"") if line.startswith(b"data: ")
+            )
+        finally:
+            connection.close()
+
     def wait_up(self) -> None:
         def is_up() -> bool:
             try:
@@ -77,6 +91,7 @@ def site() -> Iterator[Site]:
             "slow": fake(1, **SLOW),
             "large": fake(50),
             "bad": fake(1, faults=[{"place": "next", "action": "exit", "times": None}]),
+            "gone": {"path": "owner/not-here"},
         },
         memory="8G",
     )
@@ -111,9 +126,10 @@ def test_a_model_that_never_fits_or_fails_is_refused_with_its_reason(site: Site)
     assert "50.00 GiB" in large.json["error"]["message"]
     assert (bad.status, bad.json["error"]["code"]) == (500, "model_load")
     # The front-end hears of a state by its own subscription, which the refusal may overtake.
-    wait_until(lambda: site.states()["bad"] == "failed", "bad is not said to have failed")
-    card = site.call("GET", "/v1/models/bad").json
-    assert card["status"]["exit_code"] == 86
+    failed = {"value": "unloaded", "failed": True, "exit_code": 86}
+    wait_until(
+        lambda: site.call("GET", "/v1/models/bad").json["status"] == failed, "bad is not said to have failed"
+    )
 
 
 def test_a_stream_is_kept_open_while_its_model_loads(site: Site) -> None:
@@ -149,7 +165,9 @@ def test_load_and_unload_in_the_forms_of_others(site: Site) -> None:
     assert site.call("POST", "/api/v1/models/unload", {"instance_id": "other"}).status == 200
     wait_until(lambda: site.states()["other"] == "unloaded", "other is not unloaded")
     assert "other" not in [model["name"] for model in site.call("GET", "/api/ps").json["models"]]
-    assert "other" in [model["name"] for model in site.call("GET", "/api/tags").json["models"]]
+    tags = [model["name"] for model in site.call("GET", "/api/tags").json["models"]]
+    assert "other" in tags
+    assert "gone" not in tags, "what cannot be loaded is not offered"
     assert site.call("POST", "/models/load", {"model": "none"}).status == 404
 
 
@@ -175,22 +193,21 @@ def test_a_request_says_how_long_its_model_stays(site: Site, field: dict[str, in
 def test_events_tell_every_change(site: Site) -> None:
     site.call("POST", "/v1/models/unload", {"model": "other"})
     wait_until(lambda: site.states()["other"] == "unloaded", "other is not unloaded")
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=START_S)
-    connection.request("GET", "/v1/models/events")
-    response = connection.getresponse()
-    seen: list[str] = []
-
-    def next_event() -> dict[str, Any]:
-        while not (line := response.readline()).startswith(b"data: "):
-            assert line, "the stream ended"
-        return dict(json.loads(line.removeprefix(b"data: ")))
-
-    assert {model["id"] for model in next_event()["models"]} >= {"small", "other", "large"}
-    site.call("POST", "/v1/models/load", {"model": "other"})
-    while "loaded" not in seen:
-        seen += [model["status"]["value"] for model in next_event()["models"] if model["id"] == "other"]
-    assert "loading" in seen
-    connection.close()
+    with site.events("/v1/models/events") as ours, site.events("/models/sse") as llama:
+        assert {model["id"] for model in next(ours)["models"]} >= {"small", "other", "large"}
+        site.call("POST", "/v1/models/load", {"model": "other"})
+        seen: list[str] = []
+        while "loaded" not in seen:
+            seen += [model["status"]["value"] for model in next(ours)["models"] if model["id"] == "other"]
+        assert "loading" in seen
+        statuses: list[dict[str, Any]] = []
+        while not statuses or statuses[-1]["status"] != "loaded":
+            event = next(llama)
+            assert event["event"] == "model_status"
+            statuses += [event["data"]] if event["model"] == "other" else []
+        assert statuses[0] == {"status": "unloaded"}
+        assert statuses[1]["status"] == "loading"
+        assert statuses[1]["progress"]["current"]
 
 
 def test_no_model_is_the_only_one_that_is_loaded(site: Site) -> None:

@@ -1,19 +1,21 @@
 """Loading and unloading of a launcher's models: llama.cpp's and LM Studio's forms, and events for a page.
 
-Sources: tools/server/README.md of llama.cpp (router mode: /models, /models/load, /models/unload), LM Studio's REST API
+Sources: tools/server/README.md of llama.cpp (router mode: /models, /models/load, /models/unload,
+/models/sse), LM Studio's REST API
 v1 (/api/v1/models, /api/v1/models/load, /api/v1/models/unload).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec import Struct
 
 from zmqengine.protocol.launcher import ModelChanges, ModelEntry
 from zmqengine_http.answers.respond import COMMENT
-from zmqengine_http.apis.models import launched_card, list_models
+from zmqengine_http.apis.models import launched_card, list_models, status_word
 from zmqengine_http.endpoint import Service, get, post
 from zmqengine_http.serving.body import Body
 from zmqengine_http.serving.errors import ApiError, bad_field
@@ -73,30 +75,53 @@ async def unload(service: Service, exchange: Exchange, request: ModelCommand) ->
 
 async def events(service: Service, exchange: Exchange) -> None:
     """GET /v1/models/events: every change of a model, as server-sent events; first all models."""
-    launched = _launched(service)
-    await exchange.unless_gone(_send_events(launched, exchange, service.config.keepalive_ms / 1000))
+    await _send_events(service, exchange, _ours)
+
+
+async def llama_events(service: Service, exchange: Exchange) -> None:
+    """GET /models/sse: the same in llama.cpp's form, an event for each model."""
+    await _send_events(service, exchange, _llama)
 
 
 async def lm_studio_models(service: Service, exchange: Exchange) -> None:
     """GET /api/v1/models: the models as LM Studio lists them."""
     entries = _launched(service).entries.values()
-    await exchange.send_json({"models": [_lm_studio(entry) for entry in entries]})
+    await exchange.send_json({"models": [_lm_studio(entry) for entry in entries if not entry.never]})
 
 
-async def _send_events(launched: LaunchedModels, exchange: Exchange, keepalive_s: float) -> None:
-    with launched.reading() as changes:
-        await exchange.start(200, EVENT_STREAM)
-        while True:
-            try:
-                changed = await asyncio.wait_for(changes.get(), keepalive_s)
-            except asyncio.TimeoutError:
-                await exchange.write(COMMENT)
-                continue
-            await exchange.write(b"data: " + msgspec.json.encode(_event(changed)) + b"\n\n")
+_Events = Callable[[ModelChanges], Iterator[dict[str, object]]]
 
 
-def _event(changes: ModelChanges) -> dict[str, object]:
-    return {"models": [launched_card(entry) for entry in changes.models], "gone": changes.gone}
+async def _send_events(service: Service, exchange: Exchange, events_of: _Events) -> None:
+    launched, keepalive_s = _launched(service), service.config.keepalive_ms / 1000
+
+    async def send() -> None:
+        with launched.reading() as changes:
+            await exchange.start(200, EVENT_STREAM)
+            while True:
+                try:
+                    changed = await asyncio.wait_for(changes.get(), keepalive_s)
+                except asyncio.TimeoutError:
+                    await exchange.write(COMMENT)
+                    continue
+                for event in events_of(changed):
+                    await exchange.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+
+    await exchange.unless_gone(send())
+
+
+def _ours(changes: ModelChanges) -> Iterator[dict[str, object]]:
+    yield {"models": [launched_card(entry) for entry in changes.models], "gone": changes.gone}
+
+
+def _llama(changes: ModelChanges) -> Iterator[dict[str, object]]:
+    for entry in changes.models:
+        data: dict[str, object] = {"status": status_word(entry)}
+        if entry.state == "loading":
+            data["progress"] = {"stages": [entry.stage], "current": entry.stage, "value": entry.fraction}
+        yield {"model": entry.name, "event": "model_status", "data": data}
+    for name in changes.gone:
+        yield {"model": name, "event": "model_remove"}
 
 
 def _lm_studio(entry: ModelEntry) -> dict[str, object]:
@@ -127,6 +152,7 @@ _LOAD, _UNLOAD = "Load a model", "Unload a model once its running requests have 
 ENDPOINTS = (
     get("/models", list_models, "The models there are, with their status"),
     get("/v1/models/events", events, "Every change of a model, as server-sent events"),
+    get("/models/sse", llama_events, "Every change of a model, in llama.cpp's form"),
     get("/api/v1/models", lm_studio_models, "The models there are, as LM Studio lists them"),
     post("/models/load", COMMAND_BODY, load, _LOAD, needs_model=False),
     post("/v1/models/load", COMMAND_BODY, load, _LOAD, needs_model=False),

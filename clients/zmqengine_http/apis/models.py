@@ -19,8 +19,8 @@ _ANTHROPIC_CREATED = "1970-01-01T00:00:00Z"
 """The creation time of a model is not known."""
 _PAGE_MAX = 1000
 """Anthropic's longest page."""
-_STATUS = {"ready": "loaded", "draining": "unloading"}
-"""llama.cpp's words for states, where they differ."""
+_STATUS = {"ready": "loaded", "draining": "unloaded", "failed": "unloaded"}
+"""llama.cpp's words for states, where they differ: it has three."""
 _CODEX_INSTRUCTIONS = (
     "You are a coding agent that runs in a terminal on the user's computer. You read and change files and run "
     "commands with the tools you are given. Keep going until the user's task is done, check what you changed, and "
@@ -97,9 +97,14 @@ async def _list_launched(launched: LaunchedModels, exchange: Exchange) -> None:
         await exchange.send_json({"object": "list", "data": listed})
 
 
+def status_word(entry: ModelEntry) -> str:
+    """The state of a model in llama.cpp's word for it."""
+    return _STATUS.get(entry.state, entry.state)
+
+
 def launched_card(entry: ModelEntry, name: str = "") -> dict[str, object]:
     """One model of a launcher; `status` is in llama.cpp's words, the rest of the entry in `zmqengine`."""
-    status: dict[str, object] = {"value": _STATUS.get(entry.state, entry.state)}
+    status: dict[str, object] = {"value": status_word(entry)}
     if entry.state == "failed":
         status |= {"failed": True, "exit_code": entry.exit_code}
     if entry.fraction is not None:

@@ -395,7 +395,7 @@ const size = (bytes) => bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB`
 // The state of a model that a launcher loads on demand; any other is loaded.
 const stateOf = (model) => model.status ? model.status.value : "loaded";
 const done = (model) => model.status && model.status.progress != null ? ` ${Math.round(100 * model.status.progress)} %` : "";
-const reason = (model) => (model.zmqengine || {}).never || (stateOf(model) === "failed" ? model.zmqengine.message || "it failed to load" : "");
+const reason = (model) => (model.zmqengine || {}).never || (model.status && model.status.failed ? model.zmqengine.message || "it failed to load" : "");
 
 const labelOf = (model) => {
   if (reason(model)) return `${model.id} (cannot be loaded)`;

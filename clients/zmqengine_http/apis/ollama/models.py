@@ -24,7 +24,7 @@ async def tags(service: Service, exchange: Exchange) -> None:
     """GET /api/tags: the models of all workers, or of the launcher."""
     if service.launched is not None:
         entries = sorted(service.launched.entries.values(), key=lambda entry: entry.name)
-        await exchange.send_json({"models": [_entry_card(entry) for entry in entries]})
+        await exchange.send_json({"models": [_entry_card(entry) for entry in entries if not entry.never]})
         return
     models = sorted(service.pool.models().items())
     await exchange.send_json({"models": [_card(name, model) for name, model in models]})
