@@ -261,6 +261,17 @@ def test_a_worker_that_has_served_and_dies_is_started_again_in_its_place() -> No
     assert waiting not in world.granted
 
 
+@pytest.mark.parametrize(("lasts_s", "state"), [(100.0, "ready"), (0.5, "unloaded")])
+def test_a_worker_that_is_drained_by_others_comes_back_for_who_holds_it(lasts_s: float, state: str) -> None:
+    """`zmqengine drain` of one worker: a program that has its address waits for a worker there."""
+    world = World(10, [facts("a", 6)])
+    world.request("a", lasts_s=lasts_s)
+    world.run(4)
+    world.crash("a", 0)
+    world.run(10)
+    assert world.state("a") == state
+
+
 def test_unload_waits_for_running_requests_and_those_that_wait_load_it_again() -> None:
     world = World(10, [facts("a", 6)])
     world.request("a", lasts_s=20)

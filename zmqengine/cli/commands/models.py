@@ -107,7 +107,7 @@ def _cells(document: dict[str, object]) -> tuple[str, ...]:
 
 
 def _of(document: dict[str, object]) -> str:
-    """Where it was found."""
+    """The program or place that has it."""
     if document["model"] in BUNDLED:
         return "bundled"
     if Path(str(document["directory"])).is_relative_to(hub_cache()):
