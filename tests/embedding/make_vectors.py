@@ -37,6 +37,13 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "modernbert-biased-cls": (
         "ModernBertModel", {**MODERN, "attention_bias": True, "mlp_bias": True, "norm_bias": True}, "cls"
     ),
+    "nomic-mean": ("NomicBertModel", {**SMALL, "max_position_embeddings": 128}, "mean"),
+    "gemma3-two-way-mean": (
+        "Gemma3TextModel",
+        {**DECODER, "max_position_embeddings": 512, "use_bidirectional_attention": True, "sliding_window": 16,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "query_pre_attn_scalar": 8},
+        "mean",
+    ),
     "bert-score": (
         "BertForSequenceClassification", {**SMALL, "max_position_embeddings": 128, "num_labels": 1}, None
     ),

@@ -18,6 +18,7 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_vectors import fake_vector
 from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, Client
+from zmqengine_client.aio.embedding import encoder_of
 from zmqengine_client.errors import BadRequest, ContextExceeded, DeadlineExceeded
 from zmqengine_client.text.reranking import probability, question
 
@@ -72,6 +73,16 @@ def test_text_is_tokenized_with_the_models_tokenizer() -> None:
         expect_own(client.embed(["abc", [7, 8], "abc"]), [ids, [7, 8], ids])
         with pytest.raises(BadRequest, match="no prompt 'query'; it has none"):
             client.embed(["a"], prompt="query")
+
+
+def test_the_default_prompt_of_a_model_goes_before_texts() -> None:
+    """As sentence-transformers does it; a name or an empty one takes another, or none."""
+    with FakeWorker(CONFIG) as worker, Client(worker.address) as client:
+        tokenizer = client.tokenizer()
+    tokenizer.facts = {"default_prompt": "query", "prompt_query": "ab", "prompt_document": "d"}
+    plain = tokenizer.encode_all(["abc", "dc", "c"])
+    for prompt, expected in ((None, plain[0]), ("document", plain[1]), ("", plain[2])):
+        assert [each.ids for each in encoder_of(["c", [7]], prompt)(tokenizer, 0, 2)] == [expected, [7]]
 
 
 def test_a_worker_that_is_killed_costs_no_vector() -> None:

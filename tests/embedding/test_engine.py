@@ -147,9 +147,11 @@ def rewritten(directory: Path, file: str, **fields: object) -> Path:
 
 
 def test_a_checkpoint_says_how_long_a_text_may_be(tmp_path: Path) -> None:
-    """The table of positions bounds it, and sentence-transformers' own limit."""
+    """The table of positions bounds it, the tokenizer's limit and sentence-transformers' own."""
     directory = write(tmp_path, case("xlm-roberta-cls"))
     assert engine_of(directory).info.context_tokens == 128
+    rewritten(directory, "tokenizer_config.json", model_max_length=100)
+    assert engine_of(directory).info.context_tokens == 100
     (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
     assert engine_of(directory).info.context_tokens == 64
 
@@ -159,6 +161,24 @@ def test_a_checkpoint_says_how_long_a_text_may_be(tmp_path: Path) -> None:
     [
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "the pooling weightedmean is none of"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "max"]}, "the pooling cls, max is none of"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "leaves out the prompt is not supported"),
+        (
+            "config.json",
+            {"position_embedding_type": "alibi"},
+            "positions of the type 'alibi': a bert here has",
+        ),
+        ("config.json", {"model_type": "nomic_bert", "num_experts": 8}, "has 8 experts: a nomic_bert here"),
+        (
+            "config.json",
+            {"model_type": "nomic_bert", "prenorm": True},
+            "prenorm is True; only False is supported",
+        ),
+        (
+            "config.json",
+            {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]},
+            "Qwen3ForSequenceClassification: heads for scores are supported on BERT",
+        ),
+        ("config.json", {"model_type": "mpnet"}, "neither mlx-lm nor an encoder here reads a 'mpnet'"),
         ("config.json", {"hidden_act": "mish"}, "the activation 'mish' is none of"),
         ("config.json", {"intermediate_size": 64}, "are not those of its config.json"),
         ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
@@ -175,7 +195,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(
 
 @pytest.mark.parametrize("field", [{"use_bidirectional_attention": True}, {"is_causal": False}])
 def test_a_decoder_that_attends_in_both_directions_is_refused(tmp_path: Path, field: dict[str, bool]) -> None:
-    """EmbeddingGemma is one: with causal attention it would make other vectors without an error."""
+    """With causal attention it would make other vectors without an error."""
     directory = rewritten(write(tmp_path, case("qwen3-last")), "config.json", **field)
     with pytest.raises(ModelLoadError, match="attends in both directions"):
         engine_of(directory)
@@ -191,6 +211,76 @@ def test_an_embedder_without_the_names_of_a_language_model_is_read(tmp_path: Pat
     assert bare.keys() != arrays.keys()
     mx.save_safetensors(str(directory / "model.safetensors"), bare)
     made, _ = run(engine_of(directory), [TextsRequest(0, given["texts"])])
+    np.testing.assert_allclose(made[0], given["vectors"], atol=1e-5)
+
+
+def test_layers_alone_of_a_model_with_a_head_of_its_own_generate_nothing(tmp_path: Path) -> None:
+    """As e5-mistral is published: its vectors are there, its head is not."""
+    given = case("qwen3-last")
+    directory = rewritten(write(tmp_path, given), "config.json", tie_word_embeddings=False)
+    arrays = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    bare = {name.removeprefix("model."): array for name, array in arrays.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), bare)
+    engine = engine_of(directory)
+    assert not engine.info.generates
+    made, _ = run(engine, [TextsRequest(0, given["texts"])])
+    np.testing.assert_allclose(made[0], given["vectors"], atol=1e-5)
+
+
+def test_a_quantized_encoder_gives_the_vectors_of_its_arrays(tmp_path: Path) -> None:
+    """As checkpoints for MLX are published: some modules are quantized, under the names that they had before."""
+    given = case("bert-mean")
+    vectors = []
+    for packed in (True, False):
+        directory = tmp_path / str(packed)
+        directory.mkdir()
+        arrays = mx.load(str(write(directory, given) / "model.safetensors"))
+        assert isinstance(arrays, dict)
+        for name in [name for name in arrays if arrays[name].ndim == 2 and arrays[name].shape[1] == 32]:
+            quantized, scales, biases = mx.quantize(arrays[name], group_size=32, bits=8)
+            if packed:
+                stem = name.removesuffix("weight")
+                arrays |= {name: quantized, f"{stem}scales": scales, f"{stem}biases": biases}
+            else:
+                arrays[name] = mx.dequantize(quantized, scales, biases, group_size=32, bits=8)
+        mx.save_safetensors(str(directory / "model.safetensors"), arrays)
+        if packed:
+            rewritten(directory, "config.json", quantization={"group_size": 32, "bits": 8})
+        vectors.append(run(engine_of(directory), [TextsRequest(0, given["texts"])])[0][0])
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-5)
+    rewritten(tmp_path / "True", "config.json", quantization={})
+    with pytest.raises(ModelLoadError, match="the arrays are quantized, and quantization lacks"):
+        engine_of(tmp_path / "True")
+
+
+def test_a_nomic_checkpoint_is_read_by_its_older_names(tmp_path: Path) -> None:
+    """Those of the code that it was published with."""
+    given = case("nomic-mean")
+    directory = write(tmp_path, given)
+    arrays = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    joined = [name for name in arrays if ".q_proj." in name]
+    for name in joined:
+        parts = [arrays.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        arrays[name.replace("self_attn.q_proj", "attn.Wqkv")] = mx.concatenate(parts)
+    for new, old in (
+        ("self_attn.o_proj", "attn.out_proj"), ("up_proj", "fc11"), ("gate_proj", "fc12"), ("down_proj", "fc2"),
+        ("post_attention_layernorm", "norm1"), ("post_mlp_layernorm", "norm2"), ("layers.", "encoder.layers."),
+        ("embeddings.LayerNorm", "emb_ln"),
+    ):  # fmt: skip
+        arrays = {name.replace(new, old): array for name, array in arrays.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
+    config = given["config"]
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+             "n_inner": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps"}  # fmt: skip
+    older = {old: config[new] for old, new in names.items()}
+    older |= {"model_type": "nomic_bert", "vocab_size": config["vocab_size"], "activation_function": "swiglu",
+              "rotary_emb_base": 1000, "max_trained_positions": 128}  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(older))
+    engine = engine_of(directory)
+    assert engine.info.context_tokens == 128
+    made, _ = run(engine, [TextsRequest(0, given["texts"])])
     np.testing.assert_allclose(made[0], given["vectors"], atol=1e-5)
 
 

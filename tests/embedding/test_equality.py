@@ -114,6 +114,29 @@ def test_a_batch_of_a_decoder_in_chunks_gives_the_same_vectors(name: str, tmp_pa
     np.testing.assert_allclose(parts.result(), whole.result(), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama-mean", "qwen3-last", "lfm2-mean"])
+def test_a_prompt_that_texts_share_is_computed_once(name: str, tmp_path: Path) -> None:
+    """In a batch of a decoder, also in chunks: the vectors are those of each text alone."""
+    engine, texts = engine_and_texts(tmp_path, name)
+    model = engine._model  # type: ignore[attr-defined]
+    prompt = list(range(20, 40))
+    prompted = [prompt + text for text in texts]
+    for tokens_max in (10_000, 7 * len(texts)):
+        job = model.begin(prompted, [])
+        computed = 0
+        while job.result() is None:
+            computed += job.step(tokens_max)
+        assert computed == 20 + len(texts) * (max(map(len, prompted)) - 20)
+        alone = np.concatenate([finished(model.begin([text], [])) for text in prompted])
+        np.testing.assert_allclose(job.result(), alone, atol=1e-5)
+
+
+def finished(job: Any) -> np.ndarray:
+    while job.result() is None:
+        job.step(10_000)
+    return np.asarray(job.result())
+
+
 def test_a_long_text_is_attended_to_in_parts_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,13 @@ FAMILIES = {
     "xlm-roberta": "bert",
     "camembert": "bert",
     "modernbert": "modernbert",
+    "nomic_bert": "nomic",
 }
 """The file of `encoders/` by `model_type`."""
+TWO_WAY_FAMILIES = {"gemma3_text": "gemma3"}
+"""Likewise, of decoders where the config has them attend in both directions."""
+HEADED_FAMILIES = ("bert", "modernbert")
+"""Files of `encoders/` that know a head for scores."""
 
 # sentence-transformers' names of what it pools, new and old.
 _POOLING: dict[str, Pooling] = {
@@ -39,8 +44,9 @@ class Recipe:
 
     `family` is the file of `encoders/` that reads it; empty for a decoder. `is_reranker`: its head gives `labels`
     scores. `pooling` is None where the checkpoint does not say; `dense` are the directories of the products that
-    follow it. `tokens_max` bounds a text where the checkpoint does; `prompts` go before a text, by their names. A
-    reranker that `is_asked` answers with a yes or a no, as Qwen3-Reranker.
+    follow it. `tokens_max` bounds a text where the checkpoint does; `prompts` go before a text, by their names, and
+    the one named `default_prompt` where none is asked for. A reranker that `is_asked` answers with a yes or a no, as
+    Qwen3-Reranker.
     """
 
     config: dict[str, Any]
@@ -50,6 +56,7 @@ class Recipe:
     dense: tuple[Path, ...] = ()
     tokens_max: int | None = None
     prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str = ""
     is_asked: bool = False
 
     @property
@@ -59,34 +66,61 @@ class Recipe:
 
     @property
     def facts(self) -> dict[str, str | bool | int]:
-        """Facts for front-ends, beside those of the tokenizer: `prompt_NAME`, and `reranker`: how to ask it."""
+        """Facts for front-ends, beside those of the tokenizer: `prompt_NAME`, the name of the `default_prompt`, and
+        `reranker`: how to ask it."""
         prompts: dict[str, str | bool | int] = {f"prompt_{name}": text for name, text in self.prompts}
+        if self.default_prompt:
+            prompts["default_prompt"] = self.default_prompt
         return {**prompts, "reranker": "qwen3"} if self.is_asked else prompts
 
 
 def read_recipe(directory: Path) -> Recipe:
     """The recipe of a model's directory. Raises `ModelLoadError` for one that cannot be followed."""
     config = _json(directory / "config.json")
-    family = FAMILIES.get(str(config.get("model_type")), "")
-    if not family and (config.get("use_bidirectional_attention") or config.get("is_causal") is False):
+    family = _family(directory, config)
+    classifies = str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
+    if classifies and family not in HEADED_FAMILIES:
         raise ModelLoadError(
-            f"{directory.name} attends in both directions, which a {config.get('model_type')} here does not: "
-            "its vectors would be others; take an encoder, or an embedder whose attention is causal"
+            f"{directory.name} is a {config['architectures'][0]}: heads for scores are supported on BERT, RoBERTa, "
+            "XLM-RoBERTa, CamemBERT and ModernBERT; of other rerankers take one that is asked, as Qwen3-Reranker"
         )
-    names = config.get("architectures") or [""]
-    classifies = bool(family) and str(names[0]).endswith("ForSequenceClassification")
     modules = _modules(directory)
     pooling, dense = _after_transformer(directory, modules)
+    of_library = _json(directory / "config_sentence_transformers.json", {})
+    prompts = _prompts(of_library)
+    default = str(of_library.get("default_prompt_name") or "")
     return Recipe(
         config=config,
         family=family,
         labels=_labels(config) if classifies else 0,
         pooling=pooling,
         dense=dense,
-        tokens_max=_tokens_max(directory / _path_of(modules, "Transformer")),
-        prompts=_prompts(directory),
+        tokens_max=_tokens_max(directory, directory / _path_of(modules, "Transformer")),
+        prompts=prompts,
+        default_prompt=default if default in dict(prompts) else "",
         is_asked=_is_asked(directory, config, modules),
     )
+
+
+def _family(directory: Path, config: dict[str, Any]) -> str:
+    kind = str(config.get("model_type"))
+    family = FAMILIES.get(kind, "")
+    if not family and (config.get("use_bidirectional_attention") or config.get("is_causal") is False):
+        if kind not in TWO_WAY_FAMILIES:
+            raise ModelLoadError(
+                f"{directory.name} attends in both directions, which a {kind} here does not: its vectors would be "
+                "others; take an encoder, or an embedder whose attention is causal"
+            )
+        family = TWO_WAY_FAMILIES[kind]
+    # Remote code of the same model_type, such as jina's, differs here.
+    positions = config.get("position_embedding_type", "absolute")
+    if family == "bert" and positions != "absolute":
+        raise ModelLoadError(
+            f"{directory.name} has positions of the type {positions!r}: a {kind} here has absolute ones"
+        )
+    if family and config.get("num_experts"):
+        raise ModelLoadError(f"{directory.name} has {config['num_experts']} experts: a {kind} here has none")
+    return family
 
 
 def _is_asked(directory: Path, config: dict[str, Any], modules: list[tuple[str, str]]) -> bool:
@@ -139,6 +173,8 @@ def _pooling(config: dict[str, Any]) -> Pooling:
     named = config.get("pooling_mode")
     if named is None:
         named = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if config.get("include_prompt") is False:
+        raise ModelLoadError("include_prompt is false: a pooling that leaves out the prompt is not supported")
     modes = [named] if isinstance(named, str) else list(named) or ["mean"]
     if len(modes) != 1 or modes[0] not in _POOLING:
         raise ModelLoadError(
@@ -152,11 +188,13 @@ def _labels(config: dict[str, Any]) -> int:
     return int(config.get("num_labels") or len(config.get("id2label") or {}) or 2)
 
 
-def _tokens_max(directory: Path) -> int | None:
-    limit = _json(directory / "sentence_bert_config.json", {}).get("max_seq_length")
-    return int(limit) if limit else None
+def _tokens_max(directory: Path, transformer: Path) -> int | None:
+    # Where sentence-transformers' own file gives none, its limit is the tokenizer's, which is 1e30 for none.
+    limit = _json(transformer / "sentence_bert_config.json", {}).get("max_seq_length")
+    limit = limit or _json(directory / "tokenizer_config.json", {}).get("model_max_length")
+    return int(limit) if limit and limit < int(1e30) else None
 
 
-def _prompts(directory: Path) -> tuple[tuple[str, str], ...]:
-    prompts = _json(directory / "config_sentence_transformers.json", {}).get("prompts") or {}
+def _prompts(config: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    prompts = config.get("prompts") or {}
     return tuple((str(name), text) for name, text in prompts.items() if isinstance(text, str) and text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 
 from zmqengine.checkpoint.recipe import Recipe
 from zmqengine.engine.embedding.dense import Dense
@@ -16,6 +17,9 @@ from zmqengine.engine.models.mlx_lm import make_prompt_cache
 
 TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 8192
 """Tokens of a batch, padding included."""
+
+SHARED_MIN = 8
+"""Columns that are the same in all texts, below which a call of their own costs more than it saves: a BOS token."""
 
 _FLOATS = 16
 """Workspace a token, in floats of the hidden width: what prefill of as many tokens takes in the models we know."""
@@ -70,7 +74,10 @@ class TextDecoder:
 
 
 class TextDecoderJob:
-    """One batch of texts: a part is a chunk of columns, with the KV caches of those before it."""
+    """One batch of texts: a part is a chunk of columns, with the KV caches of those before it.
+
+    Columns in which all texts have the same tokens, such as a prompt's, are computed once for all.
+    """
 
     def __init__(self, model: TextDecoder, texts: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -80,40 +87,44 @@ class TextDecoderJob:
         for row, text in zip(ids, texts, strict=True):
             row[: len(text)] = text
         self._ids = ids
+        self._shared = shared_columns(ids[:, : int(self._lengths.min()) - 1])
         self._caches: list[Any] | None = None
         self._done = 0
         self._pooled: mx.array | None = None
 
     def step(self, tokens_max: int) -> int:
         """The next columns; the last ones make the vectors too."""
-        texts = len(self._lengths)
-        start, stop = self._done, min(self._longest, self._done + max(1, tokens_max // texts))
+        start = self._done
+        rows, limit = (1, self._shared) if start < self._shared else (len(self._lengths), self._longest)
+        stop = min(limit, start + max(1, tokens_max // rows))
         if self._caches is None and stop < self._longest:
             self._caches = self._model.caches()
-        hidden = self._model.hidden(mx.array(self._ids[:, start:stop]), self._caches)
-        self._pooled = self._pool(hidden.astype(mx.float32), start, stop)
+        hidden = self._model.hidden(mx.array(self._ids[:rows, start:stop]), self._caches)
+        self._pooled = self._pool(hidden.astype(mx.float32), start, stop, self._lengths[:rows])
         self._done = stop
         if stop == self._longest:
             self._pooled = self._model.vectors(self._finished(self._pooled))
             self._caches = None
+        elif stop == self._shared:
+            repeat_rows(self._caches or (), len(self._lengths))
         mx.eval(self._pooled, [cache.state for cache in self._caches or ()])
-        return texts * (stop - start)
+        return rows * (stop - start)
 
     def result(self) -> np.ndarray | None:
         """The vectors after the last columns."""
         return np.array(self._pooled) if self._done == self._longest else None
 
-    def _pool(self, hidden: mx.array, start: int, stop: int) -> mx.array:
-        """The pooled states of all columns so far."""
+    def _pool(self, hidden: mx.array, start: int, stop: int, lengths: np.ndarray) -> mx.array:
+        """The pooled states of all columns so far; one for all texts where they share the columns."""
         pooling, before = self._model.pooling, self._pooled
         columns = np.arange(start, stop)
         if pooling in ("last", "cls"):
-            at = self._lengths - 1 if pooling == "last" else np.zeros_like(self._lengths)
+            at = lengths - 1 if pooling == "last" else np.zeros_like(lengths)
             here = (at >= start) & (at < stop)
             places = mx.array(np.where(here, at - start, 0))[:, None, None]
             taken = mx.take_along_axis(hidden, places, axis=1)[:, 0]
             return taken if before is None else mx.where(mx.array(here)[:, None], taken, before)
-        inside = mx.array(columns[None] < self._lengths[:, None])[..., None]
+        inside = mx.array(columns[None] < lengths[:, None])[..., None]
         if pooling == "max":
             most = mx.where(inside, hidden, -mx.inf).max(axis=1)
             return most if before is None else mx.maximum(before, most)
@@ -124,6 +135,24 @@ class TextDecoderJob:
         if self._model.pooling != "mean":
             return pooled
         return pooled / mx.array(self._lengths)[:, None].astype(mx.float32)
+
+
+def shared_columns(ids: np.ndarray) -> int:
+    """How many of the first columns of (texts, columns) are the same in all texts, and worth a call of their own."""
+    same = (ids == ids[:1]).all(axis=0)
+    shared = int(same.argmin()) if not same.all() else len(same)
+    return shared if len(ids) > 1 and shared >= SHARED_MIN else 0
+
+
+def repeat_rows(caches: Iterable[Any], rows: int) -> None:
+    """Make caches of one row those of `rows` such rows."""
+
+    def repeated(part: Any) -> Any:
+        # Beside arrays a state has numbers, such as an offset.
+        return mx.repeat(part, rows, axis=0) if isinstance(part, mx.array) and part.ndim else part
+
+    for cache in caches:
+        cache.state = tree_map(repeated, cache.state)
 
 
 def trunk_of(model: Any) -> Callable[..., Any]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from zmqengine.checkpoint.recipe import Recipe
 from zmqengine.engine.embedding.dense import Dense
-from zmqengine.engine.embedding.encoders.parts import Encoder
+from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
+from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX, Packed
 from zmqengine.engine.embedding.pooling import pool, unit
 from zmqengine.engine.host.backend import on_gpu
-from zmqengine.engine.models.arrays import read_arrays
+from zmqengine.engine.models.arrays import Weights, read_arrays
 from zmqengine.errors import ModelLoadError
+
+_FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "bert": (bert, bert.Bert),
+    "gemma3": (gemma3, gemma3.Gemma3),
+    "modernbert": (modernbert, modernbert.ModernBert),
+    "nomic": (nomic, nomic.NomicBert),
+}
 
 TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 16_384
 """Tokens of a batch. More gain nothing: products of this height use the whole device."""
@@ -47,6 +56,7 @@ class TextEncoder:
 
     def _vectors(self, hidden: mx.array, packed: Packed) -> mx.array:
         if self._recipe.is_reranker:
+            assert isinstance(self._encoder, Scorer), "the recipe was checked"
             return self._encoder.score(hidden, packed).astype(mx.float32)
         pooled = pool(hidden, packed, self._recipe.pooling or "mean")
         for dense in self._dense:
@@ -87,10 +97,10 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
 
     Raises `ModelLoadError` for arrays that are missing or of another shape.
     """
-    family = importlib.import_module(f"zmqengine.engine.embedding.encoders.{recipe.family}")
-    build = {"bert": "Bert", "modernbert": "ModernBert"}[recipe.family]
-    encoder = getattr(family, build)(recipe.config, recipe.labels)
+    family, build = _FAMILIES[recipe.family]
+    encoder = build(recipe.config, recipe.labels) if recipe.labels else build(recipe.config)
     found = family.arrays(read_arrays(directory), recipe.labels)
+    _quantize_as(found, encoder, recipe.config.get("quantization") or {})
     try:
         encoder.load_weights(list(found.items()), strict=True)
     except ValueError as error:
@@ -104,3 +114,20 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
     arrays: dict[str, mx.array] = dict(tree_flatten(encoder.parameters()))
     parameter_bytes = sum(array.nbytes for array in arrays.values())
     return encoder, family.context_tokens(recipe.config), parameter_bytes
+
+
+def _quantize_as(found: Weights, encoder: Any, quantization: dict[str, Any]) -> None:
+    """Make those modules of `encoder` quantized whose arrays are. Raises `ModelLoadError` where no config says how."""
+    quantized = {name.removesuffix(".scales") for name in found if name.endswith(".scales")}
+    if not quantized:
+        return
+    try:
+        bits, group_size = int(quantization["bits"]), int(quantization["group_size"])
+    except KeyError as error:
+        raise ModelLoadError(
+            f"config.json: the arrays are quantized, and quantization lacks {error}"
+        ) from error
+    quantize(
+        encoder, group_size, bits, mode=quantization.get("mode", "affine"),
+        class_predicate=lambda name, _: name in quantized,
+    )  # fmt: skip

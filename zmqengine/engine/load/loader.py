@@ -52,15 +52,29 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
     directory = find_directory(model)
     try:
         report("reading the tokenizer", None)
-        network, config = load_model(directory, lazy=True, get_model_classes=_classes(directory))
+        recipe = read_recipe(directory)
+        bare = is_bare(directory)
+        network, config = load_model(
+            directory,
+            lazy=True,
+            # Layers alone have no head: where mlx-lm wants one, it is given the embedding's.
+            model_config={"tie_word_embeddings": True} if bare else {},
+            get_model_classes=bare_classes if bare else _classes(directory),
+        )
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
-        exported = export_tokenizer(tokenizer, sampling_facts(directory) | read_recipe(directory).facts)
+        exported = export_tokenizer(tokenizer, sampling_facts(directory) | recipe.facts)
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
         vocab_size = _try_out(network)
     except ModelLoadError:
         raise
     except Exception as error:
+        # mlx-lm's way to say that it has no such model.
+        if isinstance(error, ValueError) and str(error).startswith("Model type "):
+            kind = read_recipe(directory).config.get("model_type")
+            raise ModelLoadError(
+                f"{directory}: neither mlx-lm nor an encoder here reads a {kind!r}"
+            ) from error
         raise ModelLoadError(f"cannot load the model in {directory}: {one_line(error)}") from error
     info = ModelInfo(
         name=name or (directory.name if Path(model).expanduser().exists() else model),
@@ -68,13 +82,12 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         context_tokens=context_tokens(config),
         eos_token_ids=frozenset(token for token in exported.eos_token_ids if token < vocab_size),
         parameter_bytes=parameter_bytes,
+        generates=not bare or recipe.config.get("tie_word_embeddings") is not False,
     )
     return LoadedModel(network, info, exported, directory)
 
 
 def _classes(directory: Path) -> ModelClasses:
-    if is_bare(directory):
-        return bare_classes
     return classes_of(directory) if is_seeing(load_config(directory)) else model_classes
 
 

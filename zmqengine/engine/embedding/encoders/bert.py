@@ -16,11 +16,9 @@ from mlx.nn.layers.normalization import LayerNorm
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.models.arrays import Weights, activation, joined, renamed, whole
 
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
-
 _PREFIXES = ("bert.", "roberta.", "model.", "0.auto_model.")
 _RULES = (
-    (r"embeddings\.(word|position|token_type)_embeddings\.weight", r"\1.weight"),
+    (r"embeddings\.(word|position|token_type)_embeddings\.(\w+)", r"\1.\2"),
     (r"embeddings\.LayerNorm\.(\w+)", r"norm.\1"),
     (r"encoder\.layer\.(\d+)\.attention\.self\.(query|key|value)\.(\w+)", r"layers.\1.\2.\3"),
     (r"encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.out.\2"),
@@ -75,7 +73,6 @@ class Bert(Module):
         self.layers = [
             BertLayer(config) for _ in range(whole(config["num_hidden_layers"], "num_hidden_layers"))
         ]
-        self.labels = labels
         if labels:
             self.dense = Linear(width, width)
             self.classifier = Linear(width, labels)

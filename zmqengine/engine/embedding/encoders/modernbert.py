@@ -13,14 +13,19 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
+from zmqengine.engine.embedding.encoders.parts import (
+    FULL,
+    SLIDING,
+    layer_kind,
+    rotary_base,
+    rotated,
+)
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.models.arrays import Weights, activation, renamed, whole
 
-MODEL_TYPES = ("modernbert",)
-
 _PREFIXES = ("model.", "0.auto_model.")
 _RULES = (
-    (r"embeddings\.tok_embeddings\.weight", r"word.weight"),
+    (r"embeddings\.tok_embeddings\.(\w+)", r"word.\1"),
     (r"embeddings\.norm\.(\w+)", r"norm.\1"),
     (r"layers\.(\d+)\.(attn_norm|mlp_norm)\.(\w+)", r"layers.\1.\2.\3"),
     (r"layers\.(\d+)\.(?:attn|mlp)\.(Wqkv|Wi)\.(\w+)", r"layers.\1.\2.\3"),
@@ -51,18 +56,19 @@ class ModernBertLayer(Module):
         self._heads = whole(config["num_attention_heads"], "num_attention_heads")
         self._width = width // self._heads
         self._activation = activation(config.get("hidden_activation", "gelu"))
-        is_local = is_local_layer(config, index)
+        is_global = not index % config.get("global_attn_every_n_layers", 3)
+        kind = layer_kind(config, index, FULL if is_global else SLIDING)
         # `local_attention` counts both sides, the token itself among neither.
-        self._window = config.get("local_attention", 128) // 2 if is_local else None
-        self._base = rotary_base(config, is_local)
+        self._window = config.get("local_attention", 128) // 2 if kind == SLIDING else None
+        older = {
+            FULL: config.get("global_rope_theta", 160_000.0), SLIDING: config.get("local_rope_theta") or 10_000.0
+        }  # fmt: skip
+        self._base = rotary_base(config, kind, older[kind])
 
     def __call__(self, states: mx.array, packed: Packed) -> mx.array:
         normed = states if self._is_first else self.attn_norm(states)
         parts = [packed.heads(part, self._heads) for part in mx.split(self.Wqkv(normed), 3, axis=-1)]
-        queries, keys = (
-            mx.fast.rope(part, self._width, traditional=False, base=self._base, scale=1.0, offset=0)
-            for part in parts[:2]
-        )
+        queries, keys = (rotated(part, self._base) for part in parts[:2])
         attended = packed.attend(queries, keys, parts[2], scale=self._width**-0.5, window=self._window)
         states = states + self.out(attended)
         given, gate = mx.split(self.Wi(self.mlp_norm(states)), 2, axis=-1)
@@ -81,7 +87,6 @@ class ModernBert(Module):
         layers = whole(config["num_hidden_layers"], "num_hidden_layers")
         self.layers = [ModernBertLayer(config, index) for index in range(layers)]
         self.final_norm = LayerNorm(width, eps=eps, bias=norm_bias)
-        self.labels = labels
         if labels:
             self.head_dense = Linear(width, width, bias=config.get("classifier_bias", False))
             self.head_norm = LayerNorm(width, eps=eps, bias=norm_bias)
@@ -104,26 +109,6 @@ class ModernBert(Module):
         pooled = packed.mean(hidden).astype(hidden.dtype) if self._scores_mean else packed.first(hidden)
         made: mx.array = self.classifier(self.head_norm(self._head_activation(self.head_dense(pooled))))
         return made
-
-
-def is_local_layer(config: dict[str, Any], index: int) -> bool:
-    """Whether a layer sees a window only: by name, or all but every so many."""
-    names = config.get("layer_types")
-    if names:
-        return bool(names[index] == "sliding_attention")
-    return bool(index % config.get("global_attn_every_n_layers", 3))
-
-
-def rotary_base(config: dict[str, Any], is_local: bool) -> float:
-    """The base of the rotary positions, where older and newer checkpoints name it."""
-    named = (config.get("rope_parameters") or {}).get(
-        "sliding_attention" if is_local else "full_attention"
-    ) or {}
-    if "rope_theta" in named:
-        return float(named["rope_theta"])
-    if is_local:
-        return float(config.get("local_rope_theta") or 10_000.0)
-    return float(config.get("global_rope_theta", 160_000.0))
 
 
 def context_tokens(config: dict[str, Any]) -> int:

@@ -1,23 +1,23 @@
-"""The contract of encoders."""
+"""The contract of encoders, and rotary positions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 
 from zmqengine.engine.embedding.packing import Packed
+from zmqengine.errors import ModelLoadError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Layers that attend to all tokens and to a window, by transformers' names."""
 
 
 class Encoder(Protocol):
-    """A model whose layers can be run one by one: `start`, each of `layers`, `finish`.
-
-    States are arrays (tokens, width). `labels` is 0 without a head for scores.
-    """
+    """A model whose layers can be run one by one: `start`, each of `layers`, `finish`. States are (tokens, width)."""
 
     layers: list[Callable[[mx.array, Packed], mx.array]]
-    labels: int
 
     def start(self, packed: Packed) -> mx.array:
         """States before the first layer."""
@@ -27,6 +27,41 @@ class Encoder(Protocol):
         """Hidden states, from those after the last layer."""
         ...
 
+
+@runtime_checkable
+class Scorer(Encoder, Protocol):
+    """An encoder with a head for scores."""
+
     def score(self, hidden: mx.array, packed: Packed) -> mx.array:
         """Logits (texts, labels) of the head."""
         ...
+
+
+def layer_kind(config: dict[str, Any], index: int, older: str) -> str:
+    """`FULL` or `SLIDING`, as the config says of each layer; `older` where it gives a pattern only."""
+    names = config.get("layer_types")
+    return str(names[index]) if names else older
+
+
+def rotary_base(config: dict[str, Any], kind: str, older: float) -> float:
+    """The base of the rotary positions of layers of one kind, `older` where the config has no `rope_parameters`.
+
+    Raises `ModelLoadError` for positions that are scaled.
+    """
+    parameters = config.get("rope_parameters") or {}
+    named = parameters.get(kind) or (parameters if "rope_theta" in parameters else {})
+    scaling = config.get("rope_scaling") or {}
+    for rotary in (
+        named.get("rope_type", "default"),
+        scaling.get("rope_type", scaling.get("type", "default")),
+    ):
+        if rotary != "default":
+            raise ModelLoadError(
+                f"config.json: rotary positions of the type {rotary!r} are not supported here"
+            )
+    return float(named.get("rope_theta", older))
+
+
+def rotated(states: mx.array, base: float) -> mx.array:
+    """Queries or keys (texts, heads, tokens, head width) with the rotary positions of their tokens."""
+    return mx.fast.rope(states, states.shape[-1], traditional=False, base=base, scale=1.0, offset=0)
