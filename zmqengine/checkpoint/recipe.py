@@ -25,6 +25,18 @@ TWO_WAY_FAMILIES = {"gemma3_text": "gemma3"}
 HEADED_FAMILIES = ("bert", "modernbert")
 """Files of `encoders/` that know a head for scores."""
 
+_NOMIC_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "activation_function": "hidden_act",
+    "max_trained_positions": "max_position_embeddings",
+    "rotary_emb_base": "rope_theta",
+}
+"""Fields by the names of the code that Nomic BERT was published with, and by transformers'."""
+
 # sentence-transformers' names of what it pools, new and old.
 _POOLING: dict[str, Pooling] = {
     "cls": "cls",
@@ -78,6 +90,11 @@ def read_recipe(directory: Path) -> Recipe:
     """The recipe of a model's directory. Raises `ModelLoadError` for one that cannot be followed."""
     config = _json(directory / "config.json")
     family = _family(directory, config)
+    if family == "nomic":
+        config = {
+            **{name: config[older] for older, name in _NOMIC_NAMES.items() if older in config},
+            **config,
+        }
     classifies = str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
     if classifies and family not in HEADED_FAMILIES:
         raise ModelLoadError(
@@ -141,7 +158,7 @@ def _json(path: Path, default: Any = None) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:

@@ -99,11 +99,15 @@ class Embedding:
 
 
 def encoder_of(texts: Sequence[Text], prompt: str | None = None) -> Encode:
-    """The function that tokenizes texts, behind the model's prompt of this name; token ids are taken as they are."""
+    """The function that tokenizes texts, behind the model's prompt of this name; token ids are taken as they are.
+
+    None is the model's default prompt, if it has one, and an empty name is no prompt.
+    """
 
     def encode(tokenizer: Tokenizer, start: int, stop: int) -> list[TextIds]:
         given = texts[start:stop]
-        before = "" if prompt is None else prompt_of(tokenizer, prompt)
+        name = tokenizer.facts.get("default_prompt") if prompt is None else prompt
+        before = prompt_of(tokenizer, name) if isinstance(name, str) and name else ""
         plain = [before + text for text in given if isinstance(text, str)]
         encoded = iter(tokenizer.encode_all(plain))
         return [TextIds(next(encoded) if isinstance(text, str) else token_ids(text)) for text in given]

@@ -1,7 +1,7 @@
 """Nomic BERT: BERT's order of norms with rotary positions, gated networks and products without a bias.
 
-From Nussbaum et al., "Nomic Embed" (2024). Configs and arrays have two sets of names: those of the code that the
-checkpoint was published with, and those of transformers.
+From Nussbaum et al., "Nomic Embed" (2024). Arrays have two sets of names: those of the code that the checkpoint was
+published with, and those of transformers.
 """
 
 from __future__ import annotations
@@ -32,16 +32,6 @@ _RULES = (
     (r"(?:encoder\.)?layers\.(\d+)\.(?:norm1|post_attention_layernorm)\.(\w+)", r"layers.\1.attention_norm.\2"),
     (r"(?:encoder\.)?layers\.(\d+)\.(?:norm2|post_mlp_layernorm)\.(\w+)", r"layers.\1.norm.\2"),
 )  # fmt: skip
-_OLDER = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "activation_function": "hidden_act",
-    "max_trained_positions": "max_position_embeddings",
-    "rotary_emb_base": "rope_theta",
-}
 # What the older code can do and no published embedder of one network a layer uses.
 _PLAIN: dict[str, object] = {
     "prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0, "qkv_proj_bias": False,
@@ -85,7 +75,7 @@ class NomicBert(Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        config = _named(config)
+        _check_plain(config)
         width = whole(config["hidden_size"], "hidden_size")
         self.word = Embedding(config["vocab_size"], width)
         self.token_type = Embedding(config.get("type_vocab_size", 2), width)
@@ -105,7 +95,7 @@ class NomicBert(Module):
 
 def context_tokens(config: dict[str, Any]) -> int:
     """Tokens that the model was trained on; beyond them the older code scales positions."""
-    return int(_named(config).get("max_position_embeddings", 2048))
+    return int(config.get("max_position_embeddings", 2048))
 
 
 def arrays(weights: Weights, labels: int) -> Weights:
@@ -114,9 +104,7 @@ def arrays(weights: Weights, labels: int) -> Weights:
     return joined(found, ("gate", "up"), "gate_up")
 
 
-def _named(config: dict[str, Any]) -> dict[str, Any]:
-    """The config by transformers' names. Raises `ModelLoadError` for what is not supported."""
+def _check_plain(config: dict[str, Any]) -> None:
     for field, plain in _PLAIN.items():
         if config.get(field, plain) != plain:
             raise ModelLoadError(f"config.json: {field} is {config[field]!r}; only {plain!r} is supported")
-    return {**{name: config[older] for older, name in _OLDER.items() if older in config}, **config}
