@@ -36,13 +36,14 @@ _KEY = "option"
 class About:
     """Metadata of an option beyond its name and type. `within` is the range of a number.
 
-    `flag` and `unit` override what follows from the name; `metavar` is the placeholder in help texts; `otherwise`
-    describes the behaviour without the option where the default value does not.
+    `flag` and `unit` override what follows from the name, `short` is another flag; `metavar` is the placeholder in help
+    texts; `otherwise` describes the behaviour without the option where the default value does not.
     """
 
     help: str
     within: Bounds = (None, None)
     flag: str = ""
+    short: str = ""
     unit: Unit = ""
     metavar: str = ""
     otherwise: str = ""

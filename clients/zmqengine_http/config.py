@@ -36,6 +36,7 @@ class HttpConfig:
     workers: tuple[str, ...] = option(
         ("default",),
         flag="--worker",
+        short="-w",
         metavar="ADDRESS",
         help="Name or address of a worker; repeatable. Several of one model share its requests.",
         otherwise="$ZMQENGINE_ADDRESS, or default",

@@ -16,6 +16,9 @@ import pytest
 HERE = Path(__file__).parent / "programs"
 DIRECTORY = os.environ.get("ZMQENGINE_TEST_PROGRAMS", "")
 
+ENDS_S = 600
+"""Some import for minutes on a machine that is busy with other things."""
+
 wanted = pytest.mark.skipif(not DIRECTORY, reason="ZMQENGINE_TEST_PROGRAMS is not set")
 
 
@@ -35,7 +38,7 @@ def results_of(script: str, *arguments: str, environment: str, scratch: Path) ->
         [*command, *arguments],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=ENDS_S,
         check=False,
         stdin=subprocess.DEVNULL,
     )

@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, SecretStr
 from tests.http.programs_of_others import results_of, wanted
 from tests.http.serving import Front, serving
 from tests.support.workers import WorkerProcess
+from zmqengine.pico import model_path
 from zmqengine_http import HttpConfig
 
 MODEL = "pico-tools"
@@ -118,6 +119,19 @@ def test_a_program_of_others_gets_its_objects(front: Front, program: str, tmp_pa
     results = results_of(program, front.url, MODEL, environment="instructor", scratch=tmp_path)
     assert len(results) >= 4
     assert {result["name"]: result["error"] for result in results if result["error"]} == {}
+
+
+@pytest.mark.slow
+@wanted
+def test_lm_evaluation_harness_scores_answers(front: Front, tmp_path: Path) -> None:
+    """A multiple-choice task, by echoed log-probabilities."""
+    tokenizer = str(model_path("pico-tools"))
+    results = results_of(
+        "lm_eval_checks.py", front.url, MODEL, tokenizer, environment="lm-eval", scratch=tmp_path
+    )
+    assert {result["name"]: result["error"] for result in results} == {
+        "accuracy": "", "the model's own answer is greedy": "", "its log-probability": "",
+    }  # fmt: skip
 
 
 def run(command: Sequence[str], **environment: str) -> str:

@@ -34,6 +34,19 @@ def test_the_environment_gives_the_address_and_the_directory(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("address", "command"),
+    [
+        ("default", "zmqengine worker"), ("big", "zmqengine worker --name big"),
+        ("ipc:///run/x/ctl", "zmqengine worker --bind ipc:///run/x/ctl"),
+        ("tcp://gpu:7000", "zmqengine worker --bind tcp://gpu:7000"),
+    ],
+)  # fmt: skip
+def test_the_command_that_starts_a_worker_names_the_address_it_will_have(address: str, command: str) -> None:
+    """A user who misses a worker by its name starts one of that name."""
+    assert addresses.start_command(addresses.resolve(address)) == command
+
+
+@pytest.mark.parametrize(
     "address",
     [
         "../up", "a/b", ".hidden", "-x", "x" * 65, "a b", "name\n", "é", "http://h:1", "inproc://x", "ipc://",

@@ -36,7 +36,9 @@ def _flag(option: Option) -> click.Option:
         switch = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
         return click.Option([switch, option.name], is_flag=True, **(settings | {"metavar": None}))
     if any(get_origin(kind) in (tuple, dict) for kind in option.kinds):
-        return click.Option([option.flag, option.name], multiple=True, **settings)
+        return click.Option(
+            [*filter(None, [about.short]), option.flag, option.name], multiple=True, **settings
+        )
     return click.Option([option.flag, option.name], type=_type(option), **settings)
 
 

@@ -16,7 +16,7 @@ import click
 from zmqengine.cli.options import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ConfigError, ZmqEngineError
-from zmqengine.protocol.addresses import ipc_path, resolve
+from zmqengine.protocol.addresses import ipc_path, resolve, start_command
 from zmqengine.protocol.launcher import ModelList, launcher_address
 from zmqengine_client import Client, ClientEvent
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, CurveKeys, load_keys
@@ -81,8 +81,7 @@ def _tell_if_absent(target: WorkerTarget) -> None:
     address = resolve(target.address)
     if not address.startswith("ipc://") or _is_listening(ipc_path(address)):
         return
-    named = target.address is not None and "://" not in target.address
-    command = f"zmqengine worker --name {target.address}" if named else "zmqengine worker"
+    command = start_command(address)
     click.echo(
         f"zmqengine: no worker runs at {address} yet, waiting for one: `{command}` starts it", err=True
     )

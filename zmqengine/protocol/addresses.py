@@ -62,6 +62,18 @@ def resolve(address: str | None) -> str:
     )
 
 
+def start_command(ctl: str) -> str:
+    """The command that starts a worker at a resolved ctl address."""
+    if not ctl.startswith("ipc://"):
+        return f"zmqengine worker --bind {ctl}"
+    directory = ipc_path(ctl).parent
+    if directory.parent != base_directory() or not _NAME.match(directory.name):
+        return f"zmqengine worker --bind {ctl}"
+    return (
+        "zmqengine worker" if directory.name == DEFAULT_NAME else f"zmqengine worker --name {directory.name}"
+    )
+
+
 def endpoints(ctl: str) -> Endpoints:
     """The three addresses to bind for a resolved ctl address.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from zmqengine.errors import AnswerTimeout, ModelLoadError, NotReady, WorkerLost, ZmqEngineError
+from zmqengine.protocol.addresses import start_command
 from zmqengine.protocol.messages import Description
 from zmqengine_client.core.connection import Connection, SessionConfig
 from zmqengine_client.core.phases import RequestPhase
@@ -127,11 +128,12 @@ class Patience:
 
     def lost_error(self, silent_s: float) -> WorkerLost:
         """No worker answers at the address."""
-        keys = "; the handshake failed: check the keys" if self._presence.handshake_failures else ""
+        address = self._config.address
+        advice = f"is it running? Start it with: {start_command(address)}"
+        if self._presence.handshake_failures:
+            advice = "the handshake failed: check the keys of both sides"
         return WorkerLost(
-            f"no worker has answered at {self._config.address} for {silent_s:.1f} s{keys}: "
-            "is it running? Start it with: zmqengine worker",
-            retry_after_ms=1000,
+            f"no worker has answered at {address} for {silent_s:.1f} s: {advice}", retry_after_ms=1000
         )
 
     def _given_up_error(self, gone_s: float, now: float) -> ZmqEngineError:

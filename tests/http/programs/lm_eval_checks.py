@@ -1,10 +1,9 @@
 """lm-evaluation-harness on a front-end: a multiple-choice task, scored by echoed log-probabilities.
 
-    python lm_eval_checks.py URL MODEL [TOKENIZER]
+    python lm_eval_checks.py URL MODEL TOKENIZER
 
-The data is made here. Each answer is what the model itself says after its question, or a word that it never says there:
-a model that is asked rightly prefers its own, so the accuracy is 1. The harness also asks for a perplexity, which is
-compared with what the answers' own log-probabilities say.
+The data is made here. Of the answers to a question one is the model's own and the others are words that it never says
+there: a model that is asked rightly prefers its own, so the accuracy is 1. TOKENIZER is the directory of the model's.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-import lm_eval
-from lm_eval.tasks import TaskManager
+import lm_eval  # type: ignore[import-not-found, unused-ignore]
+from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, unused-ignore]
 
 QUESTIONS = ["Once upon a time there was", "The little dog ran to", "She looked at the", "One day a girl"]
 WRONG = [" quarterly", " xylophone zzz"]
@@ -51,7 +50,7 @@ def check(name: str, found: object, wanted: object) -> None:
     print(json.dumps({"name": name, "error": error}), flush=True)
 
 
-def main(url: str, model: str, tokenizer: str | None) -> None:
+def main(url: str, model: str, tokenizer: str) -> None:
     """Run the task and a check of the sums."""
     docs = []
     for question in QUESTIONS:
@@ -67,10 +66,7 @@ def main(url: str, model: str, tokenizer: str | None) -> None:
             "num_concurrent": 2,
             "max_retries": 1,
         }
-        if tokenizer:
-            settings |= {"tokenizer": tokenizer, "tokenizer_backend": "huggingface"}
-        else:
-            settings |= {"tokenized_requests": False, "tokenizer_backend": "None"}
+        settings |= {"tokenizer": tokenizer, "tokenizer_backend": "huggingface"}
         result = lm_eval.simple_evaluate(
             model="local-completions", model_args=settings, tasks=["local_choice"], batch_size=1,
             task_manager=TaskManager(include_path=folder), bootstrap_iters=0, log_samples=True,
@@ -99,4 +95,4 @@ def main(url: str, model: str, tokenizer: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)
+    main(*sys.argv[1:])
