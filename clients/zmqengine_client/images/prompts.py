@@ -1,0 +1,117 @@
+"""Messages with images for a chat template, and the tokens of images in place of its placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from zmqengine.errors import BadRequest
+from zmqengine.vision_card import ImageSpan, VisionCard
+from zmqengine_client.images.preparing import ImageFacts
+from zmqengine_client.images.sources import ImageLike
+
+WORD_JOINER = "\u2060"
+
+
+class Pictured(NamedTuple):
+    """Messages whose images are `{"type": "image"}`, as chat templates read them, and the images in order."""
+
+    messages: list[Mapping[str, Any]]
+    images: list[ImageLike]
+
+
+class Expanded(NamedTuple):
+    """A prompt with the tokens of its images, and their spans."""
+
+    ids: list[int]
+    spans: list[ImageSpan]
+
+
+def take_images(messages: Sequence[Mapping[str, Any]]) -> Pictured:
+    """The messages and their images: parts `{"type": "image", "image": ...}`, and those of OpenAI's form.
+
+    Raises `BadRequest` for a part of either type that has no image.
+    """
+    images: list[ImageLike] = []
+    taken = [_taken(message, images) for message in messages]
+    return Pictured(taken if images else list(messages), images)
+
+
+def _taken(message: Mapping[str, Any], images: list[ImageLike]) -> Mapping[str, Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("image", "image_url"):
+            parts.append(part)
+            continue
+        image = part.get(kind)
+        if kind == "image_url" and isinstance(image, Mapping):
+            image = image.get("url")
+        if image is None:
+            raise BadRequest(
+                f"a part of type {kind} has its image as {kind!r}: a path, bytes, a data URL or a PIL image"
+            )
+        images.append(image)
+        parts.append({"type": "image"})
+    return {**message, "content": parts}
+
+
+def without_marker(value: Any, marker: str) -> Any:
+    """`value` with every `marker` in its texts broken up: what a user writes is text, not the place of an image."""
+    if isinstance(value, str):
+        return value.replace(marker, marker[:1] + WORD_JOINER + marker[1:])
+    if isinstance(value, Mapping):
+        return {without_marker(key, marker): without_marker(item, marker) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_marker(item, marker) for item in value]
+    return value
+
+
+def expand(ids: Sequence[int], images: Sequence[ImageFacts], card: VisionCard) -> Expanded:
+    """The prompt with the tokens of each image in place of its placeholder.
+
+    Raises `BadRequest` unless there are as many placeholders as images.
+    """
+    places = [place for place, id_ in enumerate(ids) if id_ == card.placeholder]
+    if len(places) != len(images):
+        raise BadRequest(
+            f"the prompt has {len(places)} places for {len(images)} images: the model's chat template puts none where "
+            "some of them are"
+        )
+    expanded: list[int] = []
+    spans: list[ImageSpan] = []
+    start = 0
+    for place, image in zip(places, images, strict=True):
+        expanded += ids[start:place]
+        tokens = list(image_tokens(image, card))
+        spans.append(ImageSpan(image.hash, len(expanded), len(tokens), image.grids))
+        expanded += tokens
+        start = place + 1
+    return Expanded([*expanded, *ids[start:]], spans)
+
+
+def image_tokens(image: ImageFacts, card: VisionCard) -> Iterator[int]:
+    """The tokens of one image, as SPEC.md lays them out."""
+    rows, columns = image.layout.rows, image.layout.columns
+    yield from card.begin
+    if rows * columns == 1:
+        yield from card.single_begin
+        down, across = image.grids[0]
+        for row in range(down // card.merge):
+            yield from card.line_end if row else ()
+            yield from (card.token for _ in range(across // card.merge))
+    else:
+        grids = iter(image.grids)
+        for row in range(rows):
+            yield from card.row_end if row else ()
+            for column in range(columns):
+                if card.tile_begin:
+                    yield from card.tile_begin[row][column]
+                yield from [card.token] * card.features([next(grids)])
+        if image.layout.overview is not None:
+            yield from card.overview_begin
+            yield from [card.token] * card.features([next(grids)])
+    yield from card.end

@@ -1,0 +1,90 @@
+"""An image as a program gives it, to the bytes of its file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from zmqengine.errors import BadRequest, TooLarge
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Image"]
+"""A path, a data URL, the bytes of a file, or a `PIL.Image.Image`."""
+
+FILE_BYTES_MAX = 20 * 1024 * 1024
+"""Bytes of one image file: Anthropic takes 5 MB, OpenAI 20 MB until its newest models."""
+
+
+def file_bytes(image: ImageLike) -> bytes:
+    """The bytes of the file. Reads a path: not for what strangers send, and not for an event loop.
+
+    Raises `BadRequest`, and `TooLarge` for a file of over `FILE_BYTES_MAX`.
+    """
+    if isinstance(image, str) and image[:5].lower() == "data:":
+        return data_url_bytes(image)
+    if isinstance(image, str) and image[:8].lower().startswith(("http://", "https://")):
+        raise BadRequest("an image is a path, bytes, a data URL or a PIL image: fetch a URL yourself")
+    if isinstance(image, (str, os.PathLike)):
+        return _read(Path(image))
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return checked(bytes(image))
+    if hasattr(image, "save") and hasattr(image, "getexif"):
+        return _saved(image)
+    raise BadRequest(f"an image is a path, bytes, a data URL or a PIL image, not {type(image).__name__}")
+
+
+def data_url_bytes(url: str) -> bytes:
+    """The bytes in a data URL. Raises `BadRequest` for one that is not base64."""
+    head, comma, data = url.partition(",")
+    kind = head[5:].lower()
+    if not comma or not kind.endswith(";base64"):
+        raise BadRequest("a data URL of an image is data:image/png;base64,... (or jpeg, webp, gif)")
+    return base64_bytes(data)
+
+
+def base64_bytes(data: str) -> bytes:
+    """The bytes of an image in base64. Raises `BadRequest` for anything else."""
+    checked_size(len(data) * 3 // 4)
+    try:
+        # White space is dropped: many encoders break lines.
+        return checked(base64.b64decode("".join(data.split()), validate=True))
+    except (binascii.Error, ValueError):
+        raise BadRequest("the image is not valid base64") from None
+
+
+def checked(data: bytes) -> bytes:
+    """`data`, which is a file of an allowed size. Raises `BadRequest` or `TooLarge`."""
+    if not data:
+        raise BadRequest("the image is empty")
+    checked_size(len(data))
+    return data
+
+
+def checked_size(size: int) -> None:
+    """Raise `TooLarge` for a file of so many bytes."""
+    if size > FILE_BYTES_MAX:
+        raise TooLarge(f"the image has {size} bytes; at most {FILE_BYTES_MAX} are taken: make it smaller")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return checked(file.read(FILE_BYTES_MAX + 1))
+    except OSError as error:
+        raise BadRequest(f"the image {str(path)!r} cannot be read: {error.strerror or error}") from None
+
+
+def _saved(image: Image) -> bytes:
+    """A PIL image as a PNG file, which loses nothing."""
+    written = io.BytesIO()
+    try:
+        image.save(written, "PNG", compress_level=1)
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"the PIL image cannot be written as PNG: {error}") from None
+    return checked(written.getvalue())
