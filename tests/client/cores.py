@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
+from zmqengine.vision_card import ImageSpan, image_hash
 from zmqengine_client.core.connection import SessionConfig
+from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import ClientSession
@@ -18,8 +20,15 @@ def session(**options: Any) -> ClientSession:
 
 def request(name: str = "r1", prompt: list[int] | None = None, **options: Any) -> Request:
     """A request with a known seed."""
+    images = options.pop("images", ())
     options = {"request_id": name, "seed": 7, "max_tokens": 20, **options}
-    return Request(prompt or [5, 6, 7], make_options(options))  # type: ignore[arg-type]
+    return Request(prompt or [5, 6, 7], make_options(options), images=images)  # type: ignore[arg-type]
+
+
+def image(contents: bytes, at: int = 1, *, fresh: bool = True) -> PromptImage:
+    """An image of one token; `fresh` if its pixels were not sent yet."""
+    span = ImageSpan(image_hash("test", [(1, 1)], contents), at, 1, [(1, 1)])
+    return PromptImage(span, lambda: contents, contents if fresh else None)
 
 
 def expected(request: Request) -> list[int]:

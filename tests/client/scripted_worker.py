@@ -23,6 +23,7 @@ from zmqengine.protocol.messages import (
     GetTokenizer,
     Granted,
     Hello,
+    Image,
     Insert,
     Limits,
     Message,
@@ -41,7 +42,7 @@ from zmqengine.protocol.messages import (
     Welcome,
     WorkerState,
 )
-from zmqengine_client.core.outbox import CloseWorkerSockets, OpenCommands, OpenOutput, Send
+from zmqengine_client.core.outbox import CloseWorkerSockets, MakePixels, OpenCommands, OpenOutput, Send
 from zmqengine_client.core.session import ClientSession
 from zmqengine_client.transport import CONTROL_QUEUE_MAX
 
@@ -54,6 +55,8 @@ LIMITS = Limits(
     queued_max=64,
     sessions_max=4,
     requests_per_session_max=64,
+    images_max=3,
+    image_patches_max=64,
 )
 MODEL = ModelCard(
     name="scripted",
@@ -117,6 +120,8 @@ class ScriptedWorker:
         self.refuse: list[tuple[type[Message], str]] = []
         self.retry_after_ms: dict[str | None, int | None] = {}
         self.received: list[Command] = []
+        self.images: dict[bytes, bytes] = {}
+        self.images_room = 8
         self._topics = 0
 
     def control(self, frames: list[bytes]) -> Message:
@@ -232,6 +237,11 @@ class ScriptedWorker:
     def _in_session(self, command: Command, session: HeldSession) -> Message:
         if isinstance(command, Insert):
             return self._insert(command, session)
+        if isinstance(command, Image):
+            self.images[command.hash] = command.pixels
+            while len(self.images) > self.images_room:
+                del self.images[next(iter(self.images))]
+            return Done(command.call, self.epoch)
         if isinstance(command, Abort):
             held = session.requests.get(command.request)
             if held is not None and held.end is None:
@@ -265,6 +275,11 @@ class ScriptedWorker:
         assert session.subscribed, "inserted before the subscription was granted"
         held = session.requests.get(insert.request)
         if held is None:
+            wanted = [image.hash for image in insert.images if image.hash not in self.images]
+            if wanted:
+                return Rejected(
+                    insert.call, self.epoch, "image_wanted", "scripted", insert.request, wanted=wanted
+                )
             assert insert.seed is not None
             made = expected_output(insert.prompt, insert.seed, insert.max_tokens, self._stops(insert))  # type: ignore[arg-type]
             assert insert.emitted == made[: len(insert.emitted)], "emitted is not what was generated"
@@ -327,6 +342,7 @@ class Network:
         self.up: dict[str, deque[list[bytes]]] = {"ctl": deque(), "cmd": deque()}
         self.down: dict[str, deque[list[bytes]]] = {"ctl": deque(), "cmd": deque(), "out": deque()}
         self.dropped = 0
+        self.making: deque[MakePixels] = deque()
         self._pending_subscription: bytes | None = None
 
     # --- what tests do -------------------------------------------------------------------------------------
@@ -344,6 +360,8 @@ class Network:
                 self.cmd_open = True
             elif isinstance(action, OpenOutput):
                 self.topic = self._pending_subscription = action.topic
+            elif isinstance(action, MakePixels):
+                self.making.append(action)
             else:
                 assert isinstance(action, CloseWorkerSockets)
                 self._cut()
@@ -369,6 +387,13 @@ class Network:
             except ZmqEngineError as error:
                 raise AssertionError(f"the client sent what cannot be decoded: {error}") from error
         self.down[channel].append(list(encode(reply)))
+
+    def make_pixels(self) -> None:
+        """Make the pixels that the session asked for first."""
+        if self.making:
+            made = self.making.popleft()
+            self.session.pixels_made(made, [image.make() for image in made.images], None, self.now)
+            self.carry_out()
 
     def grant(self) -> None:
         """Let the worker see the subscription."""
@@ -427,6 +452,7 @@ class Network:
             self.deliver("cmd")
         elif choice == 6:
             self.grant()
+            self.make_pixels()
         elif choice == 7:
             self.run_pass()
         elif choice == 8:
@@ -442,6 +468,7 @@ class Network:
                 self.serve(channel)
                 self.deliver(channel)
             self.grant()
+            self.make_pixels()
             self.deliver("out")
 
     def _cut(self) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.client.cores import expected, request, session
+from tests.client.cores import expected, image, request, session
 from tests.client.scripted_worker import Network, ScriptedWorker
-from zmqengine.errors import WorkerLost
+from zmqengine.errors import ImageWanted, WorkerLost
 from zmqengine_client.core.phases import Phase
 
 STEPS_MAX = 20_000
@@ -80,6 +80,37 @@ def test_a_worker_that_dies_at_any_step_costs_no_token(seed: int, kill_at: int, 
     network.worker = ScriptedWorker(epoch=2)
     run_to_the_end(network, requests)
     check(network, requests)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 400), st.integers(2, 4))
+def test_images_are_sent_again_whenever_the_worker_lacks_them(seed: int, kill_at: int, room: int) -> None:
+    """Its death at any step and a store that is smaller than all images cost no token, and no pixel is wrong."""
+    network = Network(session(), ScriptedWorker(), seed=seed, drop=0.05)
+    shared = image(b"shared")
+    requests = [
+        request(
+            f"r{number}", [5, number, 6], max_tokens=20,
+            images=[shared, image(b"%d" % number, 2, fresh=number > 0)],
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    network.worker.images_room = room
+    for one in requests:
+        network.session.start_request(one, network.now)
+    for _ in range(kill_at):
+        network.step()
+    network.kill()
+    network.worker = ScriptedWorker(epoch=2)
+    network.worker.images_room = room
+    run_to_the_end(network, requests)
+    for one in requests:
+        if one.error is None:
+            assert one.tokens == expected(one)
+        else:
+            assert isinstance(one.error, ImageWanted)
+    for pixels in network.worker.images.values():
+        assert pixels in (b"shared", b"0", b"1", b"2")
+    check(network, [one for one in requests if one.error is None])
 
 
 def open_by_steps(network: Network, steps: int) -> None:

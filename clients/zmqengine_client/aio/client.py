@@ -34,10 +34,12 @@ from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncToke
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
+from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
+from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.reranking import Reranked
@@ -169,10 +171,16 @@ class AsyncClient:
 
     # --- generating ----------------------------------------------------------------------------------------
 
-    def generate_tokens(self, prompt: Sequence[int], **options: Unpack[Options]) -> AsyncTokenStream:
-        """Token ids in, token ids out. Returns at once; a refusal is raised when the stream is read."""
+    def generate_tokens(
+        self, prompt: Sequence[int], *, images: Sequence[PromptImage] = (), **options: Unpack[Options]
+    ) -> AsyncTokenStream:
+        """Token ids in, token ids out. Returns at once; a refusal is raised when the stream is read.
+
+        `images` are those of `place_images`, which has put their tokens into the prompt.
+        """
         self._driver.check()
         request = new_request(options)
+        request.images = images
         set_token_prompt(request, prompt)
         request.listener = notifier = AsyncNotifier()
         if not request.ended:
@@ -180,10 +188,18 @@ class AsyncClient:
         return AsyncTokenStream(TokenReader(request), notifier, self)
 
     def generate(
-        self, prompt: str | Sequence[int], *, stop: str | Sequence[str] = (), **options: Unpack[Options]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        images: Sequence[ImageLike] = (),
+        stop: str | Sequence[str] = (),
+        **options: Unpack[Options],
     ) -> AsyncTextStream:
-        """Text that continues `prompt`, up to a stop string. The prompt is tokenised off the loop."""
-        return self._generate_text(prompt_encoder(prompt), stop, options)
+        """Text that continues `prompt`, up to a stop string. The prompt is tokenised off the loop.
+
+        `images` come before the prompt, unless it has the model's marker of an image in the place of each.
+        """
+        return self._generate_text(prompt_encoder(prompt, images), stop, options)
 
     def chat(
         self,
@@ -194,7 +210,11 @@ class AsyncClient:
         stop: str | Sequence[str] = (),
         **options: Unpack[Options],
     ) -> AsyncTextStream:
-        """The model's answer to a conversation, laid out by its chat template."""
+        """The model's answer to a conversation, laid out by its chat template.
+
+        A part `{"type": "image", "image": ...}` of a message is an image: a path, the bytes of a PNG, JPEG, WebP or GIF
+        file, a data URL or a PIL image. It needs the extra `vision`, and a model that sees.
+        """
         return self._generate_text(chat_encoder(messages, tools, chat_template_kwargs), stop, options)
 
     async def select(

@@ -17,6 +17,7 @@ from zmqengine_client.core.outbox import ClientEvent
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys
+from zmqengine_client.pixel_making import make_pixels
 from zmqengine_client.transport import Transport
 
 log = logging.getLogger("zmqengine.client")
@@ -120,6 +121,16 @@ class _Rounds:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call)
 
+    def _post(self, command: Callable[[float], None]) -> None:
+        """Call `command` on the loop, from any thread."""
+
+        def run() -> None:
+            if not self.closed.done():
+                command(time.monotonic())
+                self.pump_soon()
+
+        self.on_loop(run)
+
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._loop.add_reader(_descriptor(source), self._pump)
         # Messages that arrived before the watch began are not signalled any more.
@@ -167,6 +178,7 @@ class _Rounds:
             session.advance(now)
             actions = outbox.take_actions()
             self._transport.perform(actions)
+            make_pixels(actions, session, self._post)
             if not (more or actions or self._again):
                 return
         # Other callbacks of this loop run first.

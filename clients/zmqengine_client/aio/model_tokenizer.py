@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqengine.protocol.messages import GetTokenizer, TokenizerBundle
+from zmqengine.protocol.messages import GetTokenizer, Limits, TokenizerBundle
 from zmqengine_client.aio.questions import AsyncQuestions
 from zmqengine_client.aio.waiting import Lock, off_loop
 from zmqengine_client.core.connection import Connection
@@ -18,6 +18,12 @@ class AsyncModelTokenizer:
         self._connection = connection
         self._known: Tokenizer | None = None
         self._lock = Lock()
+
+    async def limits(self) -> Limits:
+        """The limits of the worker, once it is ready."""
+        limits = self._connection.limits or (await self._questions.wait_ready(None)).limits
+        assert limits is not None
+        return limits
 
     async def get(self) -> Tokenizer:
         """The tokenizer: from this process, from disk, or fetched from the worker."""

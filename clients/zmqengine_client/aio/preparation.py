@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 
 from zmqengine.errors import WorkerLost, ZmqEngineError
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.core.request import Request
+from zmqengine_client.images.threads import IMAGE_THREADS
 from zmqengine_client.text.prompts import Encode, set_text_prompt
 from zmqengine_client.text.text_reader import TextReader
 
@@ -39,7 +41,12 @@ class AsyncPreparation:
     async def _prepare(self, request: Request, reader: TextReader, encode: Encode) -> None:
         try:
             tokenizer = await self._tokenizer.get()
-            await asyncio.to_thread(set_text_prompt, request, reader, tokenizer, encode)
+            if encode.images:
+                limits = await self._tokenizer.limits()
+                work = functools.partial(set_text_prompt, request, reader, tokenizer, encode, limits)
+                await asyncio.wrap_future(IMAGE_THREADS.submit(work))
+            else:
+                await asyncio.to_thread(set_text_prompt, request, reader, tokenizer, encode)
             if not request.ended:
                 self._driver.start(request)
         except ZmqEngineError as error:

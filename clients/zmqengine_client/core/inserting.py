@@ -10,15 +10,23 @@ from math import inf
 import msgspec
 
 from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarge, WorkerLost, ZmqEngineError
-from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard
-from zmqengine.request_rules import NO_CONSTRAINT, check_context, check_forced, check_token_ids, no_generation
+from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard, Rejected
+from zmqengine.request_rules import (
+    NO_CONSTRAINT,
+    check_context,
+    check_forced,
+    check_token_ids,
+    no_generation,
+    no_vision,
+)
 from zmqengine_client.core.calls import CallTable
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.embedding import check_embed, embed_message, end_of_embed
+from zmqengine_client.core.images import WANTED_MAX, no_room
 from zmqengine_client.core.live_requests import LiveRequests
 from zmqengine_client.core.options import insert_of
-from zmqengine_client.core.outbox import ClientEvent
-from zmqengine_client.core.phases import RequestEvent, RequestPhase
+from zmqengine_client.core.outbox import ClientEvent, MakePixels
+from zmqengine_client.core.phases import Phase, RequestEvent, RequestPhase
 from zmqengine_client.core.request import Request
 
 RETRY_AFTER_S = 0.25
@@ -57,10 +65,13 @@ class Inserting:
             return
         if request.id in self._live.acks:
             self._live.acks.flush(now)
+        self._send_pixels(request, now, limits)
+        if request.ended:
+            return
         call = self._calls.prepare(
             lambda call: insert_message(call, connection.epoch, request, now, limits), now, request
         )
-        error = size_refusal(call.frames[1], connection.limits)
+        error = size_refusal(call.frames[1], limits)
         if error is not None:
             self._live.end(request, error=error)
             return
@@ -94,6 +105,7 @@ class Inserting:
         if request.may(RequestEvent.ACCEPTED):
             request.follow(RequestEvent.ACCEPTED)
             request.was_accepted = True
+            request.images_wanted = 0
             request.seed = accepted.seed
 
     def rejected(self, request: Request, error: ZmqEngineError, now: float) -> None:
@@ -115,6 +127,43 @@ class Inserting:
             request.retry_at = now + wait_s
             self._put_off.add(request)
             self.due_at = min(self.due_at, request.retry_at)
+
+    def want_images(self, request: Request, rejected: Rejected, now: float) -> None:
+        """The worker lacks images of the request: have their pixels made, and insert it again with them."""
+        missing = [image for image in request.images if image.span.hash in rejected.wanted]
+        if request.aborting:
+            self._live.end(request, finish="abort")
+        elif not missing or request.images_wanted >= WANTED_MAX:
+            self._live.end(request, error=no_room(request.images))
+        elif request.may(RequestEvent.REFUSED_FOR_NOW):
+            request.follow(RequestEvent.REFUSED_FOR_NOW)
+            request.images_wanted += 1
+            self._calls.outbox.actions.append(MakePixels(request, missing))
+
+    def pixels_made(self, request: Request, now: float) -> None:
+        """The pixels that the worker wanted are there."""
+        if request.aborting:
+            self._live.end(request, finish="abort")
+        elif request.phase is RequestPhase.PUT_OFF and self._connection.phase is Phase.LIVE:
+            self.insert(request, now)
+
+    def _send_pixels(self, request: Request, now: float, limits: Limits) -> None:
+        """Send the pixels that were made and not sent yet. They arrive before an insert that is sent after them."""
+        epoch, cache_scope = self._connection.epoch, request.options.cache_scope
+        for image in request.images:
+            pixels, image.pixels = image.pixels, None
+            if pixels is None:
+                continue
+            call = self._calls.prepare(
+                lambda call, image=image, pixels=pixels: image.message(call, epoch, cache_scope, pixels),  # type: ignore[misc]
+                now,
+                request,
+            )
+            error = size_refusal(call.frames[1], limits)
+            if error is not None:
+                self._live.end(request, error=error)
+                return
+            self._calls.start(call, now)
 
     def go_down(self) -> None:
         """The connection is lost: requests that were put off are inserted with all others."""
@@ -155,6 +204,12 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
         return BadRequest(no_generation(model.name))
     try:
         check_context(request.prompt, options.max_tokens, limits.context_tokens_max)
+        if request.images and model is not None and not limits.images_max:
+            return BadRequest(f"images: {no_vision(model.name)}")
+        if len(request.images) > limits.images_max:
+            return BadRequest(
+                f"images: {len(request.images)}, the worker takes {limits.images_max} in one request"
+            )
         if options.constraint is not None and not limits.constraints:
             return BadRequest(NO_CONSTRAINT)
         if (options.cache_scope is not None or options.pin) and not limits.cache_scope:
@@ -209,6 +264,7 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float, limits
         seed=request.seed,
         deadline_ms=deadline_ms,
         prediction=insert.prediction[: limits.prediction_tokens_max],
+        images=[image.ref for image in request.images],
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
+
+from zmqengine_client.core.images import PromptImage
 
 log = logging.getLogger("zmqengine.client")
 
@@ -46,7 +48,14 @@ class CloseWorkerSockets(NamedTuple):
     """Close cmd and out, and drop their queues."""
 
 
-Action = Send | OpenControl | OpenCommands | OpenOutput | CloseWorkerSockets
+class MakePixels(NamedTuple):
+    """Make the pixels of these images in a thread, then call `pixels_made` of the session with `key`."""
+
+    key: object
+    images: Sequence[PromptImage]
+
+
+Action = Send | OpenControl | OpenCommands | OpenOutput | CloseWorkerSockets | MakePixels
 
 EventKind = Literal["loading", "connected", "lost", "restarted", "resumed", "fatal", "fenced"]
 

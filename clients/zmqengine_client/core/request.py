@@ -9,6 +9,7 @@ from math import inf
 from zmqengine.errors import BY_CODE, BadRequest, GenerationFailed, ZmqEngineError
 from zmqengine.protocol.messages import Embed, End, TokenLogprob, TokenRow
 from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
+from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import Options, RequestOptions, check_options, make_options, token_ids
 from zmqengine_client.core.outbox import Listener
 from zmqengine_client.core.phases import REQUEST, RequestEvent, RequestPhase, follow
@@ -29,6 +30,8 @@ class Request:
     options: RequestOptions
     listener: Listener | None = None
     texts: Embed | None = None
+    images: Sequence[PromptImage] = ()
+    images_wanted: int = 0
     id: str = field(init=False)
     seed: int = field(init=False)
     max_tokens: int = field(init=False)

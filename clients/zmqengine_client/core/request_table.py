@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from zmqengine.errors import AnswerTimeout, ZmqEngineError, from_code
-from zmqengine.protocol.messages import Abort, Accepted, Embed, Insert, Rejected, Replay, Resume
+from zmqengine.errors import AnswerTimeout, ImageWanted, ZmqEngineError, from_code
+from zmqengine.protocol.messages import Abort, Accepted, Embed, Image, Insert, Rejected, Replay, Resume
 from zmqengine_client.core.calls import CallTable, CommandCall
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.inserting import Inserting
@@ -83,7 +83,9 @@ class RequestTable:
         request = call.request
         if request is None or request.ended:
             return
-        if call.kind in (Insert, Embed):
+        if call.kind is Insert and rejected.code == ImageWanted.code:
+            self.inserting.want_images(request, rejected, now)
+        elif call.kind in (Insert, Image, Embed):
             self.inserting.rejected(request, _error(rejected), now)
         elif call.kind is Abort:
             self.live.end(request, finish="abort")

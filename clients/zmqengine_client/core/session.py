@@ -16,7 +16,7 @@ from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.control import Control, ControlCall
 from zmqengine_client.core.dialogue import Dialogue, fenced
 from zmqengine_client.core.model_gate import ModelGate
-from zmqengine_client.core.outbox import Channel, ClientEvent, OpenControl, Outbox
+from zmqengine_client.core.outbox import Channel, ClientEvent, MakePixels, OpenControl, Outbox
 from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.presence import Patience, Presence
 from zmqengine_client.core.request import Request
@@ -67,6 +67,21 @@ class ClientSession:
             self._live.end(request, finish="abort")
             return
         self._requests.abort(request, now)
+
+    def pixels_made(
+        self, made: MakePixels, pixels: Sequence[bytes], error: ZmqEngineError | None, now: float
+    ) -> None:
+        """The pixels of a `MakePixels`, or the error with which they could not be made."""
+        request = made.key
+        assert isinstance(request, Request)
+        if request.ended:
+            return
+        if error is not None:
+            self._live.end(request, error=error)
+            return
+        for image, made_again in zip(made.images, pixels, strict=True):
+            image.pixels = made_again
+        self._requests.inserting.pixels_made(request, now)
 
     def start_control(self, call: ControlCall, now: float) -> None:
         """Send a call on ctl."""

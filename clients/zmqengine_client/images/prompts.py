@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from zmqengine.errors import BadRequest
+from zmqengine.errors import BadRequest, TooLarge
+from zmqengine.protocol.messages import Limits
 from zmqengine.vision_card import ImageSpan, VisionCard
-from zmqengine_client.images.preparing import ImageFacts
+from zmqengine_client.core.images import PromptImage
+from zmqengine_client.images.preparing import IMAGES, ImageFacts, PreparedImage
 from zmqengine_client.images.sources import ImageLike
 
 WORD_JOINER = "\u2060"
@@ -25,6 +28,38 @@ class Expanded(NamedTuple):
 
     ids: list[int]
     spans: list[ImageSpan]
+
+
+class Placed(NamedTuple):
+    """A prompt with the tokens of its images, and the images as an insert has them."""
+
+    ids: list[int]
+    images: list[PromptImage]
+
+
+def place_images(ids: Sequence[int], files: Sequence[bytes], card: VisionCard, limits: Limits) -> Placed:
+    """Prepare the images in these files, and put their tokens in place of the placeholders. Blocking.
+
+    Raises `BadRequest` and `TooLarge`, with the number of the image where it is about one of them.
+    """
+    if len(files) > limits.images_max:
+        raise BadRequest(f"images: {len(files)}, the worker takes {limits.images_max} in one request")
+    prepared = [_prepared(place, data, card, limits.image_patches_max) for place, data in enumerate(files)]
+    expanded = expand(ids, [image.facts for image in prepared], card)
+    images = [
+        PromptImage(
+            span, functools.partial(IMAGES.pixels, data, card, limits.image_patches_max), image.pixels
+        )
+        for span, data, image in zip(expanded.spans, files, prepared, strict=True)
+    ]
+    return Placed(expanded.ids, images)
+
+
+def _prepared(place: int, data: bytes, card: VisionCard, patches_max: int) -> PreparedImage:
+    try:
+        return IMAGES.prepare(data, card, patches_max)
+    except (BadRequest, TooLarge) as error:
+        raise type(error)(f"image {place}: {error.message.removeprefix('images: ')}") from None
 
 
 def take_images(messages: Sequence[Mapping[str, Any]]) -> Pictured:
@@ -57,6 +92,11 @@ def _taken(message: Mapping[str, Any], images: list[ImageLike]) -> Mapping[str, 
         images.append(image)
         parts.append({"type": "image"})
     return {**message, "content": parts}
+
+
+def with_markers(prompt: str, marker: str, count: int) -> str:
+    """The prompt with `count` markers: its own, or that many before it if it has none."""
+    return prompt if marker in prompt else marker * count + prompt
 
 
 def without_marker(value: Any, marker: str) -> Any:

@@ -26,10 +26,12 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
+from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
+from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.sync.embedding import Embedding, Text, encoder_of
 from zmqengine_client.sync.group import Group
@@ -168,10 +170,16 @@ class Client:
 
     # --- generating ----------------------------------------------------------------------------------------
 
-    def generate_tokens(self, prompt: Sequence[int], **options: Unpack[Options]) -> TokenStream:
-        """Token ids in, token ids out. Returns at once; a refusal is raised when the stream is read."""
+    def generate_tokens(
+        self, prompt: Sequence[int], *, images: Sequence[PromptImage] = (), **options: Unpack[Options]
+    ) -> TokenStream:
+        """Token ids in, token ids out. Returns at once; a refusal is raised when the stream is read.
+
+        `images` are those of `place_images`, which has put their tokens into the prompt.
+        """
         self._driver.check()
         request = new_request(options)
+        request.images = images
         set_token_prompt(request, prompt)
         request.listener = notifier = Notifier()
         if not request.ended:
@@ -179,10 +187,18 @@ class Client:
         return TokenStream(TokenReader(request), notifier, self)
 
     def generate(
-        self, prompt: str | Sequence[int], *, stop: str | Sequence[str] = (), **options: Unpack[Options]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        images: Sequence[ImageLike] = (),
+        stop: str | Sequence[str] = (),
+        **options: Unpack[Options],
     ) -> TextStream:
-        """Text that continues `prompt`, up to a stop string. The prompt is tokenised on this thread."""
-        return self._generate_text(prompt_encoder(prompt), stop, options)
+        """Text that continues `prompt`, up to a stop string. The prompt is tokenised on this thread.
+
+        `images` come before the prompt, unless it has the model's marker of an image in the place of each.
+        """
+        return self._generate_text(prompt_encoder(prompt, images), stop, options)
 
     def chat(
         self,
@@ -193,7 +209,11 @@ class Client:
         stop: str | Sequence[str] = (),
         **options: Unpack[Options],
     ) -> TextStream:
-        """The model's answer to a conversation, laid out by its chat template."""
+        """The model's answer to a conversation, laid out by its chat template.
+
+        A part `{"type": "image", "image": ...}` of a message is an image: a path, the bytes of a PNG, JPEG, WebP or GIF
+        file, a data URL or a PIL image. It needs the extra `vision`, and a model that sees.
+        """
         return self._generate_text(chat_encoder(messages, tools, chat_template_kwargs), stop, options)
 
     def select(self, streams: Iterable[Stream[ChunkT]]) -> Iterator[tuple[Stream[ChunkT], ChunkT | None]]:

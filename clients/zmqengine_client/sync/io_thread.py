@@ -20,6 +20,7 @@ from zmqengine_client.core.outbox import ClientEvent
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import ClientSession
 from zmqengine_client.keys import CurveKeys
+from zmqengine_client.pixel_making import make_pixels
 from zmqengine_client.transport import Transport
 
 log = logging.getLogger("zmqengine.client")
@@ -159,7 +160,9 @@ class _Rounds:
             self._commands.popleft()(now)
         self._transport.receive(session, now)
         session.advance(now)
-        self._transport.perform(outbox.take_actions())
+        actions = outbox.take_actions()
+        self._transport.perform(actions)
+        make_pixels(actions, session, self.post)
         self.session.outbox.tell(self._on_event)
 
     def _run_commands(self, now: float) -> None:

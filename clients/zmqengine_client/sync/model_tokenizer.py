@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from zmqengine.protocol.messages import GetTokenizer, TokenizerBundle
+from zmqengine.protocol.messages import GetTokenizer, Limits, TokenizerBundle
 from zmqengine_client.core.connection import Connection
 from zmqengine_client.sync.questions import Questions
 from zmqengine_client.sync.waiting import Lock, off_loop
@@ -19,6 +19,12 @@ class ModelTokenizer:
         self._connection = connection
         self._known: Tokenizer | None = None
         self._lock = Lock()
+
+    def limits(self) -> Limits:
+        """The limits of the worker, once it is ready."""
+        limits = self._connection.limits or (self._questions.wait_ready(None)).limits
+        assert limits is not None
+        return limits
 
     def get(self) -> Tokenizer:
         """The tokenizer: from this process, from disk, or fetched from the worker."""

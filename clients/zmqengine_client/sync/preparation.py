@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client.core.request import Request
+from zmqengine_client.images.threads import IMAGE_THREADS
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
 from zmqengine_client.text.prompts import Encode, set_text_prompt
@@ -20,7 +21,15 @@ class Preparation:
     def begin(self, request: Request, reader: TextReader, encode: Encode) -> None:
         """Set the prompt and start the request."""
         try:
-            set_text_prompt(request, reader, self._tokenizer.get(), encode)
+            tokenizer = self._tokenizer.get()
+            if encode.images:
+                limits = self._tokenizer.limits()
+                # Their threads bound the memory of decoded images, however many threads call.
+                IMAGE_THREADS.submit(
+                    lambda: set_text_prompt(request, reader, tokenizer, encode, limits)
+                ).result()
+            else:
+                set_text_prompt(request, reader, tokenizer, encode)
         except ZmqEngineError as error:
             request.refuse(error)
         if not request.ended:

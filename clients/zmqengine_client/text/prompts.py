@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from zmqengine.errors import BadRequest, ZmqEngineError
+from zmqengine.protocol.messages import Limits
 from zmqengine_client.core.options import token_ids
 from zmqengine_client.core.request import Request
+from zmqengine_client.images.prompts import place_images, take_images, with_markers, without_marker
+from zmqengine_client.images.sources import ImageLike, file_bytes
 from zmqengine_client.text.stop_strings import stop_list
 from zmqengine_client.text.text_reader import TextReader
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -20,7 +23,12 @@ log = logging.getLogger("zmqengine.client")
 
 SLOW_S = 1.0
 
-Encode = Callable[[Tokenizer], list[int]]
+
+class Encode(NamedTuple):
+    """The way from a prompt to token ids, and the images in it."""
+
+    tokens: Callable[[Tokenizer], list[int]]
+    images: Sequence[ImageLike] = ()
 
 
 def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
@@ -32,11 +40,19 @@ def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
         return TextReader(request, ())
 
 
-def prompt_encoder(prompt: str | Sequence[int]) -> Encode:
-    """The function that tokenises the prompt of `generate`."""
-    if isinstance(prompt, str):
-        return lambda tokenizer: tokenizer.encode(prompt)
-    return lambda tokenizer: token_ids(prompt)
+def prompt_encoder(prompt: str | Sequence[int], images: Sequence[ImageLike] = ()) -> Encode:
+    """The encoder of the prompt of `generate`. Images come first, unless the prompt has a place for each."""
+
+    def tokens(tokenizer: Tokenizer) -> list[int]:
+        if not isinstance(prompt, str):
+            ids = token_ids(prompt)
+        elif images:
+            ids = tokenizer.encode(with_markers(prompt, tokenizer.image_marker, len(images)))
+        else:
+            ids = tokenizer.encode(prompt)
+        return ids
+
+    return Encode(tokens, images)
 
 
 def chat_encoder(
@@ -44,15 +60,40 @@ def chat_encoder(
     tools: Sequence[Mapping[str, Any]] | None,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> Encode:
-    """The function that tokenises the messages of `chat`."""
-    return lambda tokenizer: tokenizer.encode_chat(messages, tools, **(chat_template_kwargs or {}))
+    """The encoder of the messages of `chat`."""
+    try:
+        taken = take_images(messages)
+    except BadRequest as error:
+        refusal = error
+
+        def refuse(tokenizer: Tokenizer) -> list[int]:
+            raise refusal
+
+        return Encode(refuse)
+
+    def tokens(tokenizer: Tokenizer) -> list[int]:
+        given, offered = taken.messages, tools
+        if taken.images:
+            given, offered = without_marker((given, offered), tokenizer.image_marker)
+        return tokenizer.encode_chat(given, offered, **(chat_template_kwargs or {}))
+
+    return Encode(tokens, taken.images)
 
 
-def set_text_prompt(request: Request, reader: TextReader, tokenizer: Tokenizer, encode: Encode) -> None:
-    """Tokenise the prompt of a request. Slow for a long prompt: never on an event loop."""
+def set_text_prompt(
+    request: Request, reader: TextReader, tokenizer: Tokenizer, encode: Encode, limits: Limits | None = None
+) -> None:
+    """Tokenise the prompt of a request, and prepare its images by the worker's `limits`.
+
+    Slow for a long prompt and for images: never on an event loop.
+    """
     started = time.monotonic()
     try:
-        ids = encode(tokenizer)
+        ids = encode.tokens(tokenizer)
+        if encode.images:
+            assert limits is not None
+            files = [file_bytes(image) for image in encode.images]
+            ids, request.images = place_images(ids, files, tokenizer.vision_card, limits)
         if not ids:
             raise BadRequest("the prompt is empty")
         prediction = request.options.prediction

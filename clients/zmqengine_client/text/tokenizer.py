@@ -11,6 +11,7 @@ from tokenizers.decoders import ByteLevel
 
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import TokenizerBundle
+from zmqengine.vision_card import VisionCard
 from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer, piece_bytes
 from zmqengine_client.text.segment_cache import TEXT_CHARS_MIN, SegmentCache
 
@@ -30,6 +31,7 @@ class Tokenizer:
         self.special_tokens: Mapping[str, str] = dict(bundle.special_tokens)
         self.chat_template = bundle.chat_template
         self.facts: Mapping[str, str | bool | int] = dict(bundle.facts)
+        self.vision = bundle.vision
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json)
         except Exception as error:  # noqa: BLE001 - the library raises plain Exception
@@ -171,6 +173,18 @@ class Tokenizer:
 
             self._templates[source] = ChatTemplate(source)
         return self._templates[source]
+
+    @property
+    def vision_card(self) -> VisionCard:
+        """The preparation of images for the model. Raises `BadRequest` for a model that sees none."""
+        if self.vision is None:
+            raise BadRequest("the model sees no images: leave them out, or choose a model with a vision card")
+        return self.vision
+
+    @property
+    def image_marker(self) -> str:
+        """The text that stands for an image in a prompt. Raises `BadRequest` for a model that sees none."""
+        return self.token_bytes(self.vision_card.placeholder).decode("utf-8", "replace")
 
     def encode_chat(
         self,

@@ -1,0 +1,42 @@
+"""The images of a prompt: sent before the insert that names them, and made again when the worker wants them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zmqengine.errors import ImageWanted, ZmqEngineError
+from zmqengine.protocol.messages import CacheScope, Image, ImageRef
+from zmqengine.vision_card import ImageSpan
+
+WANTED_MAX = 3
+"""Times in a row that the images of one request are sent again, before the worker counts as too full for them."""
+
+
+@dataclass(eq=False, slots=True)
+class PromptImage:
+    """An image of a prompt. `pixels` are set until they are sent; `make` makes them again. `make` blocks.
+
+    Requests of the same prompt may share it: the first one sends the pixels.
+    """
+
+    span: ImageSpan
+    make: Callable[[], bytes]
+    pixels: bytes | None = None
+
+    @property
+    def ref(self) -> ImageRef:
+        """Its row in an insert."""
+        return ImageRef(self.span.hash, self.span.at, self.span.tokens, list(self.span.grids))
+
+    def message(self, call: int, epoch: bytes, cache_scope: CacheScope | None, pixels: bytes) -> Image:
+        """The command that has its pixels."""
+        grids = list(self.span.grids)
+        return Image(call, epoch, self.span.hash, grids, pixels=pixels, cache_scope=cache_scope)
+
+
+def no_room(images: Sequence[PromptImage]) -> ZmqEngineError:
+    """The error of a worker that drops the images of a request before it starts."""
+    return ImageWanted(
+        f"the worker has no room for the {len(images)} images of this request: send fewer or smaller ones, or try later"
+    )
