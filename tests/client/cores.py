@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
-from zmqengine.vision_card import ImageSpan, image_hash
+from zmqengine.protocol.messages import ImageRef
+from zmqengine.vision_card import image_hash
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import make_options
@@ -27,8 +28,8 @@ def request(name: str = "r1", prompt: list[int] | None = None, **options: Any) -
 
 def image(contents: bytes, at: int = 1, *, fresh: bool = True) -> PromptImage:
     """An image of one token; `fresh` if its pixels were not sent yet."""
-    span = ImageSpan(image_hash("test", [(1, 1)], contents), at, 1, [(1, 1)])
-    return PromptImage(span, lambda: contents, contents if fresh else None)
+    ref = ImageRef(image_hash("test", [(1, 1)], contents), at, 1, [(1, 1)])
+    return PromptImage(ref, lambda: contents, contents if fresh else None)
 
 
 def expected(request: Request) -> list[int]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from zmqengine.errors import ImageWanted, ZmqEngineError
 from zmqengine.protocol.messages import CacheScope, Image, ImageRef
-from zmqengine.vision_card import ImageSpan
 
 WANTED_MAX = 3
 """Times in a row that the images of one request are sent again, before the worker counts as too full for them."""
@@ -20,19 +19,13 @@ class PromptImage:
     Requests of the same prompt may share it: the first one sends the pixels.
     """
 
-    span: ImageSpan
+    ref: ImageRef
     make: Callable[[], bytes]
     pixels: bytes | None = None
 
-    @property
-    def ref(self) -> ImageRef:
-        """Its row in an insert."""
-        return ImageRef(self.span.hash, self.span.at, self.span.tokens, list(self.span.grids))
-
     def message(self, call: int, epoch: bytes, cache_scope: CacheScope | None, pixels: bytes) -> Image:
         """The command that has its pixels."""
-        grids = list(self.span.grids)
-        return Image(call, epoch, self.span.hash, grids, pixels=pixels, cache_scope=cache_scope)
+        return Image(call, epoch, self.ref.hash, self.ref.grids, pixels, cache_scope)
 
 
 def no_room(images: Sequence[PromptImage]) -> ZmqEngineError:

@@ -130,7 +130,7 @@ class Inserting:
 
     def want_images(self, request: Request, rejected: Rejected, now: float) -> None:
         """The worker lacks images of the request: have their pixels made, and insert it again with them."""
-        missing = [image for image in request.images if image.span.hash in rejected.wanted]
+        missing = [image for image in request.images if image.ref.hash in rejected.wanted]
         if request.aborting:
             self._live.end(request, finish="abort")
         elif not missing or request.images_wanted >= WANTED_MAX:

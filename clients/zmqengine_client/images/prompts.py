@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zmqengine.errors import BadRequest, TooLarge
-from zmqengine.protocol.messages import Limits
-from zmqengine.vision_card import ImageSpan, VisionCard
+from zmqengine.protocol.messages import ImageRef, Limits
+from zmqengine.vision_card import VisionCard
 from zmqengine_client.core.images import PromptImage
 from zmqengine_client.images.preparing import IMAGES, ImageFacts, PreparedImage
 from zmqengine_client.images.sources import ImageLike
@@ -27,7 +27,7 @@ class Expanded(NamedTuple):
     """A prompt with the tokens of its images, and their spans."""
 
     ids: list[int]
-    spans: list[ImageSpan]
+    spans: list[ImageRef]
 
 
 class Placed(NamedTuple):
@@ -122,12 +122,12 @@ def expand(ids: Sequence[int], images: Sequence[ImageFacts], card: VisionCard) -
             "some of them are"
         )
     expanded: list[int] = []
-    spans: list[ImageSpan] = []
+    spans: list[ImageRef] = []
     start = 0
     for place, image in zip(places, images, strict=True):
         expanded += ids[start:place]
         tokens = list(image_tokens(image, card))
-        spans.append(ImageSpan(image.hash, len(expanded), len(tokens), image.grids))
+        spans.append(ImageRef(image.hash, len(expanded), len(tokens), list(image.grids)))
         expanded += tokens
         start = place + 1
     return Expanded([*expanded, *ids[start:]], spans)
