@@ -8,10 +8,10 @@ from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_
 from zmqengine.protocol.messages import ImageRef
 from zmqengine.vision_card import image_hash
 from zmqengine_client.core.connection import SessionConfig
-from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import ClientSession
+from zmqengine_client.images.prompt_image import PromptImage
 
 
 def session(**options: Any) -> ClientSession:

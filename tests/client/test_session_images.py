@@ -9,7 +9,7 @@ from tests.client.cores import expected, image, live, request
 from tests.client.scripted_worker import ScriptedWorker
 from zmqengine.errors import BadRequest, ImageWanted, Overloaded, TooLarge, ZmqEngineError
 from zmqengine.protocol.messages import Image, Insert
-from zmqengine_client.core.images import WANTED_MAX
+from zmqengine_client.images.prompt_image import WANTED_MAX
 
 
 def kinds(network) -> list[str]:  # type: ignore[no-untyped-def]

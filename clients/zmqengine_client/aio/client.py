@@ -34,11 +34,11 @@ from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncToke
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
-from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
+from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder

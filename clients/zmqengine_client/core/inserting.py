@@ -22,12 +22,12 @@ from zmqengine.request_rules import (
 from zmqengine_client.core.calls import CallTable
 from zmqengine_client.core.connection import Connection, Opening, SessionConfig
 from zmqengine_client.core.embedding import check_embed, embed_message, end_of_embed
-from zmqengine_client.core.images import WANTED_MAX, no_room
 from zmqengine_client.core.live_requests import LiveRequests
 from zmqengine_client.core.options import insert_of
 from zmqengine_client.core.outbox import ClientEvent, MakePixels
 from zmqengine_client.core.phases import Phase, RequestEvent, RequestPhase
 from zmqengine_client.core.request import Request
+from zmqengine_client.images.prompt_image import WANTED_MAX, no_room
 
 RETRY_AFTER_S = 0.25
 RETRIED_AFTER_RESTART = ("not_ready", "overloaded")

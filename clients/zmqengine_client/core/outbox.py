@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from zmqengine_client.core.images import PromptImage
+from zmqengine_client.images.prompt_image import PromptImage
 
 log = logging.getLogger("zmqengine.client")
 

@@ -9,10 +9,10 @@ from math import inf
 from zmqengine.errors import BY_CODE, BadRequest, GenerationFailed, ZmqEngineError
 from zmqengine.protocol.messages import Embed, End, TokenLogprob, TokenRow
 from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
-from zmqengine_client.core.images import PromptImage
 from zmqengine_client.core.options import Options, RequestOptions, check_options, make_options, token_ids
 from zmqengine_client.core.outbox import Listener
 from zmqengine_client.core.phases import REQUEST, RequestEvent, RequestPhase, follow
+from zmqengine_client.images.prompt_image import PromptImage
 
 AHEAD_ROWS_MAX = 1024
 ENDED_NORMALLY = ("stop", "length", "abort")

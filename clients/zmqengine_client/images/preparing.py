@@ -17,7 +17,7 @@ import msgspec
 from zmqengine.errors import BadRequest
 from zmqengine.vision_card import VisionCard, check_patches, image_hash
 from zmqengine_client.images.decoding import NO_PILLOW, decode
-from zmqengine_client.images.sizes import Layout, Size, layout
+from zmqengine_client.images.sizes import ImageLayout, Size, layout
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +33,7 @@ class ImageFacts(NamedTuple):
 
     hash: bytes
     grids: Sequence[tuple[int, int]]
-    layout: Layout
+    layout: ImageLayout
 
 
 class PreparedImage(NamedTuple):
@@ -126,7 +126,7 @@ def _made(data: bytes, card: VisionCard, patches_max: int) -> tuple[ImageFacts, 
     return ImageFacts(image_hash(card.kind, grids, pixels), grids, arranged), pixels
 
 
-def _tiles(image: Image, arranged: Layout, card: VisionCard) -> list[Image]:
+def _tiles(image: Image, arranged: ImageLayout, card: VisionCard) -> list[Image]:
     resized = image
     for size in arranged.sizes:
         resized = _resized(resized, size, card)

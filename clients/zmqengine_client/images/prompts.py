@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from zmqengine.errors import BadRequest, TooLarge
 from zmqengine.protocol.messages import ImageRef, Limits
 from zmqengine.vision_card import VisionCard
-from zmqengine_client.core.images import PromptImage
 from zmqengine_client.images.preparing import IMAGES, ImageFacts, PreparedImage
+from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 
 WORD_JOINER = "\u2060"

@@ -17,7 +17,7 @@ RATIO_MAX = 200
 """Longest side of an image over its shortest; Qwen's processor, the strictest, refuses more."""
 
 
-class Layout(NamedTuple):
+class ImageLayout(NamedTuple):
     """Preparation of one image.
 
     It is resampled to each of `sizes` after the other, then cut into `rows` by `columns` tiles. With an `overview`
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
         return grids
 
 
-def layout(width: int, height: int, card: VisionCard) -> Layout:
+def layout(width: int, height: int, card: VisionCard) -> ImageLayout:
     """The layout of an image of this size. Raises `BadRequest` for one that is too narrow for any model."""
     if max(width, height) > RATIO_MAX * min(width, height):
         raise BadRequest(
@@ -49,8 +49,8 @@ def layout(width: int, height: int, card: VisionCard) -> Layout:
     return _RULES[card.resize](width, height, card)
 
 
-def _area(width: int, height: int, card: VisionCard) -> Layout:
-    return Layout([_area_size(width, height, card)])
+def _area(width: int, height: int, card: VisionCard) -> ImageLayout:
+    return ImageLayout([_area_size(width, height, card)])
 
 
 def _area_size(width: int, height: int, card: VisionCard) -> Size:
@@ -66,7 +66,7 @@ def _area_size(width: int, height: int, card: VisionCard) -> Size:
     return across, down
 
 
-def _cells(width: int, height: int, card: VisionCard) -> Layout:
+def _cells(width: int, height: int, card: VisionCard) -> ImageLayout:
     cell = card.patch * card.merge
     least, most = max(1, ceil(card.pixels_min / cell**2)), card.pixels_max // cell**2
     rows, columns = height / cell, width / cell
@@ -83,7 +83,7 @@ def _cells(width: int, height: int, card: VisionCard) -> Layout:
         )
     else:
         down, across = _nearest_grid(rows, columns, least, most)
-    return Layout([(across * cell, down * cell)])
+    return ImageLayout([(across * cell, down * cell)])
 
 
 def _nearest_grid(rows: float, columns: float, least: int, most: int) -> tuple[int, int]:
@@ -99,23 +99,23 @@ def _nearest_grid(rows: float, columns: float, least: int, most: int) -> tuple[i
     return best
 
 
-def _longest(width: int, height: int, card: VisionCard) -> Layout:
+def _longest(width: int, height: int, card: VisionCard) -> ImageLayout:
     cell = card.patch * card.merge
     ratio = max(width, height) / card.side_max
     if ratio > 1:
-        width, height = floor(width / ratio), floor(height / ratio)
-    return Layout([(_up(width, cell), _up(height, cell))])
+        width, height = max(1, floor(width / ratio)), max(1, floor(height / ratio))
+    return ImageLayout([(_up(width, cell), _up(height, cell))])
 
 
-def _fixed(width: int, height: int, card: VisionCard) -> Layout:
-    return Layout([(card.tile, card.tile)])
+def _fixed(width: int, height: int, card: VisionCard) -> ImageLayout:
+    return ImageLayout([(card.tile, card.tile)])
 
 
-def _tiles(width: int, height: int, card: VisionCard) -> Layout:
+def _tiles(width: int, height: int, card: VisionCard) -> ImageLayout:
     tile = card.tile
     first = _to_longest(width, height, card.side_max)
     if card.tiles_max == 1:
-        return Layout([first, (tile, tile)])
+        return ImageLayout([first, (tile, tile)])
     ratio = first[0] / first[1]
     if first[0] >= first[1]:
         across = _up(first[0], tile)
@@ -125,9 +125,9 @@ def _tiles(width: int, height: int, card: VisionCard) -> Layout:
         across = _up(int(down * ratio), tile)
     sizes = [first, (across, down)]
     if across <= tile and down <= tile:
-        return Layout(sizes)
+        return ImageLayout(sizes)
     overview = (tile, tile) if card.overview else None
-    return Layout(sizes, down // tile, across // tile, overview, overview_of_original=False)
+    return ImageLayout(sizes, down // tile, across // tile, overview, overview_of_original=False)
 
 
 def _to_longest(width: int, height: int, side: int) -> Size:
@@ -140,22 +140,22 @@ def _to_longest(width: int, height: int, side: int) -> Size:
     return max(1, other + other % 2), side
 
 
-def _tiles_ratio(width: int, height: int, card: VisionCard) -> Layout:
+def _tiles_ratio(width: int, height: int, card: VisionCard) -> ImageLayout:
     return _split(width, height, card, (card.tile, card.tile))
 
 
-def _tiles_area(width: int, height: int, card: VisionCard) -> Layout:
+def _tiles_area(width: int, height: int, card: VisionCard) -> ImageLayout:
     cell = card.patch * card.merge
     if _rounded(width, cell) * _rounded(height, cell) <= card.pixels_split:
         return _area(width, height, card)
     return _split(width, height, card, _area_size(width, height, card))
 
 
-def _split(width: int, height: int, card: VisionCard, overview: Size) -> Layout:
+def _split(width: int, height: int, card: VisionCard, overview: Size) -> ImageLayout:
     columns, rows = _nearest_ratio(width, height, card)
     size = (columns * card.tile, rows * card.tile)
     has_overview = card.overview and rows * columns > 1
-    return Layout([size], rows, columns, overview if has_overview else None)
+    return ImageLayout([size], rows, columns, overview if has_overview else None)
 
 
 def _nearest_ratio(width: int, height: int, card: VisionCard) -> tuple[int, int]:
@@ -181,7 +181,7 @@ def _up(side: int, unit: int) -> int:
     return ceil(side / unit) * unit
 
 
-_RULES: Mapping[str, Callable[[int, int, VisionCard], Layout]] = {
+_RULES: Mapping[str, Callable[[int, int, VisionCard], ImageLayout]] = {
     "area": _area,
     "cells": _cells,
     "longest": _longest,
