@@ -221,7 +221,7 @@ def width_costs(engine: Any, result: StepsResult, rows_max: int) -> None:
     alone, model = [], engine._model
     for extra in range(4):
         caches = kv.new_caches(model)
-        mx.eval(kv.read_alone(model, caches, [1 + place % 100 for place in range(_PROMPT + extra)]))
+        mx.eval(kv.prefill_row(model, caches, [1 + place % 100 for place in range(_PROMPT + extra)]))
         alone.append(caches)
     for rows in WIDTH_ROWS:
         if rows > rows_max:

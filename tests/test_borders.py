@@ -27,7 +27,7 @@ MLX_FREE = {
     "zmqengine/engine/options.py",
     "zmqengine/engine/prefix_cache/disk/block_file.py",
     "zmqengine/engine/prefix_cache/disk/directory.py",
-    "zmqengine/engine/prefix_cache/disk/writer.py",
+    "zmqengine/engine/prefix_cache/disk/write_thread.py",
     "zmqengine/engine/disk_cache.py",
     "zmqengine/engine/embedding/batches.py",
     "zmqengine/engine/row.py",
@@ -301,7 +301,7 @@ def test_no_module_is_a_drawer() -> None:
         "zmqengine_http",
         "zmqengine_smg.zmq_server",
         "zmqengine.cli.main",
-        "zmqengine.engine.prefix_cache.disk.writer",
+        "zmqengine.engine.prefix_cache.disk.write_thread",
         "zmqengine.serve.launcher",
         "zmqengine.worker.main",
     ],
@@ -320,7 +320,7 @@ def test_no_lock_is_near_mlx() -> None:
     """vllm-mlx #8 review: a nested lock deadlocked streaming. The engine knows no threads, so it needs no lock.
 
     Those that read and write files of prompts get bytes: what they import is tested above."""
-    threaded = {"/fake_engine.py", "/fake_faults.py", "/disk/directory.py", "/disk/writer.py"}
+    threaded = {"/fake_engine.py", "/fake_faults.py", "/disk/directory.py", "/disk/write_thread.py"}
     for name, path in sources():
         if name.startswith("zmqengine/engine/") and not name.endswith(tuple(threaded)):
             found = {imported.split(".")[0] for imported in imports(path)}

@@ -89,10 +89,10 @@ def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> 
     steps, _, translations = section("A sampling parameter").partition("An API that gives it another form")
     engine = {"zmqengine/engine/sampling/draw.py", "zmqengine/engine/sampling/penalties.py"}
     # It may name its columns as it likes.
-    kernel = {"zmqengine/engine/cuda/drawing.py"}
+    kernel = {"zmqengine/engine/cuda/draw_kernel.py"}
     if name == "top_k":
         # mlx-lm's mixtures of experts call the number of those that they choose so.
-        kernel.add("zmqengine/engine/models/weights.py")
+        kernel.add("zmqengine/engine/models/decoder_weights.py")
     found = spelled(name) - kernel
     assert len(found & engine) == 1
     assert found >= files_of(steps) - engine - kernel
@@ -107,7 +107,7 @@ def test_the_kernel_that_draws_is_not_used_for_what_it_does_not_know() -> None:
     plain = ast.parse(SOURCES["zmqengine/engine/sampling/draw.py"])
     helpers = {"inverse_temperature", "top_k_of", "_parameters"}
     functions = {node.name: node for node in plain.body if isinstance(node, ast.FunctionDef)}
-    cuda = ast.parse(SOURCES["zmqengine/engine/cuda/drawing.py"])
+    cuda = ast.parse(SOURCES["zmqengine/engine/cuda/draw_kernel.py"])
     kernel = next(node for node in cuda.body if isinstance(node, ast.ClassDef) and node.name == "KernelPlan")
     used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)} & helpers
     read = _parameters(*(functions[name] for name in helpers))

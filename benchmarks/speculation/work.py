@@ -18,12 +18,12 @@ from benchmarks.speculation.edit.documents import edits
 from benchmarks.speculation.edit.models import ask, load_bundled
 from benchmarks.speculation.erring_source import ErringSource
 from benchmarks.speculation.foreseeable import make_foreseeable
-from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
 from zmqengine.engine.load.loader import LoadedModel, evaluate, load
 from zmqengine.engine.load.open_model import open_model
-from zmqengine.engine.speculation.opening import open_draft_model, open_speculator
+from zmqengine.engine.speculation.build import open_draft_model, open_speculator
 from zmqengine.engine.speculation.source import DraftSource
 from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.errors import ConfigError
@@ -166,7 +166,7 @@ def _fitted(loaded: LoadedModel) -> LoadedModel:
     opened = open_model(
         loaded.model,
         *find_ops(),
-        Remembered(device_name(), version("mlx")),
+        SavedChoices(device_name(), version("mlx")),
         seconds_max=_SECONDS_MAX,
         traces=find_device().is_gpu,
     )

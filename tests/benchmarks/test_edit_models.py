@@ -19,8 +19,8 @@ from benchmarks.speculation.edit.train import Plan, held_out, train, write
 from tests.support.drafts import by_worth
 from tests.support.engines import engine_options, finish
 from zmqengine.engine.load.loader import LoadedModel
+from zmqengine.engine.speculation.build import open_draft_model
 from zmqengine.engine.speculation.ngrams import Ngrams
-from zmqengine.engine.speculation.opening import open_draft_model
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
 DOCUMENTS = 8

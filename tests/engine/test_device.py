@@ -49,7 +49,7 @@ def test_a_step_without_padding_needs_no_mask():
     model = build_model()
     caches = [kv.new_caches(model) for _ in range(2)]
     for one, tokens in zip(caches, ([1, 2, 3], [4, 5, 6]), strict=True):
-        kv.read_alone(model, one, tokens)
+        kv.prefill_row(model, one, tokens)
     inputs = mx.array([[7], [8]])
     together = kv.KVBatch.merge(caches, [3, 3]).begin_step(inputs)
     assert together[0].make_mask(1) is None
@@ -57,7 +57,7 @@ def test_a_step_without_padding_needs_no_mask():
     model(inputs, cache=together)
     assert together[1].offset is together[0].offset
     assert together[0].offset.tolist() == [4, 4]
-    kv.read_alone(model, caches[0], [9])
+    kv.prefill_row(model, caches[0], [9])
     unlike = kv.KVBatch.merge(caches, [4, 3]).begin_step(inputs)
     assert unlike[0].make_mask(1).tolist() == [[[[True] * 5]], [[[False] + [True] * 4]]]
 
@@ -92,5 +92,5 @@ def test_variables_of_the_user_stand():
     assert {"MLX_MAX_OPS_PER_BUFFER", "MLX_USE_CUDA_GRAPHS", "MLX_ENABLE_TF32"} <= names
     assert all(one.why and one.source for one in wanted)
     assert "MLX_METAL_FAST_SYNCH" not in names
-    stands = environment.standing(wanted[1:2], {"MLX_MAX_OPS_PER_BUFFER": "7"})
+    stands = environment.variables_in(wanted[1:2], {"MLX_MAX_OPS_PER_BUFFER": "7"})
     assert (stands[0].value, stands[0].by) == ("7", "you")

@@ -16,7 +16,7 @@ from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kv import batch as kv_batch
+from zmqengine.engine.kv import kv_batch
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")
 
@@ -34,7 +34,7 @@ def stepped(model: Any, kernels: MemoryKernels, lengths: tuple[int, ...] = (9, 5
     rows = []
     for row, length in enumerate(lengths):
         rows.append(kv.new_caches(model))
-        kv.read_alone(model, rows[-1], [1 + row * 7 + place for place in range(length)])
+        kv.prefill_row(model, rows[-1], [1 + row * 7 + place for place in range(length)])
     batch = kv.KVBatch.merge(rows, lengths, kernels)
     for _ in range(2):
         batch.launch(logits(model, batch))
@@ -50,7 +50,7 @@ def logits(model: Any, batch: kv.KVBatch) -> mx.array:
 def copied(model: Any, batch: kv.KVBatch, place: int) -> list[mx.array]:
     """A copy of a row for the prefix cache, not computed yet."""
     first = kv.new_caches(model)
-    kv.read_alone(model, first, [1])
+    kv.prefill_row(model, first, [1])
     return kv.BlockLayout(first).take(batch.row(place), 0, [batch.lengths[place]])[0]
 
 
@@ -100,7 +100,7 @@ def test_a_read_of_a_moved_row_is_found(model, kernels, change: Callable[[kv.KVB
     """Planted: a row is named before the batch changes and copied afterwards."""
     batch = stepped(model, kernels)
     first = kv.new_caches(model)
-    kv.read_alone(model, first, [1])
+    kv.prefill_row(model, first, [1])
     moved = batch.row(3)
     change(batch)
     with pytest.raises(AssertionError, match="after rows have moved"):

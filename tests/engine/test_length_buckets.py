@@ -110,7 +110,10 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     """Two groups that come at once: one of them may use up the allowance only where the other needs none of it."""
 
     def rows(*lengths):
-        return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
+        return [
+            SimpleNamespace(computed_tokens=length, prefill_tokens=length + 1, matcher=None)
+            for length in lengths
+        ]
 
     buckets = LengthBuckets(Batch, lambda tokens: tokens, padding_bytes_max=100)  # type: ignore[arg-type]
     buckets.join([(rows(500), KVBatch())])
@@ -124,7 +127,10 @@ def test_nobody_drafts_while_there_are_several_batches():
     """How long their steps take cannot be told apart, nor what drafts cost; with one, it is a matter of room."""
 
     def rows(*lengths):
-        return [SimpleNamespace(held=length, read_tokens=length + 1, matcher=None) for length in lengths]
+        return [
+            SimpleNamespace(computed_tokens=length, prefill_tokens=length + 1, matcher=None)
+            for length in lengths
+        ]
 
     made: list[Batch] = []
 

@@ -9,9 +9,9 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA
 from zmqengine.engine import kv
-from zmqengine.engine.host.memory import WiredMemory, recommended_bytes, system_bytes
+from zmqengine.engine.host.device_memory import WiredMemory, recommended_bytes, system_bytes
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.speculation.opening import open_speculator
+from zmqengine.engine.speculation.build import open_speculator
 from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
 
 
@@ -49,11 +49,11 @@ def test_a_cache_that_was_cut_grows_no_larger_than_one_that_was_not(model):
     """Cut back to a multiple of mlx-lm's step, it would keep what it has to spare and grow beside it."""
     step = KVCache.step
     cut, whole = make_prompt_cache(model), make_prompt_cache(model)
-    kv.read_alone(model, cut, [5] * (step + 9))
+    kv.prefill_row(model, cut, [5] * (step + 9))
     trim_prompt_cache(cut, 9)
-    kv.read_alone(model, whole, [5] * step)
+    kv.prefill_row(model, whole, [5] * step)
     for caches in (cut, whole):
-        kv.read_alone(model, caches, [6] * (step + 1))
+        kv.prefill_row(model, caches, [6] * (step + 1))
     assert kv.byte_count(cut) == kv.byte_count(whole)
 
 
@@ -83,7 +83,7 @@ def test_a_container_has_the_memory_of_its_control_group(tmp_path):
 
 def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
     """vllm-mlx, measured: 5.5 GB resident for a 100 MB model. Buffers kept for reuse have a bound of their own."""
-    from zmqengine.engine.host.memory import buffer_cache_bytes
+    from zmqengine.engine.host.device_memory import buffer_cache_bytes
 
     gib = 1 << 30
     if not mx.cuda.is_available():
@@ -141,7 +141,7 @@ def test_memory_is_wired_as_asked_and_restored_once(monkeypatch, asked, calls, t
     wired.restore()
     assert metal.calls == calls
     assert metal.limit == 17
-    assert wired.told == told
+    assert wired.description == told
 
 
 def test_an_engine_wires_what_is_in_use_when_its_weights_are_loaded(models, monkeypatch):
@@ -191,7 +191,7 @@ def test_nothing_is_wired_without_metal(monkeypatch):
     """CUDA and the CPU have no such limit."""
     metal = Metal(monkeypatch)
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    assert WiredMemory("all").told == ""
+    assert WiredMemory("all").description == ""
     assert metal.calls == []
 
 

@@ -10,8 +10,8 @@ from benchmarks.steps import operations
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.grouped_copies import group_rows
 from zmqengine.engine.kv.layout import Layout
-from zmqengine.engine.kv.parts import parts_of
 
 LENGTHS = (30, 64, 17, 41, 64, 22, 50, 33)
 
@@ -21,7 +21,7 @@ def batch(model):
     alone = []
     for row, length in enumerate(LENGTHS):
         caches = kv.new_caches(model)
-        kv.read_alone(model, caches, [1 + (row * 37 + place * 11) % 250 for place in range(length)])
+        kv.prefill_row(model, caches, [1 + (row * 37 + place * 11) % 250 for place in range(length)])
         alone.append(caches)
     merged = kv.KVBatch.merge(alone, LENGTHS)
     mx.eval(kv.arrays(merged.caches))
@@ -58,12 +58,12 @@ def test_taking_rows_together_is_less_work(model):
 def test_long_rows_are_taken_alone_and_many_short_ones_in_parts():
     """What is copied is held twice for a moment, so it is not much at a time."""
     ones = Layout(kv.PLAIN, [1, 1, 1, 1])
-    assert parts_of([0, 1], Layout(kv.PLAIN, [1500, 1500])) == {0: None, 1: None}
-    assert parts_of([3], ones) == {3: None}
-    assert parts_of([], ones) == {}
-    parts = parts_of(range(40), Layout(kv.PLAIN, [100] * 40))
+    assert group_rows([0, 1], Layout(kv.PLAIN, [1500, 1500])) == {0: None, 1: None}
+    assert group_rows([3], ones) == {3: None}
+    assert group_rows([], ones) == {}
+    parts = group_rows(range(40), Layout(kv.PLAIN, [100] * 40))
     assert [parts[place] is parts[0] for place in range(40)] == [True] * 20 + [False] * 20
-    mixed = parts_of([0, 1, 2, 3], Layout(kv.PLAIN, [90, 1900, 80, 70]))
+    mixed = group_rows([0, 1, 2, 3], Layout(kv.PLAIN, [90, 1900, 80, 70]))
     assert [place for place, part in mixed.items() if part is not None] == [2, 3]
 
 

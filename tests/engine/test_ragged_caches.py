@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.kv_kernels import MemoryKernels, write_in_place
 from zmqengine.engine import kv
-from zmqengine.engine.kv import batch as kv_batch
+from zmqengine.engine.kv import kv_batch
 from zmqengine.engine.models.mlx_lm import KVCache
 
 OPERATIONS = int(os.environ.get("ZMQENGINE_TEST_CACHE_OPERATIONS", "1000"))

@@ -202,7 +202,7 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone_in_a_window(model):
         step(engine, run)
     for lane in engine._decode._batches:
         for cache in lane.kv.caches:
-            in_flight = lane.kv.lengths[2] - lane.rows[2].held
+            in_flight = lane.kv.lengths[2] - lane.rows[2].computed_tokens
             cache.values[2, :, lane.kv.layout.columns - 1 - in_flight] = float("nan")
     finish(engine, run)
     assert [failure.row for failure in run.failures] == [2]

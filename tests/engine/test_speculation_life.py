@@ -122,7 +122,7 @@ class Life:
             step = lane._in_flight
             width = 0 if step is None or step.block is None else step.width
             for row, length in zip(lane.rows, offsets, strict=True):
-                assert length == row.held + (width if width and row in step.rows else 0)
+                assert length == row.computed_tokens + (width if width and row in step.rows else 0)
         assert self.engine.stats().rows_decoding + self.engine.stats().rows_prefilling == len(self._made)
 
     def _insert(self, number: int, emitted: list[int]) -> None:

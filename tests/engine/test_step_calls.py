@@ -15,7 +15,7 @@ import zmqengine
 from tests.support.engines import decoder_of, make_engine
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.speculation.opening import open_speculator
+from zmqengine.engine.speculation.build import open_speculator
 
 OURS = str(Path(zmqengine.__file__).parent)
 # Polls of the sources of drafts included: one step in eight has one.

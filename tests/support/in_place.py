@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.weights import read_weights
+from zmqengine.engine.models.decoder_weights import read_weights
 
 IN_PLACE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 3}
 

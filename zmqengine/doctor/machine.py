@@ -97,9 +97,9 @@ def _release(version: str) -> list[int]:
 
 def _environment(report: dict[str, Any]) -> Iterator[Finding]:
     """Environment variables of MLX, set by the worker at its start or by the user."""
-    for standing in report.get("environment", []):
-        by = "set by the worker" if standing["by"] == "here" else "set by you"
-        yield Finding("ok", "environment", f"{standing['name']}={standing['value']}, {by}: {standing['why']}")
+    for variable in report.get("environment", []):
+        by = "set by the worker" if variable["by"] == "here" else "set by you"
+        yield Finding("ok", "environment", f"{variable['name']}={variable['value']}, {by}: {variable['why']}")
 
 
 def _blas(blas: str) -> Iterator[Finding]:

@@ -1,9 +1,10 @@
 """One model and its batch: `interface.Engine`, made by MLX or faked. Nothing here knows sockets, sessions or threads.
 
 interface.py     the contract between worker and engine: rows, tokens, memory
+disk_cache.py    the contract between worker and the prefix cache on disk
 options.py       options of the engine, a part of the worker's
 open.py          from a model's name to an engine: the one call that the worker makes
-row.py           a request in the engine, and how far it has come
+row.py           a request in the engine: its tokens and the state of its generation
 seeds.py         random numbers of a seed and an output index
 
 step/            one step: decode every row, then prefill one bounded chunk of prompt
@@ -17,6 +18,7 @@ load/            weights, tokenizer, probe of a model's abilities, warm-up
 autotune/        kernel variants of products and of the draw, measured on this device
 cuda/            kernels in CUDA C++
 host/            back-end, BLAS, memory limits, environment
+embedding/       embeddings and rerank: texts to vectors and scores
 fake/            a deterministic engine without a model
 
 `docs/engine.md` walks through a step, a verify block and a rollback; `tests/test_borders.py` states which room may

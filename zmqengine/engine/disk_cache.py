@@ -20,7 +20,7 @@ class RestorePlan(NamedTuple):
 class DiskCache(Protocol):
     """Any thread may call `plan` and `read`, only the actor the rest. `read`, `measure` and `close` wait for the disk.
 
-    The blocks that `read` gives are opaque; they are for `restore`.
+    Blocks returned by `read` are opaque and passed to `restore`.
     """
 
     @property
@@ -29,8 +29,8 @@ class DiskCache(Protocol):
         ...
 
     @property
-    def told(self) -> dict[str, str]:
-        """Directory and speeds, for the log."""
+    def description(self) -> dict[str, str]:
+        """Directory and speeds in words, for the log."""
         ...
 
     def salt(self, scope: str) -> bytes:
@@ -46,8 +46,9 @@ class DiskCache(Protocol):
         ...
 
     def restore(self, blocks: deque[Any], bytes_max: int, awaited_by: Hashable) -> None:
-        """Move the first of `blocks`, about `bytes_max`, into memory, where they stay until `release` if there is
-        room. Leaves `blocks` empty where there is no room for more."""
+        """Move about `bytes_max` from the front of `blocks` into memory, held there until `release`.
+
+        Clears `blocks` where memory has no room for the rest."""
         ...
 
     def release(self, awaited_by: Hashable) -> None:
@@ -55,15 +56,16 @@ class DiskCache(Protocol):
         ...
 
     def save(self, bytes_max: int) -> int:
-        """Copy about `bytes_max` of blocks that are not on disk for the writer; returns how many bytes were copied."""
+        """Copy about `bytes_max` of blocks that are not on disk to the writer; returns the bytes copied."""
         ...
 
     def note_prefill(self, tokens_per_s: float) -> None:
-        """Note the speed of prefill. Blocks that come back slower are neither written nor read."""
+        """Note the speed of prefill. Blocks whose restore takes longer than their prefill are neither written nor
+        read."""
         ...
 
     def measure(self) -> None:
-        """Measure how fast blocks come back, if there are any."""
+        """Measure the speed of restores, if there are blocks on disk."""
         ...
 
     def numbers(self) -> Mapping[str, int]:
@@ -71,5 +73,5 @@ class DiskCache(Protocol):
         ...
 
     def close(self, seconds: float = 0.0, goes_on: Callable[[], bool] = ...) -> None:
-        """Save what is left while `goes_on`, for at most `seconds`, and stop writing."""
+        """Save the remaining blocks while `goes_on`, for at most `seconds`, and stop writing."""
         ...

@@ -39,21 +39,19 @@ class RowImage:
 class RowRequest:
     """One row to generate. All ids were checked against the vocabulary, all numbers against their bounds.
 
-    `prompt` and `emitted` together are what the model reads first. `emitted` holds output tokens of an earlier
-    life of this request (before a crash or an engine reset): the next token has output index `len(emitted)`,
-    penalties count them as output, and the sampling key of the token at output index i is that of (seed, i).
-    `max_tokens` counts the whole output, `emitted` included, and is more than `len(emitted)`; None is until the
-    context of the model is full.
-    `stop_token_ids` already holds the model's end tokens unless the request ignores them. The stop token is the
-    last token of the output. `logprobs` is None for none, or how many top alternatives go with each token.
-    `grammar` is what the output must follow, if anything: the row then ends with `stop` when it is whole.
-    What is read is kept for rows of the same `cache_scope`; with `pin` the prompt stays kept.
-    Without `speculate` the row makes one token a step; the tokens are the same with it. `prediction` is what the output
-    may be like: it is drafted, and changes no token. `images` are in the order of their spans.
-    `forced` are the first output tokens where they are given and not sampled: they are prefilled with the prompt, and
-    reported like sampled ones, those in `emitted` apart. None of them ends the row but the last that `max_tokens`
-    allows, which is at least as many. Their log-probabilities are the model's own, before bias and penalties. With a
-    `grammar` there are none.
+    `prompt` and `emitted` together are prefilled. `emitted` holds output tokens of an earlier life of this request
+    (before a crash or an engine reset): the next token has output index `len(emitted)`, penalties count them as output,
+    and the sampling key of the token at output index i is that of (seed, i). `max_tokens` counts the whole output,
+    `emitted` included, and is more than `len(emitted)`; None: until the context of the model is full. `stop_token_ids`
+    already holds the model's end tokens unless the request ignores them. The stop token is the last token of the
+    output. `logprobs`: number of top alternatives reported with each token; None for no log-probabilities. `grammar`
+    constrains the output: the row ends with `stop` when the text is complete. Rows of the same `cache_scope` share the
+    prefix cache; `pin` keeps the prompt's blocks from eviction. `speculate` allows several tokens a step; the tokens
+    are the same without it. `prediction` is a likely output: a source of draft tokens, without influence on the tokens.
+    `images` are in the order of their spans. `forced` are the first output tokens if they are given instead of sampled:
+    they are prefilled with the prompt and reported like sampled ones, except those in `emitted`. Of these only the last
+    one that `max_tokens` allows ends the row; `max_tokens` is at least their number. Their log-probabilities are the
+    model's own, before bias and penalties. A row with a `grammar` has none.
     """
 
     row: int
@@ -77,8 +75,8 @@ class RowRequest:
 class TextsRequest:
     """A row of texts to turn into vectors, which ends after the last one. All ids and numbers were checked.
 
-    `second[i]` is where the second part of text i begins, if it is a pair, and else 0. `output` is `embedding` for a
-    vector of length 1 with `dimensions` floats, or `score` for the logits of the model's head.
+    `second[i]` is the index of the first token of text i's second part, if it is a pair, and else 0. `output` is
+    `embedding` for a vector of length 1 with `dimensions` floats, or `score` for the logits of the model's head.
     """
 
     row: int
@@ -108,10 +106,10 @@ class RowToken(NamedTuple):
 
 
 class RowPrefill(NamedTuple):
-    """How far the prompt of one row has come: `done` of `total` tokens, `cached` of them from the prompt cache.
+    """Progress of one row's prefill: `done` of `total` tokens, `cached` of them from the prefix cache.
 
-    `total` is prompt, `emitted` and the rest of `forced`. `cached` is at most `total` - 1: every row starts from its
-    last token, so `total` - 1 - `cached` tokens are read.
+    `total` is prompt, `emitted` and the rest of `forced`. `cached` is at most `total` - 1: the last token is the input
+    of the first decode step, so `total` - 1 - `cached` tokens are prefilled.
     """
 
     row: int
@@ -132,9 +130,9 @@ class RowVectors(NamedTuple):
 
 
 class RowFailure(NamedTuple):
-    """A row that raised. It has left the batch; the others go on.
+    """A row that failed. It has left the batch; the others continue.
 
-    `code` is that of the error that the client gets, empty for `error`.
+    `code`: code of the error that the client gets, empty for `error`.
     """
 
     row: int
@@ -143,9 +141,9 @@ class RowFailure(NamedTuple):
 
 
 class RowDivergence(NamedTuple):
-    """A long prompt that begins like a kept one and goes on differently after `shared` of its `total` tokens.
+    """A long prompt that begins like a cached one and differs from it after `shared` of its `total` tokens.
 
-    `kept` and `came` are some of the tokens that follow there.
+    `kept` and `came` are the first differing tokens: those in the cache and those of the prompt.
     """
 
     row: int
@@ -156,7 +154,7 @@ class RowDivergence(NamedTuple):
 
 
 class RowDraft(NamedTuple):
-    """Tokens that `source` proposed for one row, and how many of them the model would have made itself."""
+    """Draft tokens that `source` proposed for one row, and the number of them that were accepted."""
 
     row: int
     source: str
@@ -219,7 +217,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Rows and kept prompts now, and counters since the engine was built."""
+    """Rows and cached prompts now, and counters since the engine was built."""
 
     rows_decoding: int
     rows_prefilling: int
@@ -236,12 +234,11 @@ class EngineStats:
 class EngineMemory:
     """Memory of an engine by purpose, in bytes.
 
-    `kv` is the caches of all rows: those of every batch, `padding` included, and those of rows in prefill.
-    `parked` and `prompt_cache` do not overlap. `workspace` is not held now, but for what rows have left empty in a
-    batch: it is an estimate from above of what the next step needs for a moment, to read a chunk of prompt and to copy
-    the caches of the largest batch when they grow or a row joins. `buffers` is what the platform keeps of freed memory
-    for reuse. `active` is what the platform says is in use, `peak` the most it ever was. What the platform cannot tell
-    is 0.
+    `kv`: caches of all rows, of every batch (`padding` included) and of rows in prefill. `parked` and `prompt_cache` do
+    not overlap. `workspace`: an upper bound of the transient memory of the next step, for a prefill chunk and for a
+    copy of the largest batch's caches when they grow or a row joins; allocated already only for empty rows of a batch.
+    `buffers`: freed memory that the platform keeps for reuse. `active`: memory in use as the platform reports it,
+    `peak` its maximum. Figures that the platform does not report are 0.
     """
 
     weights: int
@@ -272,26 +269,27 @@ class Engine(Protocol):
 
     @property
     def rows_max(self) -> int:
-        """How many rows the engine takes at once, in prefill and decode together."""
+        """Maximum number of rows at once, in prefill and decode together."""
         ...
 
     @property
     def step_tokens_max(self) -> int:
-        """The most tokens that one `next()` makes for a row."""
+        """Maximum number of tokens that one `next()` makes for a row."""
         ...
 
     @property
     def padding_bytes_max(self) -> int:
-        """The most bytes that padding takes, all rows together, beside what `project_bytes` says of each."""
+        """Maximum bytes of padding of all rows together, in addition to the `project_bytes` of each."""
         ...
 
     @property
     def images_bytes_max(self) -> int:
-        """The most bytes that features of images take, all together."""
+        """Maximum bytes of features of all images together."""
         ...
 
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
-        """Add rows; their prefill starts in the next `next()`. Returns those that could not be added."""
+        """Add rows; their prefill starts in the next `next()`. Returns a failure for each row that could not be
+        added."""
         ...
 
     def next(self) -> StepResult:
@@ -304,66 +302,68 @@ class Engine(Protocol):
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows in any phase. Unknown and repeated ids are no error; one bad row never keeps another.
 
-        The id of a parked row says that it will not come back: what is kept of it loses its precedence.
+        The id of a parked row means that it will not resume: its caches become ordinary blocks of the prefix cache.
         """
         ...
 
     def park(self, row: int) -> int:
-        """Take a row out of the batch in any phase; returns how many of its tokens need not be read again.
+        """Preempt a row in any phase; returns the number of its tokens that need no prefill when it resumes.
 
-        The row comes back by `insert` under another id, with its output so far as `emitted`, and goes on with the
-        same tokens as if it had stayed. The result counts prompt and output, and is at most all but the last, which
-        every row starts from; what is kept of parked rows is evicted after all else that the prompt cache holds, so
-        the row's next RowPrefill says what is still there. An unknown row is 0 and no error.
+        The row resumes by `insert` under another id, with its output so far as `emitted`, and makes the same tokens as
+        if it had stayed. The result counts prompt and output without the last token, which every row starts from.
+        Caches of parked rows are evicted after everything else in the prefix cache; the row's next RowPrefill reports
+        how many are left. An unknown row gives 0 and no error.
         """
         ...
 
     def reset(self) -> None:
-        """Drop every row, parked ones too, and all state of the batch. The model stays loaded; the prompt cache is
+        """Drop every row, parked ones too, and all state of the batch. The model stays loaded; the prefix cache is
         emptied."""
         ...
 
     def shrink_chunk(self) -> int:
         """Halve the most prompt tokens of a step, after the device ran out of time or memory; returns the new bound.
 
-        There is a least bound, below which time decides alone. The bound stays until the engine is closed.
+        The bound has a minimum, below which only the bound in time counts. It stays until the engine is closed.
         """
         ...
 
     def project_bytes(self, tokens: int) -> int:
-        """The most bytes of KV cache that are allocated for one row while it holds `tokens`, padding apart.
+        """Maximum bytes of KV cache allocated for one row of `tokens`, without padding.
 
-        It comes from the model's real cache shapes, and never falls as `tokens` grows.
+        Computed from the model's real cache shapes; monotonic in `tokens`.
         """
         ...
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
-        """Keep at most `bytes_max` from now on, and never more than the engine was built with; returns bytes freed.
+        """Bound the prefix cache to `bytes_max`, and never more than the engine was built with; returns the bytes
+        freed.
 
-        The least recently used prompts go first; parked rows count, and go last. When something is evicted, buffers
-        that the platform keeps for reuse are given back as well.
+        The least recently used prompts are evicted first; parked rows count, and are evicted last. After an eviction
+        the platform's buffers for reuse are released as well.
         """
         ...
 
     def limit_memory(self, bytes_max: int) -> None:
-        """Have the platform hold at most `bytes_max` in all, as far as it can: another worker came or left."""
+        """Bound the platform's memory to `bytes_max` in all, as far as it can: another worker started or ended."""
         ...
 
     @property
     def empty_bytes(self) -> int:
-        """Bytes allocated for rows to come; no row's `project_bytes` counts them."""
+        """Bytes of allocated rows that no request uses; no row's `project_bytes` counts them."""
         ...
 
     def share_device(self, rows_decoding: int) -> None:
-        """Keep prefill as short as if so many more rows decoded: those of other processes wait for the device too."""
+        """Shorten prefill chunks as if `rows_decoding` more rows decoded: rows of other processes wait for the device
+        too."""
         ...
 
     def keep_warm(self) -> bool:
-        """Make a tiny computation, on a device that lowers its clock soon after the last one; False on others."""
+        """Run a tiny computation if the device lowers its clock when idle; returns False on other devices."""
         ...
 
     def release_buffers(self) -> None:
-        """Give back what the platform keeps for reuse. The next step is a little slower; nothing is forgotten."""
+        """Release the platform's buffers for reuse. The next step is a little slower; nothing is lost."""
         ...
 
     def stats(self) -> EngineStats:
@@ -381,12 +381,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class VectorEngine(Engine, Protocol):
-    """An engine whose model turns texts into vectors, beside the tokens it may generate."""
+    """An engine whose model computes embeddings or scores of texts, in addition to the tokens it may generate."""
 
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
         """Add rows of texts. Each `next()` computes at most one bounded batch of texts, of several rows together.
 
-        Such a row holds no KV cache between two steps. `park` returns 0 for it: it comes back with the texts that
-        have no vector yet.
+        Such a row has no KV cache between two steps. `park` returns 0 for it: it resumes with the texts that have no
+        vector yet.
         """
         ...

@@ -11,18 +11,18 @@ from zmqengine.engine.host.blas import load_tuned_blas
 from zmqengine.engine.host.environment import prepare_environment
 from zmqengine.engine.options import EngineOptions
 
-# Before anything imports MLX, or it binds to the BLAS that its wheel carries, and has read its variables.
+# Before the first import of MLX, which binds to a BLAS and reads its environment variables.
 _BLAS = load_tuned_blas()
 _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
-from zmqengine.engine.autotune.drawing import choose_draw  # noqa: E402
-from zmqengine.engine.autotune.remembered import Remembered  # noqa: E402
+from zmqengine.engine.autotune.draws import choose_draw  # noqa: E402
+from zmqengine.engine.autotune.saved_choices import SavedChoices  # noqa: E402
 from zmqengine.engine.host.backend import on_cuda, on_gpu  # noqa: E402
 from zmqengine.engine.host.device import Device  # noqa: E402
+from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes  # noqa: E402
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
-from zmqengine.engine.host.memory import limit_mlx, recommended_bytes  # noqa: E402
 from zmqengine.engine.kv import KVKernels, PlainKernels  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
@@ -31,22 +31,22 @@ from zmqengine.engine.load.tokenizer_export import ExportedTokenizer  # noqa: E4
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
+from zmqengine.engine.speculation.build import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
-from zmqengine.engine.speculation.opening import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
 
 _DRAWS = {
-    "search": "top_p by halving an interval",
+    "search": "top_p by bisection",
     "sort": "top_p by sorting",
-    "kernel": "all of a draw in one kernel",
+    "kernel": "one kernel for a whole draw",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A loaded engine of `model`. `memory_limit_bytes` is what MLX was told to stay within; `facts` are for people."""
+    """A loaded engine of `model`. `memory_limit_bytes`: the limit given to MLX; `facts`: descriptions for people."""
 
     engine: MlxEngine
     model: LoadedModel
@@ -62,13 +62,13 @@ def open_mlx_engine(
     name: str = "",
     limit_memory: Callable[[int, int], int] = lambda recommended_bytes, parameter_bytes: recommended_bytes,
     report: Report = lambda stage, fraction: None,
-    ring: Callable[[], None] = lambda: None,
+    wake: Callable[[], None] = lambda: None,
 ) -> OpenedEngine:
     """Load `model` (a directory or a hub id), to be known as `name`, and build its engine on this thread.
 
-    `limit_memory` is asked once, when the weights are loaded, what MLX may hold in all; it is told what the system
-    recommends and how large the weights are. `ring` is called by a thread when there is something to do.
-    Only this thread may use the engine. Raises ModelLoadError.
+    `limit_memory` is called once, after the weights are loaded, with the system's recommended bytes and the bytes of
+    the weights, and returns MLX's memory limit. `wake` is called by another thread when the engine has work. Only this
+    thread may use the engine. Raises ModelLoadError.
     """
     recommended = recommended_bytes()
     mx.set_memory_limit(recommended)
@@ -76,14 +76,14 @@ def open_mlx_engine(
     device, name_of_device = find_device(), device_name()
     if not device.is_gpu:
         keep_freed_arrays()
-    facts = {standing.name: f"{standing.value} (set {standing.by})" for standing in _ENVIRONMENT}
-    # Of the weights as they came: the decoder joins some of them.
+    facts = {variable.name: f"{variable.value} (set {variable.by})" for variable in _ENVIRONMENT}
+    # Before the decoder is opened, which joins some of the weights.
     found = fingerprint(loaded.model, loaded.directory) if options.cache_path is not None else None
     draw: Draw = PLAIN_DRAW
-    remembered = Remembered(name_of_device, version("mlx")) if options.warm_up_s else None
-    if remembered is not None:
-        draw, facts["drawing"] = open_draw(loaded.info.vocab_size, remembered)
-    opened = _open_model(loaded, options, remembered, device, report)
+    saved = SavedChoices(name_of_device, version("mlx")) if options.warm_up_s else None
+    if saved is not None:
+        draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
+    opened = _open_model(loaded, options, saved, device, report)
     facts |= opened.facts
     parameter_bytes = loaded.info.parameter_bytes + opened.copies_bytes
     loaded = replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
@@ -107,7 +107,7 @@ def open_mlx_engine(
     if options.warm_up_s and device.is_gpu:
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:
-        engine.keep_on_disk(found, options, ring)
+        engine.keep_on_disk(found, options, wake)
     if not engine.info.batchable:
         log.warning(
             "this model is served row by row: mlx-lm cannot step several of its rows in one call",
@@ -123,13 +123,13 @@ def open_mlx_engine(
         "blas": _BLAS,
         "batching": "rows together" if engine.info.batchable else "row by row",
     }
-    if engine.wired.told:
-        facts["wired"] = engine.wired.told
+    if engine.wired.description:
+        facts["wired"] = engine.wired.description
     return OpenedEngine(engine, loaded, loaded.tokenizer, limit, facts)
 
 
 def find_device() -> Device:
-    """Traits of the device that computes."""
+    """Traits of MLX's default device."""
     if on_cuda():
         return Device(is_gpu=True, keeps_buffers=True)
     is_metal = on_gpu()
@@ -137,24 +137,24 @@ def find_device() -> Device:
 
 
 def find_ops() -> tuple[Ops, Ops]:
-    """Operations of a decoder layer for the device that computes, and those to compare them with."""
+    """Operations of a decoder layer for MLX's default device, and the reference operations to compare them with."""
     if on_cuda():
-        from zmqengine.engine.cuda.cuda_ops import PACKED_ROWS_MAX, CudaOps
+        from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 
-        return CudaOps(), PlainOps(PACKED_ROWS_MAX)
+        return CudaOps(), PlainOps(QUANTISED_ROWS_MAX)
     plain = PlainOps()
     return plain, plain
 
 
 def _open_model(
-    loaded: LoadedModel, options: EngineOptions, remembered: Remembered | None, device: Device, report: Report
+    loaded: LoadedModel, options: EngineOptions, saved: SavedChoices | None, device: Device, report: Report
 ) -> OpenedModel:
-    ops, trusted = find_ops()
+    ops, reference = find_ops()
     return open_model(
         loaded.model,
         ops,
-        trusted,
-        remembered,
+        reference,
+        saved,
         rows_max=options.rows_max,
         copy_bytes_max=options.widened_bytes,
         seconds_max=options.warm_up_s,
@@ -164,7 +164,7 @@ def _open_model(
 
 
 def kv_kernels() -> KVKernels:
-    """Operations on KV caches for the device that computes."""
+    """Operations on KV caches for MLX's default device."""
     if on_cuda():
         from zmqengine.engine.cuda.kv_kernels import CudaKernels
 
@@ -172,14 +172,14 @@ def kv_kernels() -> KVKernels:
     return PlainKernels(gpu=on_gpu())
 
 
-def open_draw(vocab_size: int, remembered: Remembered) -> tuple[Draw, str]:
-    """The fastest way to draw tokens on this device, and its description for people."""
+def open_draw(vocab_size: int, saved: SavedChoices) -> tuple[Draw, str]:
+    """The fastest `Draw` on this device, and its description for people."""
     draws: dict[str, Draw] = {"search": PlainDraw("search"), "sort": PlainDraw("sort")}
     if on_cuda():
-        from zmqengine.engine.cuda.drawing import KernelDraw
+        from zmqengine.engine.cuda.draw_kernel import KernelDraw
 
         draws["kernel"] = KernelDraw()
-    name = choose_draw(vocab_size, draws, mx.bfloat16 if on_gpu() else mx.float32, remembered)
+    name = choose_draw(vocab_size, draws, mx.bfloat16 if on_gpu() else mx.float32, saved)
     return draws[name], _DRAWS[name]
 
 
@@ -201,6 +201,6 @@ def _check_pace(options: EngineOptions) -> None:
 
 
 def device_name() -> str:
-    """The device that computes, for people."""
+    """Name of MLX's default device, for people."""
     kind = "gpu" if on_gpu() else "cpu"
     return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"

@@ -1,4 +1,4 @@
-"""How an engine is to run: what a worker's options say of it."""
+"""Options of an engine, a part of the worker's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WiredLimit: TypeAlias = Literal["weights", "off", "all"] | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Building one raises `ConfigError` with what to change. Every `WorkerConfig` is one."""
+    """Options of an engine. The constructor raises `ConfigError` with a remedy. Every `WorkerConfig` is one."""
 
     rows_max: int = option(
         32, within=(1, 4096), help="Requests in the batch at once, in prefill and decode together."
@@ -26,60 +26,62 @@ class EngineOptions:
     prefill_chunk: int = option(
         2048,
         within=(1, 65_536),
-        help="Prompt tokens read in one pass, at the most; --prefill-ms makes it less on slower machines.",
+        help="Maximum prompt tokens prefilled in one pass; --prefill-ms makes it less on slower machines.",
     )
     prefill_ms: float = option(
         200.0,
         within=(0, DAY_MS),
-        help="Milliseconds that reading prompts may add to a pass while others decode: chunks shrink to it. "
-        "The more requests wait than decode, the more, up to 2.5 times as much; 0 for no limit.",
+        help="Milliseconds that prefill may add to a pass while other requests decode: chunks shrink to it. "
+        "Up to 2.5 times as much while more requests wait than decode; 0 for no limit.",
     )
     prompt_cache_bytes: int | None = option(
         None,
         within=(0, 1 << 50),
-        help="Memory for prompts that start alike; 0 for none.",
+        help="Memory for the prefix cache, which prompts with the same beginning share; 0 for none.",
         otherwise="--prompt-cache-share",
     )
     speculate: Speculate = option(
         "auto",
-        help="Speculative decoding: draft tokens by n-grams, by the draft model, or by every source that is worth it. "
+        help="Speculative decoding: draft tokens of n-grams, of the draft model, or of every source that gains speed. "
         "The output is the same. On Metal auto needs --draft.",
     )
     draft: str | None = option(
         None,
-        help="A smaller model with the same tokenizer that drafts for --model: a local directory or a hub id.",
+        help="Draft model for --model, a smaller one with the same tokenizer: a local directory or a hub id.",
         otherwise="none",
     )
     cache_dir: str | None = option(
         None,
-        help="Directory to keep prompts on disk as well, as files of this user alone: they are back after a restart. "
+        help="Directory for the prefix cache on disk, in files of this user alone: prompts survive a restart. "
         "auto is ~/.cache/zmqengine, on macOS ~/Library/Caches/zmqengine.",
         otherwise="memory alone",
     )
     cache_dir_bytes: int = option(
-        20 * GIB, within=(MIB, 1 << 60), help="What --cache-dir may take, other workers' files included."
+        20 * GIB,
+        within=(MIB, 1 << 60),
+        help="Maximum bytes of files in --cache-dir, other workers' files included.",
     )
     cache_dir_free_bytes: int = option(
-        10 * GIB, within=(0, 1 << 60), help="What stays free on the disk of --cache-dir."
+        10 * GIB, within=(0, 1 << 60), help="Bytes that stay free on the disk of --cache-dir."
     )
     cache_dir_writes_bytes: int = option(
         64 * GIB,
         within=(0, 1 << 60),
-        help="What may be written to --cache-dir in a day, by all who share it.",
+        help="Maximum bytes written to --cache-dir in a day, by all workers that share it.",
     )
     warm_up_s: float = option(
         90.0,
         within=(0, 3600),
-        help="Time at the start to fit the model to the device, and on a GPU to warm it up as well; 0 for neither.",
+        help="Maximum seconds at the start for autotuning, and on a GPU for warm-up; 0 for neither.",
     )
     widened_bytes: int = option(
         0,
         within=(0, 1 << 50),
-        help="Memory for copies of quantised weights in full width, where those are faster.",
+        help="Memory for dequantised copies of quantised weights, where those are faster.",
     )
     tf32: bool = option(
         False,
-        help="Round factors of float32 to 10 bits where the GPU is faster so (M5, CUDA). A row's tokens may then "
+        help="TF32: round float32 factors to 10 bits where the GPU is faster so (M5, CUDA). A row's tokens may then "
         "depend on the rows beside it.",
     )
     wired_limit: WiredLimit = option(
@@ -102,7 +104,7 @@ class EngineOptions:
 
     @property
     def cache_path(self) -> Path | None:
-        """The directory that `cache_dir` means."""
+        """Directory of the prefix cache on disk, with `auto` resolved."""
         if self.cache_dir is None:
             return None
         return cache_directory() if self.cache_dir == "auto" else Path(self.cache_dir).expanduser()

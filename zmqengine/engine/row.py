@@ -16,8 +16,8 @@ from zmqengine.sampling_params import check_sampling
 Caches = list[Any]
 
 
-class MadeToken(NamedTuple):
-    """A sampled token that was not reported yet."""
+class SampledToken(NamedTuple):
+    """A sampled token that has not been reported yet."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -26,24 +26,25 @@ class MadeToken(NamedTuple):
 class Row:
     """One request in the engine: its tokens, the number of them that are cached, and the state of its generation.
 
-    `tokens`: prompt and known output; the KV cache holds the first `held` of them, columns of a verify block in flight
-    apart. Before the row has caches, `held` is the length that the prefix cache may provide. `ids`: tokens to prefill.
-    `offers`: blocks that become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its
-    blocks. Prefill stops at `branches`, where a state that cannot be cut is kept.
-    `first_forced`: place in `tokens` of the first forced token that was not emitted, `read_tokens` without any;
-    `unreported`: how many of them are still to be reported. `sampled`: number of output tokens, the one in flight and
-    forced ones included. `launched`: a decode step of the row was launched.
-    `gone`: the row has ended, failed or been removed; results of a step in flight are dropped.
+    `tokens`: prompt and known output; the KV cache holds the first `computed_tokens` of them, apart from columns of a
+    verify block in flight. Before the row has caches, `computed_tokens` is the length that the prefix cache may
+    provide. `prefill_tokens`: length of prompt, `emitted` and forced tokens; `ids`: their ids. `offers`: blocks that
+    become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks. Prefill stops
+    at `branches`, positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in
+    `tokens` of the first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of
+    forced tokens still to be reported. `sampled`: number of output tokens, the one in flight and forced ones included.
+    `launched`: a decode step of the row was launched. `gone`: the row has ended, failed or been removed; results of a
+    step in flight are dropped.
     """
 
     __slots__ = (
         "branches",
         "cached",
         "caches",
+        "computed_tokens",
         "first_forced",
         "gone",
         "grammar",
-        "held",
         "id",
         "ids",
         "is_pinned",
@@ -55,8 +56,8 @@ class Row:
         "max_tokens",
         "offers",
         "prediction",
+        "prefill_tokens",
         "prompt_tokens",
-        "read_tokens",
         "sampled",
         "sampling",
         "scope",
@@ -71,24 +72,24 @@ class Row:
         forced = request.forced[len(request.emitted) :]
         self.tokens = [*request.prompt, *request.emitted, *forced]
         self.prompt_tokens = len(request.prompt)
-        self.read_tokens = len(self.tokens)
-        self.first_forced = self.read_tokens - len(forced)
+        self.prefill_tokens = len(self.tokens)
+        self.first_forced = self.prefill_tokens - len(forced)
         self.unreported = len(forced)
-        self.sampled = self.read_tokens - self.prompt_tokens
+        self.sampled = self.prefill_tokens - self.prompt_tokens
         open_end = context_tokens - self.prompt_tokens
         self.max_tokens = open_end if request.max_tokens is None else request.max_tokens
         self.stop = frozenset(request.stop_token_ids)
         self.sampling = request.sampling
         self.key = seed_key(request.seed)
         self.logprobs = request.logprobs
-        self.held = 0
+        self.computed_tokens = 0
         self.cached = 0
         self.caches: Caches | None = None
         self.scope = request.cache_scope
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
         self.branches: list[int] = []
-        # Objects of the prefix cache, which imports this module.
+        # `Offer`s of the prefix cache, which imports this module.
         self.offers: list[Any] = []
         self.launched = False
         self.gone = False
@@ -102,12 +103,12 @@ class Row:
     @property
     def remaining(self) -> int:
         """Prompt tokens still to be prefilled. The last one is the input of the first decode step."""
-        return max(0, self.read_tokens - 1 - self.held)
+        return max(0, self.prefill_tokens - 1 - self.computed_tokens)
 
     @property
     def has_forced(self) -> bool:
         """Whether prefill passes forced tokens."""
-        return self.first_forced < self.read_tokens
+        return self.first_forced < self.prefill_tokens
 
     def take(self, token: int) -> EngineFinish | None:
         """Append a token to the output; returns the finish reason if it ends the row.

@@ -19,5 +19,5 @@ def seed_key(seed: int) -> int:
 
 
 def uniform(key: int, index: int) -> float:
-    """A number in [0, 1) for place `index` of the sequence: a multiple of 2**-23, so exact in float32."""
+    """Number `index` of the sequence, in [0, 1): a multiple of 2**-23, so exact in float32."""
     return (mix(key + index) >> 41) * 2.0**-23

@@ -15,11 +15,11 @@ from tests.engine.models.test_decoder import Segment, steps
 from tests.support import cuda_kernels
 from tests.support.models import LLAMA, SLIDING, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.cuda.cuda_ops import PACKED_ROWS_MAX, CudaOps
+from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import read_weights
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.weights import read_weights
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="kernels are there")
 
@@ -75,7 +75,7 @@ def opened(config: dict[str, Any], dtype: mx.Dtype, bits: int = 0) -> tuple[Any,
     for layer in weights.layers:
         for part in (*layer.mlp.gate_up, layer.mlp.down) if not hasattr(layer.mlp, "router") else ():
             choose(ops, part)
-    return DecoderModel(weights, PlainOps(PACKED_ROWS_MAX)), DecoderModel(weights, ops)
+    return DecoderModel(weights, PlainOps(QUANTISED_ROWS_MAX)), DecoderModel(weights, ops)
 
 
 def choose(ops: CudaOps, linear: Any) -> None:
@@ -121,7 +121,7 @@ def test_packed_weights_go_through_their_kernel(kernels: list[str], bits: int) -
         "product",
         "kernel",
         "kernel",
-        "unpacked",
+        "dequantised",
     ]
 
 
@@ -132,14 +132,14 @@ def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
     for model in (plain, tuned):
         alone = [kv.new_caches(model) for _ in range(4)]
         for caches, text in zip(alone, TEXTS, strict=True):
-            mx.eval(kv.read_alone(model, caches, text))
+            mx.eval(kv.prefill_row(model, caches, text))
         batch = kv.KVBatch.merge(alone[:2], list(map(len, TEXTS[:2])))
         for turn in range(3):
             rows = mx.array([[8 + turn], [9 + turn]])
             segments = [
                 Segment(rows, batch.begin_step(rows)),
-                Segment(kv.begin_alone(alone[2], list(range(50, 70 + turn))), alone[2]),
-                Segment(kv.begin_alone(alone[3], [4, 5, 6]), alone[3]),
+                Segment(kv.begin_row_prefill(alone[2], list(range(50, 70 + turn))), alone[2]),
+                Segment(kv.begin_row_prefill(alone[3], [4, 5, 6]), alone[3]),
             ]
             found.append(model.packed(segments))
             batch.launch(found[-1], kv.arrays([*alone[2], *alone[3]]))

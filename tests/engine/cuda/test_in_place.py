@@ -20,7 +20,7 @@ from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.kv import batch as kv_batch
+from zmqengine.engine.kv import kv_batch
 from zmqengine.engine.row import Row
 
 
@@ -57,7 +57,7 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, ker
             text = [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((3, 10, 20, 40, 40, 150)))]
             for place, one in enumerate((model, wanted)):
                 alone = kv.new_caches(one)
-                kv.read_alone(one, alone, text)
+                kv.prefill_row(one, alone, text)
                 batches[place].join(kv.KVBatch.merge([alone], [len(text)], kernels))
         elif kind < 0.3:
             places = sorted(draw.sample(range(count), draw.randrange(1, count + 1)))

@@ -14,7 +14,7 @@ import pytest
 from tests.support.drafts import Erring, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.cuda import drawing
+from zmqengine.engine.cuda import draw_kernel
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import draw as sampling
@@ -32,8 +32,8 @@ def in_place_of_the_kernel(
     plan: mx.array,
     drawn: int,
     width: int = 1,
-) -> drawing.TokenArrays:
-    """As `drawing.choose`, by MLX's own calls."""
+) -> draw_kernel.TokenArrays:
+    """As `draw_kernel.choose`, by MLX's own calls."""
     numbers = np.array(plan).reshape(-1, 7)
     numbers = np.repeat(numbers, width, axis=0)
     floats = numbers.view(np.float32)
@@ -64,13 +64,13 @@ def in_place_of_the_kernel(
     found = np.take_along_axis(np.array(logits.astype(mx.float32)), tokens[:, None], axis=1)[:, 0]
     marked = tokens.astype(np.uint32) | np.where(np.isfinite(found), 0, 1 << 31).astype(np.uint32)
     told = [mx.array(np.resize(marked[at : at + 2], 2)) for at in range(0, len(marked), 2)]
-    return drawing.TokenArrays(likeliest, tuple(told))
+    return draw_kernel.TokenArrays(likeliest, tuple(told))
 
 
 @pytest.fixture
 def kernel(monkeypatch):
     """Stands in for it; a place to change more."""
-    monkeypatch.setattr(drawing, "choose", in_place_of_the_kernel)
+    monkeypatch.setattr(draw_kernel, "choose", in_place_of_the_kernel)
     return monkeypatch
 
 
@@ -100,7 +100,7 @@ def test_all_rows_make_the_same_tokens_by_a_plan_for_the_kernel(model, drafts):
     finish(engine, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
     engine = make_engine(
-        model, speculator=speculator(Erring(known)) if drafts else None, draw=drawing.KernelDraw()
+        model, speculator=speculator(Erring(known)) if drafts else None, draw=draw_kernel.KernelDraw()
     )
     run = Run()
     for place, request in enumerate(rows):
@@ -126,10 +126,10 @@ def test_a_plan_is_made_once_for_rows_that_get_on_alike(kernel):
     rows = [
         Row(RowRequest(row, [1], 99, sampling=SETTINGS[row], seed=row), VOCAB_SIZE, 2048) for row in range(3)
     ]
-    plan = drawing.KernelDraw().plan(rows, VOCAB_SIZE)
+    plan = draw_kernel.KernelDraw().plan(rows, VOCAB_SIZE)
     made: list[int] = []
-    columns = drawing.columns
-    kernel.setattr(drawing, "columns", lambda given: made.append(len(given)) or columns(given))
+    columns = draw_kernel.columns
+    kernel.setattr(draw_kernel, "columns", lambda given: made.append(len(given)) or columns(given))
     logits = mx.random.normal((3, VOCAB_SIZE), key=mx.random.key(1))
     seen = set()
     for _ in range(5):
@@ -147,6 +147,6 @@ def test_a_plan_is_made_once_for_rows_that_get_on_alike(kernel):
 def test_a_logit_that_is_not_a_number_is_told(kernel):
     """The host learns of it with the token."""
     marked = [mx.array(np.array([5, 1 << 31 | 6], np.uint32)), mx.array(np.array([7, 99], np.uint32))]
-    tokens, logits = drawing.read(marked, 3)
+    tokens, logits = draw_kernel.read(marked, 3)
     assert tokens == [5, 6, 7]
     assert [math.isnan(logit) for logit in logits] == [False, True, False]

@@ -13,15 +13,28 @@ from mlx.nn.layers.quantized import QuantizedLinear, quantize
 
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.cuda import attention, between_products, cuda_ops, drawing, kv_kernels, plain_products
+from zmqengine.engine.cuda import (
+    attention,
+    between_products,
+    cuda_ops,
+    draw_kernel,
+    kv_kernels,
+    plain_products,
+)
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import (
+    HeadShape,
+    QueryKeyNorms,
+    RotaryEmbedding,
+    linear_of,
+    read_weights,
+)
+from zmqengine.engine.models.decoder_weights import Linear as LinearWeights
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.weights import HeadShape, QueryKeyNorms, RotaryEmbedding, linear_of, read_weights
-from zmqengine.engine.models.weights import Linear as LinearWeights
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import SAMPLED, Draw, PlainDraw
 from zmqengine.engine.seeds import seed_key, uniform
@@ -80,7 +93,7 @@ def test_quantised_weights_are_multiplied_for_few_rows(dtype, bits, group, rows)
     inputs = mx.random.normal((rows, 1024)).astype(dtype)
     wide = mx.dequantize(layer.weight, layer.scales, layer.biases, group_size=group, bits=bits)
     wanted = inputs.astype(mx.float32) @ wide.astype(mx.float32).T
-    assert error(cuda_ops.few_packed_rows(inputs, linear_of(layer)), wanted) < 0.01
+    assert error(cuda_ops.few_quantised_rows(inputs, linear_of(layer)), wanted) < 0.01
 
 
 def halves(outputs: mx.array) -> mx.array:
@@ -151,7 +164,7 @@ def test_heads_are_turned_by_their_places(
         norms = QueryKeyNorms(weights[0], weights[1], both[:, None], 1e-6)
     offset = mx.array([(row * 3001) % 20_000 for row in range(rows)], dtype=mx.int32)
     shape = HeadShape(heads, key_heads, dim, 1.0, rotation, norms, None, dtype)
-    wanted = PlainOps().turn(product, shape, offset, rows)
+    wanted = PlainOps().rotate(product, shape, offset, rows)
     exact = 0.005 if dtype == mx.bfloat16 else 1e-4
     for got, other in zip(between_products.rotate(shape, product, offset, width), wanted, strict=True):
         assert got.shape == other.shape
@@ -222,13 +235,13 @@ def test_a_model_on_every_kernel_says_what_it_says_without(bits):
         ops.choose(linear, {count: list(ops.variants(linear, count))[-1] for count in rows})
     tokens = mx.array([[1], [2], [3]])
     found = DecoderModel(weights, ops)(tokens)
-    assert error(found, DecoderModel(weights, PlainOps(cuda_ops.PACKED_ROWS_MAX))(tokens)) < 0.05
+    assert error(found, DecoderModel(weights, PlainOps(cuda_ops.QUANTISED_ROWS_MAX))(tokens)) < 0.05
 
 
 def chosen(logits, rows, drawn=0, width=1):
     """What the kernel chooses, as the device and the host see it."""
-    tokens, told = drawing.choose(logits, drawing.columns(rows), drawn, width)
-    read, marks = drawing.read(told, logits.shape[0])
+    tokens, told = draw_kernel.choose(logits, draw_kernel.columns(rows), drawn, width)
+    read, marks = draw_kernel.read(told, logits.shape[0])
     assert tokens.tolist() == read
     return read, marks
 
@@ -246,7 +259,7 @@ def test_a_draw_is_that_of_plain_arithmetic(dtype, words):
     min_p = rng.choice([0.0, 0.05], rows)
     keys = [seed_key(seed) for seed in range(rows)]
     plan = [
-        drawing.Drawn(
+        draw_kernel.Drawn(
             keys[row],
             row,
             1 / temperature[row],
@@ -283,10 +296,12 @@ def test_the_numbers_that_are_drawn_with_are_those_of_every_device(drawn, width)
     """Of equally likely tokens, as many as there can be numbers to tell apart, each number takes the one it names."""
     words, rows = 1 << 16, 33
     seeds = [0, 1, 2**63, 2**64 - 1, *range(100, 100 + rows - 4)]
-    plan = [drawing.Drawn(seed_key(seed), seed % 5, 1.0, words, 1.0, -math.inf) for seed in seeds]
+    plan = [draw_kernel.Drawn(seed_key(seed), seed % 5, 1.0, words, 1.0, -math.inf) for seed in seeds]
     got, _ = chosen(mx.zeros((rows * width, words), mx.bfloat16), plan, drawn, width)
     wanted = [
-        int(uniform(row.key, row.place + drawn + ahead) * words) for row in plan for ahead in range(width)
+        int(uniform(row.key, row.output_index + drawn + ahead) * words)
+        for row in plan
+        for ahead in range(width)
     ]
     assert got == wanted
 
@@ -297,7 +312,7 @@ def test_the_likeliest_token_is_the_first_of_those(rows):
     rng = np.random.default_rng(rows)
     logits = rng.integers(-50, 50, (rows, 1001)).astype(np.float32)
     plan = [
-        drawing.Drawn(1, 0, 0.0 if row % 3 else 1.0, 1001 if row % 3 else 1, 1.0, -math.inf)
+        draw_kernel.Drawn(1, 0, 0.0 if row % 3 else 1.0, 1001 if row % 3 else 1, 1.0, -math.inf)
         for row in range(rows)
     ]
     got, marks = chosen(mx.array(logits).astype(mx.bfloat16), plan)
@@ -324,7 +339,7 @@ def test_all_methods_draw_alike():
     ways: dict[str, Draw] = {
         "search": PlainDraw("search"),
         "sort": PlainDraw("sort"),
-        "kernel": drawing.KernelDraw(),
+        "kernel": draw_kernel.KernelDraw(),
     }
     drawn = {name: np.array(way.plan(rows, 128_256).draw(logits)[0]) for name, way in ways.items()}
     assert (drawn["search"] == drawn["sort"]).sum() >= 30

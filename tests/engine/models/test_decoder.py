@@ -13,8 +13,8 @@ from tests.engine.models.families import FAMILY, MOE, PACKED, build_packed
 from tests.support.models import HYBRID, LLAMA, MIXTURE, SLIDING, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
+from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.weights import NotOfTheFamily, read_weights
 
 # Arithmetic is in float32: another order of the same sums.
 TOLERANCE = 1e-4
@@ -40,7 +40,7 @@ def steps(model: Any, widths: list[int], texts: list[list[int]] = TEXTS) -> list
     found, alone = [], []
     for text in texts:
         alone.append(kv.new_caches(model))
-        found.append(kv.read_alone(model, alone[-1], text))
+        found.append(kv.prefill_row(model, alone[-1], text))
     batch = kv.KVBatch.merge(alone, list(map(len, texts)))
     rows = range(len(texts))
     for turn, width in enumerate(widths):
@@ -79,13 +79,13 @@ def test_a_packed_step_gives_each_segment_its_own_logits(name: str) -> None:
     def segments() -> list[Segment]:
         alone = [kv.new_caches(decoder) for _ in range(4)]
         for caches, text in zip(alone, TEXTS[:3], strict=False):
-            mx.eval(kv.read_alone(decoder, caches, text))
+            mx.eval(kv.prefill_row(decoder, caches, text))
         batch = kv.KVBatch.merge(alone[:2], list(map(len, TEXTS[:2])))
         rows = mx.array([[8], [9]])
         return [
             Segment(rows, batch.begin_step(rows)),
-            Segment(kv.begin_alone(alone[2], list(range(50, 70))), alone[2]),
-            Segment(kv.begin_alone(alone[3], [4, 5, 6]), alone[3]),
+            Segment(kv.begin_row_prefill(alone[2], list(range(50, 70))), alone[2]),
+            Segment(kv.begin_row_prefill(alone[3], [4, 5, 6]), alone[3]),
         ]
 
     apart, together = segments(), segments()
@@ -137,9 +137,9 @@ class Counting(PlainOps):
 
     turns = 0
 
-    def turn(self, *given: Any) -> Any:
+    def rotate(self, *given: Any) -> Any:
         self.turns += 1
-        return super().turn(*given)
+        return super().rotate(*given)
 
 
 @pytest.mark.parametrize(

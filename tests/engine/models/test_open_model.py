@@ -15,7 +15,7 @@ from tests.engine.models.families import FAMILY, build_packed
 from tests.engine.models.test_decoder import alike, steps
 from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.autotune.products import copies_bytes, name_of
-from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cuda import cuda_ops
 from zmqengine.engine.load import open_model as opening
 from zmqengine.engine.load.open_model import open_model
@@ -25,7 +25,7 @@ from zmqengine.engine.models.ops import PlainOps
 ROWS = [1, 2, 4, 256]
 
 
-def opened(model: Any, remembered: Remembered | None = None, **options: Any) -> opening.OpenedModel:
+def opened(model: Any, remembered: SavedChoices | None = None, **options: Any) -> opening.OpenedModel:
     ops = PlainOps()
     return open_model(model, ops, ops, remembered, rows_max=4, seconds_max=30.0, **options)
 
@@ -76,7 +76,7 @@ def test_a_decoder_that_raises_is_not_used(
     monkeypatch.setattr(PlainOps, "turn", fail)
     model = build_model(LLAMA)
     assert opened(model).model is model
-    assert "the decoder does not work" in caplog.text
+    assert "the decoder fails" in caplog.text
 
 
 class WrongOps(PlainOps):
@@ -89,10 +89,10 @@ class WrongOps(PlainOps):
 
 def test_kernels_that_compute_something_else_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     """MLX's operations are taken instead."""
-    trusted = PlainOps()
-    found = open_model(build_model(LLAMA), WrongOps(), trusted)
-    assert found.model.ops is trusted
-    assert "kernels for this device compute something else" in caplog.text
+    reference = PlainOps()
+    found = open_model(build_model(LLAMA), WrongOps(), reference)
+    assert found.model.ops is reference
+    assert "kernels for this device differ from the reference" in caplog.text
     assert "differ" in found.facts["model_code"]
 
 
@@ -109,7 +109,7 @@ def test_every_kernel_for_a_number_of_rows_is_compared() -> None:
 @pytest.mark.parametrize("name", ["4 bits by 64", "8 bits by 64"])
 def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path: Any) -> None:
     """Logits stay within a rounding, and the next start measures nothing."""
-    remembered = Remembered("a device", "1.0", tmp_path)
+    remembered = SavedChoices("a device", "1.0", tmp_path)
     model = build_packed({**LLAMA, "tie_word_embeddings": False}, name)
     wanted = steps(model, [1, 3])
     first = opened(model, remembered)
@@ -117,7 +117,7 @@ def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path:
     assert "256 rows: " in first.facts["products"]
     linear = first.model.weights.layers[0].out
     assert {name_of(linear, rows) for rows in ROWS} <= set(remembered.choices)
-    again = Remembered("a device", "1.0", tmp_path)
+    again = SavedChoices("a device", "1.0", tmp_path)
     assert again.choices == remembered.choices
     # No time for a measurement is needed.
     ops = PlainOps()
@@ -125,14 +125,14 @@ def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path:
         build_packed({**LLAMA, "tie_word_embeddings": False}, name), ops, ops, again, rows_max=4
     )
     assert known.facts == first.facts
-    assert Remembered("another device", "1.0", tmp_path).choices == {}
+    assert SavedChoices("another device", "1.0", tmp_path).choices == {}
 
 
 def test_products_of_other_modes_are_not_measured(tmp_path: Any) -> None:
     """MLX multiplies them in its own way."""
     model = build_packed(LLAMA, "mxfp4")
     wanted = steps(model, [1, 3])
-    found = opened(model, Remembered("a device", "1.0", tmp_path))
+    found = opened(model, SavedChoices("a device", "1.0", tmp_path))
     assert found.facts == {"model_code": "ours"}
     assert all(map(alike, steps(found.model, [1, 3]), wanted))
 
@@ -141,7 +141,7 @@ def test_copies_in_full_width_are_counted_and_bounded(tmp_path: Any) -> None:
     """A copy is made only where there is memory for all layers of a shape, and its bytes are told."""
     model = build_packed({**LLAMA, "tie_word_embeddings": False}, "4 bits by 64")
     wanted = steps(model, [1, 3])
-    remembered = Remembered("a device", "1.0", tmp_path)
+    remembered = SavedChoices("a device", "1.0", tmp_path)
     weights = opened(model).model.weights
     linear = weights.layers[0].out
     remembered.keep({name_of(linear, rows): "copy" for rows in ROWS})
@@ -150,7 +150,7 @@ def test_copies_in_full_width_are_counted_and_bounded(tmp_path: Any) -> None:
     assert found.copies_bytes >= size
     assert all(layer.out.transposed is not None for layer in found.model.weights.layers)
     assert all(map(alike, steps(found.model, [1, 3]), wanted))
-    without = opened(model, Remembered("a device", "1.0", tmp_path), copy_bytes_max=size - 1)
+    without = opened(model, SavedChoices("a device", "1.0", tmp_path), copy_bytes_max=size - 1)
     assert without.model.weights.layers[0].out.transposed is None
     assert copies_bytes(weights) == 0
 

@@ -15,7 +15,7 @@ from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kv import blocks
+from zmqengine.engine.kv import block_layout
 from zmqengine.engine.prefix_cache import store as store_module
 from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, PREFIX_TOKENS_MIN
 
@@ -429,11 +429,11 @@ def test_a_long_prompt_is_restored_in_pieces(models, monkeypatch):
         pieces.append(sum(array.nbytes for array in arrays))
         mx.async_eval(*arrays)
 
-    monkeypatch.setattr(blocks, "start", count)
+    monkeypatch.setattr(block_layout, "start", count)
     again, cached = generate(engine, prompt, 1)
     assert pieces == []
     one = 2 * 16 * 4 * (cached + GROWTH_TOKENS)
-    monkeypatch.setattr(blocks, "_RESTORED_BYTES", 2 * one)
+    monkeypatch.setattr(block_layout, "_RESTORED_BYTES", 2 * one)
     third, _ = generate(engine, prompt, 2)
     assert first == again == third
     assert pieces == [2 * one] * len(model.layers)
@@ -453,7 +453,7 @@ def test_the_pieces_of_a_restored_prompt_are_its_blocks_and_not_blocks_times_lay
         pieces.append(len(arrays))
         return mx.concatenate(arrays, axis)
 
-    monkeypatch.setattr(blocks, "mx", SimpleNamespace(**{**vars(mx), "concatenate": count}))
+    monkeypatch.setattr(block_layout, "mx", SimpleNamespace(**{**vars(mx), "concatenate": count}))
     _, cached = generate(engine, prompt, 1)
     assert cached > 30 * BLOCK_TOKENS
     arrays = 2 * len(models[shape].layers)

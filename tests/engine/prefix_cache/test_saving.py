@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain
 from zmqengine.engine.prefix_cache.block import Checkpoint, StoredBlock
-from zmqengine.engine.prefix_cache.disk import writer
+from zmqengine.engine.prefix_cache.disk import write_thread
 from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier
 from zmqengine.engine.prefix_cache.store import PrefixCache
@@ -139,7 +139,7 @@ def test_too_much_at_once_is_lost_and_counted(tmp_path: Path, monkeypatch) -> No
     """Memory does not wait for the disk: what the writer has no room for is lost, and what would follow it."""
     memory = Memory(tmp_path)
     blocks = stored(0, 5)
-    monkeypatch.setattr(writer, "QUEUE_BYTES_MAX", 2 * blocks[0].bytes)
+    monkeypatch.setattr(write_thread, "QUEUE_BYTES_MAX", 2 * blocks[0].bytes)
     memory.add(*blocks)
     memory.evict(*blocks)
     directory = memory.close()

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain, plain
 from tests.engine.prefix_cache.writing_process import BLOCK_BYTES, BLOCKS
 from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds
-from zmqengine.engine.prefix_cache.disk.writer import Writer
+from zmqengine.engine.prefix_cache.disk.write_thread import Writer
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS = int(os.environ.get("ZMQENGINE_CACHE_KILLS", "200"))

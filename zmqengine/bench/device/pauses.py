@@ -42,7 +42,7 @@ def check() -> Iterator[Verdict]:
 def _assertion() -> Verdict:
     assertion = power_assertion(wanted=True)
     assertion.hold()
-    told, listed = assertion.told, _listed()
+    told, listed = assertion.description, _listed()
     assertion.release()
     if sys.platform != "darwin":
         return Verdict("power assertion", None, f"{told}; {listed or 'nobody lists it here'}")

@@ -1,8 +1,8 @@
 """The fastest variant of each product of a decoder, by the number of rows.
 
-MLX reads packed weights again for every row of a batch, on CUDA wholly and on a CPU almost. Weights in full width go
-through cuBLAS on CUDA, which costs the host twice the time of starting a kernel. For each shape of a product and number
-of rows the variants that `Ops` has are timed at the start.
+MLX reads quantised weights again for every row of a batch, on CUDA entirely and on a CPU almost. Dequantised weights go
+through cuBLAS on CUDA, which takes the host twice the time of a kernel launch. So the variants that `Ops` offers are
+timed at the start, for each shape of a product and number of rows.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.autotune.variants import GAIN_MIN, fastest, in_words, same_but_for_rounding
-from zmqengine.engine.models.ops import Ops, Product, shape_of, unpacked
+from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, Linear
+from zmqengine.engine.models.ops import Ops, Product, dequantised, shape_of
 from zmqengine.engine.models.tree import arrays_of, filled, mapped
-from zmqengine.engine.models.weights import DecoderWeights, Experts, Linear
 
 log = logging.getLogger("zmqengine.engine")
 
-# Products of a shape that are used in turn, as their weights must not come out of a cache.
+# Products of one shape that are timed in turns, so that weights do not come from the device's cache.
 _LINEARS_TIMED = 4
 _CALLS_EACH = 4
-# All outputs of a variant are there at once, and those of another one.
+# Bound on outputs in memory: those of two variants at once.
 _OUTPUTS_BYTES_MAX = 128 << 20
-# What full width gains grows with the rows: so far ahead, it is not measured for more of them.
+# The gain of dequantised weights grows with the rows: from this factor on, larger numbers are not measured.
 _FAR_AHEAD = 2.0
 
 
 def tune_products(
     weights: DecoderWeights,
     ops: Ops,
-    remembered: Remembered,
+    saved: SavedChoices,
     *,
     rows_max: int,
     copy_bytes_max: int,
     until_s: float,
     report: Callable[[float], None] = lambda fraction: None,
 ) -> tuple[DecoderWeights, str]:
-    """Have `ops` take the fastest variant of each product. Returns the weights, and the choices for people.
+    """Set the fastest variant of each product in `ops`; returns the weights, and the choices in words.
 
-    Full-width copies of packed weights take at most `copy_bytes_max`; the weights that are returned have them. After
-    `until_s`, on the clock of `time.perf_counter`, nothing more is measured.
+    Dequantised copies take at most `copy_bytes_max`; the returned weights have them. Nothing is measured after
+    `until_s`, on the clock of `time.perf_counter`.
     """
     shapes: dict[object, list[Linear]] = defaultdict(list)
     for linear in _linears(weights):
@@ -54,7 +54,7 @@ def tune_products(
     chosen: dict[str, str] = {}
     copied: dict[int, Linear] = {}
     left = copy_bytes_max
-    for place, linears in enumerate(shapes.values()):
+    for index, linears in enumerate(shapes.values()):
         rows = _rows(ops, linears[0], rows_max)
         if not rows:
             continue
@@ -64,22 +64,22 @@ def tune_products(
         timed = linears[:_LINEARS_TIMED]
         if 0 < copy_bytes <= left:
             timed = [_with_copy(linear) for linear in timed]
-        names = _choose(ops, timed, rows, remembered.choices, until_s)
+        names = _choose(ops, timed, rows, saved.choices, until_s)
         if "copy" in names.values():
             left -= copy_bytes
             copied |= {id(linear.weight): _with_copy(linear) for linear in linears}
         ops.choose(linears[0], names)
         chosen |= {name_of(linears[0], count): name for count, name in names.items()}
-        report((place + 1) / len(shapes))
+        report((index + 1) / len(shapes))
     if copied:
         weights = mapped(weights, Linear, lambda linear: copied.get(id(linear.weight), linear))
-        log.info("weights have copies in full width", extra={"bytes": copy_bytes_max - left})
-    remembered.keep(chosen)
+        log.info("quantised weights have dequantised copies", extra={"bytes": copy_bytes_max - left})
+    saved.keep(chosen)
     return weights, in_words(chosen)
 
 
 def copies_bytes(weights: DecoderWeights) -> int:
-    """Bytes of the full-width copies of packed weights."""
+    """Bytes of dequantised copies of weights."""
     copies = {
         id(one.transposed): one.transposed
         for one in _linears(weights)
@@ -96,7 +96,7 @@ def name_of(linear: Linear, rows: int) -> str:
 
 
 def _linears(weights: DecoderWeights) -> list[Linear]:
-    """Every product but those of experts, which are gathered."""
+    """Every product except those of experts, which are gathered."""
     found = [weights.head]
     for layer in weights.layers:
         found += [*layer.qkv, layer.out]
@@ -115,7 +115,7 @@ def _rows(ops: Ops, linear: Linear, rows_max: int) -> list[int]:
 def _choose(
     ops: Ops, linears: list[Linear], rows: list[int], known: dict[str, str], until_s: float
 ) -> dict[int, str]:
-    """The variants to take, by numbers of rows."""
+    """The chosen variants, by number of rows."""
     first = linears[0]
     names: dict[int, str] = {}
     if not first.bits:
@@ -129,7 +129,7 @@ def _choose(
                 name = ops.unmeasured(first, count)
             else:
                 name, is_far_ahead = _measure(ops, linears, count, variants)
-                settled = name if name == "unpacked" and is_far_ahead and "kernel" not in variants else ""
+                settled = name if name == "dequantised" and is_far_ahead and "kernel" not in variants else ""
         names[count] = name
     if not first.bits:
         names[rows[-1] + 1] = ops.unmeasured(first, rows[-1] + 1)
@@ -137,30 +137,30 @@ def _choose(
 
 
 def _measure(ops: Ops, linears: list[Linear], rows: int, variants: Any) -> tuple[str, bool]:
-    """The fastest variant, and whether it is far ahead of the others."""
+    """The fastest variant, and whether it leads by the factor that ends the measurement."""
     first = linears[0]
-    # Products with packed weights take long enough to be timed one by one.
+    # Products with quantised weights take long enough to be timed one by one.
     outputs_bytes = rows * first.outputs * first.dtype.size * len(linears)
     turns = 1 if first.bits else max(1, min(_CALLS_EACH, _OUTPUTS_BYTES_MAX // outputs_bytes))
     inputs = [mx.random.normal((rows, first.inputs)).astype(first.dtype) for _ in linears] * turns
     mx.eval(inputs)
 
     def one_by_one(variant: Product) -> Callable[[], Any]:
-        # Every variant starts with the same weights, so that results can be compared.
-        places = cycle(range(len(linears)))
+        # Every variant begins with the same weights, so that results can be compared.
+        indices = cycle(range(len(linears)))
 
         def call() -> list[mx.array]:
-            at = next(places)
+            at = next(indices)
             return [variant(inputs[at], linears[at])]
 
         return call
 
     def together(variant: Product) -> Callable[[], Any]:
-        # As in a step: what Python does for a call is done once. Weights are arguments, or they would be constants.
+        # As in a step, Python's work for a call is done once. Weights are arguments, or they would be constants.
         def multiply(arrays: list[mx.array], weights: list[list[mx.array]]) -> list[mx.array]:
             found = []
-            for place, array in enumerate(arrays):
-                at = place % len(linears)
+            for index, array in enumerate(arrays):
+                at = index % len(linears)
                 found.append(variant(array, filled(linears[at], iter(weights[at]))))
             return found
 
@@ -182,7 +182,7 @@ def _measure(ops: Ops, linears: list[Linear], rows: int, variants: Any) -> tuple
 
 def _with_copy(linear: Linear) -> Linear:
     if linear.transposed is None:
-        linear = linear._replace(transposed=unpacked(linear).T)
+        linear = linear._replace(transposed=dequantised(linear).T)
         mx.eval(linear.transposed)
     return linear
 

@@ -1,4 +1,4 @@
-"""Variants of a computation, timed on this device: the fastest one that is right is taken."""
+"""Variants of a computation, timed on this device: the fastest correct one is used."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import mlx.core as mx
 log = logging.getLogger("zmqengine.engine")
 
 Variant = Callable[[], Any]
-"""Makes an array, or several."""
+"""A computation of one array or several."""
 
 Agree = Callable[[Any, Any], bool]
 
 GAIN_MIN = 1.03
-"""A variant that is not faster by so much is not worth being another than the first."""
+"""Least speed-up for which a variant replaces the first one."""
 
 _REPEATS = 3
 _TRY_S = 0.05
 _FAR = 4.0
 _GATE_CALLS = 2
-# Of the size of the result. Weights of half precision round at 1 part in 256; a wrong kernel is off by more than all.
+# Relative to the result's size. Half-precision weights round at 1 part in 256; a wrong kernel errs by more than 1.
 _TOLERANCE = 0.03
 
 
 class Timing(NamedTuple):
-    """Microseconds of each variant, and the one to take."""
+    """Microseconds of each variant, and the fastest."""
 
     best: str
     microseconds: dict[str, float]
@@ -41,9 +41,9 @@ def fastest(
 ) -> Timing:
     """The fastest of `variants`.
 
-    The first needs no proof: another one is taken only if it is faster by the factor `gain_min` and gives the same, as
-    `agree` tells: but for rounding if it is not given. A variant that raises is left out, and one that is far behind
-    is not timed twice. They are timed in turns: a slow moment of the machine is one of all of them.
+    The first is the reference: another one is used only if it is faster by the factor `gain_min` and its result agrees,
+    by `agree` or else up to rounding. A variant that raises is left out, and a much slower one is not timed twice.
+    Variants are timed in turns, so that a slow moment of the machine affects all of them.
     """
     agree = agree or same_but_for_rounding
     names = list(variants)
@@ -53,13 +53,16 @@ def fastest(
     for name in names:
         try:
             if name != names[0] and not agree(variants[name](), wanted):
-                log.warning("a kernel variant is wrong here and not taken", extra={"variant": name})
+                log.warning(
+                    "a kernel variant is rejected: its result differs from the reference",
+                    extra={"variant": name},
+                )
                 continue
             mx.eval(variants[name]())
             seconds[name] = min(_time(variants[name], 1) for _ in range(_GATE_CALLS))
         except Exception as error:  # noqa: BLE001 - another variant is there
             log.info(
-                "a kernel variant does not work here", extra={"variant": name, "reason": str(error)[:200]}
+                "a kernel variant fails on this device", extra={"variant": name, "reason": str(error)[:200]}
             )
     hopeless_s = min(_TRY_S, _FAR * min(seconds.values()))
     rates = {
@@ -68,7 +71,7 @@ def fastest(
         if once_s <= hopeless_s
     }
     if len(rates) > 1:
-        # A single call waits for the host as well.
+        # The time of a single call includes the launch.
         seconds |= dict.fromkeys(rates, math.inf)
         for _ in range(_REPEATS):
             seconds |= {name: min(seconds[name], _time(variants[name], many)) for name, many in rates.items()}
@@ -77,7 +80,7 @@ def fastest(
 
 
 def _time(variant: Variant, calls: int) -> float:
-    """Seconds that a call takes among so many."""
+    """Seconds of one of `calls` calls in a row."""
     mx.synchronize()
     started_s = time.perf_counter()
     mx.eval([variant() for _ in range(calls)])
@@ -85,18 +88,19 @@ def _time(variant: Variant, calls: int) -> float:
 
 
 def same_but_for_rounding(got: mx.array, wanted: mx.array, tolerance: float = _TOLERANCE) -> bool:
-    """Whether two results differ by no more than what half precision rounds, or so much of their size."""
+    """Whether two results differ by rounding of half precision at most, or by `tolerance` of their size."""
     got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
     if got.shape != wanted.shape:
         return False
     difference = mx.sqrt(mx.square(got - wanted).sum())
     size = mx.sqrt(mx.square(wanted).sum())
-    # Not "<" negated: what is not a number is wrong.
+    # Written so that NaN counts as a difference.
     return bool((difference <= tolerance * size + 1e-6).item())
 
 
 def in_words(chosen: dict[str, str]) -> str:
-    """A line for people: the variant of most shapes, by the number of rows. Names end with it: `..., 8 rows`."""
+    """A line for people: the variant of most shapes, by number of rows, which is the end of each name: `..., 8
+    rows`."""
     votes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for name, variant in chosen.items():
         rows = int(name.rsplit(", ", 1)[1].split()[0])

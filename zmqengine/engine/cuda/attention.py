@@ -1,8 +1,8 @@
 """Attention on CUDA in one kernel, for rows of unlike lengths in decode and for chunks of prompts, without a mask.
 
-MLX's own fused kernels for CUDA take no mask when a row gives one token; with one, attention becomes eight calls a
-layer, and the host is what a step waits for. For prompts MLX has cuDNN, which plans for some 50 ms whenever a length is
-one that it has not seen.
+MLX's own fused kernels for CUDA take no mask when a row has one token; with a mask, attention becomes eight calls a
+layer, and the step is bound by the host. For prompts MLX calls cuDNN, which takes some 50 ms to plan for each new
+length.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import resident
 
 ROW_WIDTH_MAX = 8
-"""The most tokens of a row for the kernel that takes each of them alone."""
+"""Maximum tokens of a row for the kernel that computes each of them separately."""
 
 DIM_MAX = 256
-"""The most dimensions of a head that it takes."""
+"""Maximum dimensions of a head for that kernel."""
 
 _WARPS = 4
-# Blocks that keep the device busy, and columns that are worth a block of their own.
+# Thread blocks that fill the device, and the least columns for a thread block of its own.
 _BLOCKS_WANTED = 256
 _PART_COLUMNS_MIN = 64
 _PARTS_MAX = 16
-# Registers of a lane that queries may take.
+# Maximum registers of a lane for queries.
 _QUERY_NUMBERS_MAX = 64
-# What the kernel for several tokens of a row takes: dimensions of a head, and queries of a block.
+# Limits of the kernel for several tokens of a row: dimensions of a head, and queries of a thread block.
 _WINDOW_DIMS = (64, 128)
 _WINDOW_QUERIES = 16
 
@@ -39,11 +39,11 @@ _WINDOW_QUERIES = 16
 def ragged_attention(
     queries: mx.array, keys: mx.array, values: mx.array, spans: kv.Spans, scale: float, parts: int = 0
 ) -> mx.array:
-    """Attention of `queries` [rows, heads, width, dim] over the columns of each row that `spans` names.
+    """Attention of `queries` [rows, heads, width, dim] over the columns of each row in `spans`.
 
-    The result is [rows, heads, width, dim]. `parts` is how many blocks share a row's columns; 0 for what is best.
-    Several tokens of a row in half precision are multiplied with tensor cores. No column before those of a row is read:
-    what a row that left has there may be no number.
+    Returns [rows, heads, width, dim]. `parts`: number of thread blocks that split a row's columns (split-K); 0 to
+    choose it. Several tokens of a row in half precision use tensor cores. Columns before those of a row are not read:
+    values of an earlier row there may be NaN.
     """
     call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
     inputs = [
@@ -55,7 +55,7 @@ def ragged_attention(
 
 
 class _Kernel(NamedTuple):
-    """A kernel and what it is compiled for; a block needs so much shared memory."""
+    """A kernel, its template arguments, and the shared memory of a thread block."""
 
     name: str
     template: tuple[tuple[str, Any], ...]
@@ -98,7 +98,7 @@ def _window_kernel(dtype: mx.Dtype, dim: int) -> _Kernel:
 def _prepared(
     kernel: _Kernel, dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
-    """The kernel with all that is the same in every layer and step."""
+    """The kernel bound to the arguments that are equal in every layer and step."""
     rows, heads, width, dim = shape
     whole, part, join = _kernels(kernel.name, kernel.header, kernel.shared_bytes)
     call: dict[str, Any] = {
@@ -106,7 +106,8 @@ def _prepared(
         "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
         "threadgroup": (_WARPS * 32, 1, 1),
     }
-    # The model wants the heads of a token side by side; of one token a row they are, and to turn it is a call.
+    # The model needs [rows, width, heads * dim]. For one token a row that is the same memory; for more, the kernel
+    # writes it transposed, since a transposition is one more call.
     made = (rows, width, heads, dim) if width > 1 else shape
     if parts == 1:
 
@@ -133,7 +134,7 @@ def _prepared(
 
 
 def fits(queries: mx.array, keys: mx.array) -> bool:
-    """Whether `ragged_attention` is for such queries and keys, [rows, heads, width or columns, dim]."""
+    """Whether `ragged_attention` supports these queries and keys, [rows, heads, width or columns, dim]."""
     width, dim, dtype = queries.shape[2], queries.shape[3], queries.dtype
     if dtype != keys.dtype or dim != keys.shape[3]:
         return False
@@ -149,13 +150,13 @@ def _by_tensor_cores(dtype: mx.Dtype, dim: int) -> bool:
 
 @cache
 def _heads_together(group: int, dim: int) -> int:
-    """The most heads with the same keys that a block can take."""
+    """Maximum heads with the same keys for one thread block."""
     most = max(1, _QUERY_NUMBERS_MAX * 8 // dim)
     return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
 
 
 def _parts(blocks: int, columns: int) -> int:
-    """How many blocks may share a row's columns: 1, 4 or 16, as a kernel is compiled for each."""
+    """Number of thread blocks that split a row's columns: 1, 4 or 16, since a kernel is compiled for each."""
     parts = 1
     while parts < _PARTS_MAX and blocks * parts < _BLOCKS_WANTED and columns >= 4 * parts * _PART_COLUMNS_MIN:
         parts *= 4
@@ -164,7 +165,7 @@ def _parts(blocks: int, columns: int) -> int:
 
 @cache
 def _kernels(name: str, header: tuple[str, ...], shared_bytes: int) -> tuple[Any, Any, Any]:
-    """For all columns of a row, for a part of them, and what puts parts together."""
+    """The kernels for all columns of a row, for a split of them, and for the reduction of the splits."""
 
     def kernel(suffix: str, end: str) -> Any:
         return mx.fast.cuda_kernel(

@@ -11,14 +11,14 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel_text import kernel_text
-from zmqengine.engine.models.weights import HeadShape
+from zmqengine.engine.models.decoder_weights import HeadShape
 
 _FOUR = 4
 _LANES = 32
 _THREADS_MAX = 1024
 _WARPS = 4
 _INPUTS = ["product", "offset", "freqs", "query_norm", "key_norm"]
-# Dimensions of a head, and those of them that are rotated, are a multiple of it.
+# Dimensions of a head, and the rotated ones among them, are a multiple of this.
 _PAIRED = 2 * _LANES
 _DIM_MAX = 256
 _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
@@ -27,7 +27,7 @@ _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 def add_and_norm(
     residual: mx.array, added: mx.array, weight: mx.array, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """The sum of `residual` [tokens, dim] and a product, and the same after an RMS norm of these weights."""
+    """The sum of `residual` and `added`, both [tokens, dim], and that sum after an RMS norm with `weight`."""
     *_, dim = residual.shape
     threads = min(_THREADS_MAX, -(-dim // (_FOUR * _LANES)) * _LANES)
     total, normed = _add_and_norm()(
@@ -49,7 +49,7 @@ def add_and_norm(
 
 
 def rotates(heads: HeadShape) -> bool:
-    """Whether `rotate` is for such heads."""
+    """Whether `rotate` supports these heads."""
     rotation, dim = heads.rotation, heads.dim
     if rotation.traditional or rotation.factor != 1.0 or heads.dtype not in _DTYPES:
         return False
@@ -62,9 +62,9 @@ def shapes(heads: HeadShape, rows: int, width: int) -> list[tuple[int, ...]]:
 
 
 def rotate(heads: HeadShape, product: mx.array, offset: mx.array, width: int) -> Sequence[mx.array]:
-    """Queries, keys and values out of the product that makes all three, normalised where the model does, and rotated.
+    """Queries, keys and values of the fused QKV product, normalised where the model does so, and rotated.
 
-    `product` is [rows * width, outputs]; `offset` [rows] has the position of each row's first token.
+    `product` [rows * width, outputs]; `offset` [rows]: position of each row's first token.
     """
     found: Sequence[mx.array] = _rotate()(
         inputs=[product, offset, *_weights(heads, offset)],
@@ -84,10 +84,11 @@ def rotate_into(
     values: mx.array,
     stop: mx.array,
 ) -> mx.array:
-    """Queries, as of `rotate`; the others are written into the columns of `keys` and `values` before `stop` [1].
+    """Queries, as from `rotate`; keys and values are written in place, into the columns of `keys` and `values` before
+    `stop` [1].
 
-    These are [rows, heads, columns, dim]. MLX is told nothing of it: what reads those columns must come after what
-    reads the queries.
+    `keys` and `values` are [rows, heads, columns, dim]. MLX does not know of the write: a computation that reads those
+    columns must be started after one that reads the queries.
     """
     (queries,) = _rotate_into()(
         inputs=[product, offset, *_weights(heads, offset), keys, values, stop],
@@ -117,7 +118,7 @@ def _template(heads: HeadShape) -> tuple[tuple[str, Any], ...]:
 
 
 def _weights(heads: HeadShape, unused: mx.array) -> list[mx.array]:
-    """Frequencies and norms. An array stands for those that are not there."""
+    """Frequencies and norms; `unused` in place of missing ones."""
     freqs, norms = heads.rotation.freqs, heads.norms
     return [
         unused if freqs is None else freqs,
@@ -135,7 +136,7 @@ def _call(heads: HeadShape, product: mx.array, rows: int, width: int) -> dict[st
 
 
 def _bits(number: float) -> int:
-    """A constant of a kernel is a whole number."""
+    """The bits of a float as an integer: a template argument of a kernel is an integer."""
     bits: int = struct.unpack("<i", struct.pack("<f", number))[0]
     return bits
 
@@ -167,6 +168,6 @@ def _rotate_into() -> Any:
         input_names=[*_INPUTS, "keys", "values", "stop"],
         output_names=["queries"],
         source=kernel_text("rotary_heads.cu", "rotary_heads_into.cu"),
-        # Caches may be wider than what is used of them.
+        # Caches may have more columns than are in use.
         ensure_row_contiguous=False,
     )

@@ -3,14 +3,14 @@
 // the largest value that still leaves k tokens, and the largest that still leaves top_p of the weight. Each search
 // keeps a quarter of its interval a pass. What is added up is added in the same order every time.
 //
-// `columns` are the numbers of a row of the plan, COLUMNS of them; `place` is how many tokens have been drawn since they
+// `columns` are the numbers of a row of the plan, COLUMNS of them; `gained` is how many tokens have been drawn since they
 // were made, and how many rows of logits, one after the other, there are of each.
   constexpr int THREADS = 1024;
   constexpr int PER = 16 / sizeof(T);
   const float infinite = __int_as_float(0x7f800000);
   const int row = blockIdx.x, words = logits_shape[1], thread = threadIdx.x;
   const T* values = logits + (long long)row * words;
-  const int width = place[1];
+  const int width = gained[1];
   const int* own_columns = columns + row / width * COLUMNS;
   const float inverse = __int_as_float(own_columns[3]);
   __shared__ float shared_parts[32][3];
@@ -162,7 +162,7 @@
     // random_bits.py: one step of splitmix64.
     unsigned long long mixed = static_cast<unsigned int>(own_columns[0]) |
         static_cast<unsigned long long>(static_cast<unsigned int>(own_columns[1])) << 32;
-    mixed += static_cast<long long>(own_columns[2]) + place[0] + row % width;
+    mixed += static_cast<long long>(own_columns[2]) + gained[0] + row % width;
     mixed *= 0x9E3779B97F4A7C15ull;
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
@@ -186,5 +186,5 @@
     const unsigned int token = shared_token == 0xffffffffu ? 0u : shared_token;
     const float logit = static_cast<float>(values[token]);
     tokens[row] = token;
-    tell(row, token | (fabsf(logit) < infinite && best < infinite ? 0u : 0x80000000u));
+    write_pair(row, token | (fabsf(logit) < infinite && best < infinite ? 0u : 0x80000000u));
   }

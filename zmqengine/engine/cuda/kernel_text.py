@@ -1,4 +1,4 @@
-"""The source of a kernel, without what is for people: MLX handles all of it at every call."""
+"""The source of a kernel, without comments and indentation: MLX hashes the whole text at every call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.resources import files
 
 
 def kernel_text(*names: str) -> str:
-    """These files one after the other, without comments and indentation."""
+    """These files concatenated, without comments and indentation."""
     lines = [line.strip() for name in names for line in _read(name).splitlines()]
     return "\n".join(line.partition(" //")[0] for line in lines if line and not line.startswith("//")) + "\n"
 

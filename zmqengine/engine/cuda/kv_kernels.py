@@ -22,7 +22,7 @@ _SHARED_BYTES_MAX = 1 << 14
 
 
 class CudaKernels(PlainKernels):
-    """Small arrays are kept where the device need not fetch them from the host's memory, and rows are moved."""
+    """`KVKernels` with small arrays in device memory, and rows moved in place."""
 
     def __init__(self) -> None:
         super().__init__(gpu=True)
@@ -32,9 +32,9 @@ class CudaKernels(PlainKernels):
         return resident(values)
 
     def can_move_rows(self, keys: mx.array) -> bool:
-        """Whether the kernel is for such keys, and works here."""
+        """Whether the kernel supports these keys, and works on this device."""
         rows, _, _, dim = keys.shape
-        # Of an array that is hardly larger than a row MLX gives the row itself for a copy of it.
+        # MLX returns a slice without a copy where the array is hardly larger than the slice.
         if dim * keys.itemsize % _PIECE_BYTES or keys.nbytes // rows <= _SHARED_BYTES_MAX:
             return False
         return _works(keys.dtype, dim)
@@ -48,14 +48,17 @@ class CudaKernels(PlainKernels):
 
 @cache
 def _works(dtype: mx.Dtype, dim: int) -> bool:
-    """Whether the kernel moves a row of arrays that nobody else has."""
+    """Try the kernel on arrays of its own; returns whether it moved a row."""
     keys = mx.arange(4 * dim).reshape(2, 1, 2, dim).astype(dtype)
     layers = [(keys, keys + 1)]
     mx.eval(layers)
     try:
         mx.eval(move_rows(layers, layers, [Move(1, 0, 0, 0, 2)]))
     except RuntimeError as error:
-        log.warning("a batch is copied when rows come and go", extra={"reason": str(error)})
+        log.warning(
+            "the kernel that moves rows does not work here: batches are copied when rows join or leave",
+            extra={"reason": str(error)},
+        )
         return False
     return all(bool(mx.array_equal(array[0], array[1])) for array in layers[0])
 
@@ -65,7 +68,7 @@ def move_rows(
 ) -> list[mx.array]:
     """Build the kernel that moves rows of each layer; the rows have moved once the result is computed.
 
-    MLX is not told that `layers` change: what reads or writes those rows must be started before or after that, on the
+    MLX does not know that `layers` change: reads and writes of those rows must be started before or after it, on the
     same stream.
     """
     table = resident([number for move in moves for number in move])
@@ -90,6 +93,6 @@ def _kernel() -> Any:
         input_names=["keys", "values", "from_keys", "from_values", "moves"],
         output_names=["done"],
         source=kernel_text("move_rows.cu"),
-        # They are wider than what is used of them.
+        # They may have more columns than are in use.
         ensure_row_contiguous=False,
     )

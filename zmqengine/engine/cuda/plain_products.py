@@ -10,7 +10,7 @@ import mlx.core as mx
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
 PART = 64
-"""Inputs of a layer are a multiple of it, for `fits`."""
+"""Unit of a layer's inputs: `fits` wants a multiple."""
 
 FEW_ROWS_MAX = 32
 
@@ -19,7 +19,8 @@ _WARPS = 4
 
 
 class Cut(NamedTuple):
-    """Division of a product among blocks: `tiles` of 8 rows by `columns`, whose warps copy `stages` parts ahead."""
+    """Tiling of a product: a thread block computes `tiles` of 8 rows by `columns`; its warps prefetch `stages`
+    parts."""
 
     tiles: int
     columns: int
@@ -27,7 +28,8 @@ class Cut(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, outputs: int) -> Cut:
-        """The fastest one on an H200, where blocks of all columns are to find room at once on 132 multiprocessors."""
+        """The fastest tiling on an H200, where the thread blocks of all columns should run at once on 132
+        multiprocessors."""
         tiles = next(tiles for tiles in _TILES if rows <= 8 * tiles)
         if outputs <= (4_224 if tiles >= 4 else 8_448):
             return cls(tiles, 16, 4)
@@ -37,20 +39,20 @@ class Cut(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block. Two find room on an H200, and one on every device of compute capability 8 or more,
-        which have 99 KiB."""
+        """Shared memory of a thread block: two fit on an H200, and one on every device of compute capability 8 or more,
+        which has 99 KiB."""
         return _WARPS * self.stages * (self.columns + 8 * self.tiles) * PART * 2
 
 
 def fits(inputs: int, dtype: mx.Dtype) -> bool:
-    """Whether `few_rows` is for weights with so many inputs, of this type."""
+    """Whether `few_rows` supports weights with this number of inputs, of this type."""
     return inputs % PART == 0 and dtype in (mx.bfloat16, mx.float16)
 
 
 def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.array:
     """The product of `inputs` [rows, inputs] and the transpose of `weights` [outputs, inputs]: [rows, outputs].
 
-    What a row gives does not depend on how many there are. If `gated`, silu of the first half of the outputs times the
+    A row's result does not depend on the number of rows. If `gated`, silu of the first half of the outputs times the
     other half: [rows, outputs / 2].
     """
     outputs, rows = weights.shape[0], inputs.shape[0]

@@ -10,16 +10,16 @@ import mlx.core as mx
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
 ROWS_MAX = 64
-"""The most rows that the kernel takes."""
+"""Maximum rows of the kernel."""
 
 _BITS = (4, 8)
 _GROUPS = (32, 64, 128)
-# Inputs are a multiple of it.
+# Unit of a layer's inputs.
 _PART = 128
 
 
 def fits(mode: str, bits: int, group_size: int, inputs: int, dtype: mx.Dtype) -> bool:
-    """Whether the kernel is for such weights."""
+    """Whether the kernel supports these weights."""
     is_known = mode == "affine" and bits in _BITS and group_size in _GROUPS
     return is_known and inputs % _PART == 0 and dtype in (mx.bfloat16, mx.float16)
 
@@ -27,7 +27,8 @@ def fits(mode: str, bits: int, group_size: int, inputs: int, dtype: mx.Dtype) ->
 def few_rows(
     inputs: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int
 ) -> mx.array:
-    """The product of `inputs` [rows, inputs] and packed weights turned, with tensor cores: [rows, outputs]."""
+    """The product of `inputs` [rows, inputs] and the transpose of quantised weights, on tensor cores: [rows,
+    outputs]."""
     rows, outputs = inputs.shape[0], weight.shape[0]
     tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
     warps = 4 if tiles == 8 else 8

@@ -1,8 +1,8 @@
-"""Small arrays that every kernel of a step reads, where the device need not fetch them from the host's memory.
+"""Device buffers for small arrays that every kernel of a step reads.
 
-MLX keeps what the host makes or reads on CUDA in managed memory, in which small arrays share pages: whenever the host
-looks at one, all of them move. So those that a step reads in every layer are copied into a buffer of a size that
-nothing else of the host's has.
+On CUDA, MLX allocates arrays that the host writes or reads in managed memory, where small arrays share pages: when the
+host reads one, all of them migrate. So arrays that a step reads in every layer are copied into a buffer of a size that
+no array of the host has.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import mlx.core as mx
 from zmqengine.engine.host.backend import on_cuda
 
 WORDS = 12_288
-"""That size, in numbers of 4 bytes."""
+"""Size of such a buffer in numbers of 4 bytes."""
 
 
 def resident(values: Sequence[int] | mx.array) -> mx.array:
-    """These numbers, as int32."""
+    """`values` as int32 in a device buffer."""
     array = values if isinstance(values, mx.array) else mx.array(list(values), dtype=mx.int32)
     if not _on_cuda():
         return array
@@ -32,5 +32,5 @@ _on_cuda = cache(on_cuda)
 
 @cache
 def zeros() -> mx.array:
-    """As many as such a buffer holds."""
+    """Zeros that fill a buffer."""
     return mx.zeros((WORDS,), dtype=mx.int32)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.embedding.batches import TextPlace, choose
-from zmqengine.engine.host.memory import limit_mlx
+from zmqengine.engine.host.device_memory import limit_mlx
 from zmqengine.engine.interface import (
     Engine,
     EngineMemory,

@@ -18,8 +18,8 @@ from zmqengine.engine.embedding.dense import load_dense
 from zmqengine.engine.embedding.encoder_model import TextEncoder, load_encoder
 from zmqengine.engine.embedding.engine import EmbeddingEngine
 from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes
 from zmqengine.engine.host.host_heap import keep_freed_arrays
-from zmqengine.engine.host.memory import limit_mlx, recommended_bytes
 from zmqengine.engine.interface import Engine, ModelInfo
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer
 from zmqengine.errors import ModelLoadError

@@ -1,7 +1,6 @@
-"""Output that is right by construction: JSON schemas, grammars, regular expressions, choices.
+"""Constrained decoding: JSON schemas, grammars, regular expressions, choices.
 
-`grammar.py` compiles what a request asks for; the worker does that on a thread beside the actor. `matcher.py` follows
-one row, token by token. `mask.py` says for many rows at once which tokens may come next, while the forward pass runs,
-and rules out the others: only that file touches MLX. The parsing itself is llguidance's
-(https://github.com/guidance-ai/llguidance).
+`grammar.py` compiles a request's constraint, on a thread beside the actor. `matcher.py` follows the output of one row,
+token by token. `mask.py` fills the masks of allowed next tokens for all rows while the forward pass runs; only that
+file touches MLX. The parser is llguidance (https://github.com/guidance-ai/llguidance).
 """

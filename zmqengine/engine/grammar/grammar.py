@@ -1,11 +1,12 @@
 """Compiles a request's constraint to a grammar that a row can follow.
 
-Bounds. A constraint is a program by a stranger that runs between two steps, and every stream waits for those. Three
-limits of llguidance hold in each of its operations: items of its Earley parser, fuel of its lexer, states of its lexer.
-One kind of work escapes them: bytes without an alternative, a million of them for `(a{1000}){1000}`, are computed to
-their end before a token is chosen. `no_forcing` in the main grammar turns that off in all grammars that it refers to,
-and `RowMatcher.forced` finds such runs itself, a few tokens at a time.
-Lexer states only grow, and copies of a matcher share them: so a grammar is compiled for one request and ends with it.
+Bounds. A constraint is an untrusted program that runs between two steps, and every stream waits for it. Three limits of
+llguidance hold in each of its operations: items of its Earley parser, fuel of its lexer, states of its lexer. One kind
+of work escapes them: a run of bytes without an alternative, a million of them for `(a{1000}){1000}`, is computed to its
+end before a token is chosen. `no_forcing` in the main grammar turns that off in all grammars that it refers to, and
+`RowMatcher.forced` finds such runs itself, a few tokens at a time.
+The number of lexer states only grows, and copies of a matcher share them: so each request compiles a grammar of its
+own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from zmqengine.engine.grammar.schema import enforceable
 from zmqengine.errors import BadRequest
 
 Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
-# One space, or a new line and its indentation: a model that may write any white space writes nothing else when it does
-# not know what to say.
+# One space, or a new line and its indentation: with unbounded white space, a model that is uncertain may write nothing
+# else.
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n {0,16}|\n\t{0,8})?"}
 _SPACE_OPTIONS = {"whitespace_pattern", "whitespace_flexible"}
 _JSON_OBJECT = {"type": "object"}
@@ -44,9 +45,9 @@ _MAIN = '%llguidance {"no_forcing": true}\n'
 
 
 class Grammar:
-    """The compiled constraint of one request; a row that is preempted and resumed starts it again.
+    """The compiled constraint of one request; a preempted row starts it again when it resumes.
 
-    It begins at once, or after the tokens of `after` in a row: see `compile_grammar`.
+    It begins at once, or after the consecutive tokens `after`: see `compile_grammar`.
     """
 
     def __init__(self, tokens: LLTokenizer, template: LLMatcher, after: Sequence[int] = ()) -> None:
@@ -56,11 +57,13 @@ class Grammar:
         self._kept: RowMatcher | None = None
 
     def keep(self, matcher: RowMatcher) -> None:
-        """Keep a matcher that no row has now for the next `start`, which would fill a mask for each of its tokens."""
+        """Keep the matcher of a row that left for the next `start`, which would otherwise fill a mask for each
+        token."""
         self._kept = matcher
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
-        """A matcher for a row that has made `emitted` so far. Raises `ConstraintBroken` if it cannot follow those."""
+        """A matcher for a row with the output `emitted` so far. Raises `ConstraintBroken` if that does not follow the
+        grammar."""
         kept, self._kept = self._kept, None
         if kept is not None and kept.followed == list(emitted):
             return kept
@@ -68,7 +71,7 @@ class Grammar:
 
 
 def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """The table of a model's tokens; about a second for 150,000 of them.
+    """llguidance's table of a model's tokens; takes about a second for 150,000 of them.
 
     `tokenizer_json` is in the format of the `tokenizers` library. Tokens that it does not have, and those from
     `vocab_size` on, are never allowed. Raises `BadRequest` for a tokenizer that llguidance cannot read.
@@ -84,8 +87,8 @@ def compile_grammar(
 ) -> Grammar:
     """The grammar of a constraint and its first mask, in bounded time and mostly without the interpreter's lock.
 
-    It begins after the text of `after`, whatever tokens that is written with. Special tokens have no text: with one
-    among them it begins after these very tokens in a row. Until then no end token can come.
+    It begins after the text of `after`, in whatever tokens the model writes it. Special tokens have no text: with one
+    among them, the grammar begins after exactly these tokens. Until then end tokens are masked.
 
     Raises `BadRequest` for a constraint that is malformed, cannot be enforced, is too complex, or matches nothing.
     """
@@ -170,7 +173,7 @@ def _schema(schema: Any) -> dict[str, Any]:
 
 
 def _with_schemas(lark: str) -> str:
-    """A grammar whose `%json` schemas are taken as those that come alone."""
+    """A grammar whose `%json` schemas are treated as schemas of a request."""
     pieces: list[str] = []
     at = count = 0
     while found := _LARK_LEXEME.search(lark, at):
@@ -191,7 +194,7 @@ def _with_schemas(lark: str) -> str:
 
 
 def _to_the_letter(schema: Any) -> dict[str, Any]:
-    """The schema in words that llguidance enforces, with the white space that JSON may have here."""
+    """An equivalent schema that llguidance enforces, with a bound on JSON's white space."""
     if not isinstance(schema, dict | bool):
         raise BadRequest("constraint: a JSON schema is an object, true or false")
     if isinstance(schema, bool):

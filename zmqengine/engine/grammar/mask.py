@@ -1,4 +1,4 @@
-"""Which tokens may come next, for the rows of a batch at once."""
+"""Masks of the allowed next tokens, for all rows of a batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ALL = 0xFFFFFFFF
 
 
 class MaskFiller:
-    """Masks of `vocab_size` tokens. A row without a matcher may say everything; until a row's constraint has begun,
-    all but `eos_token_ids` may come.
+    """Masks of `vocab_size` tokens. A row without a matcher allows every token; until a row's constraint has begun,
+    every token but `eos_token_ids` is allowed.
 
-    Masks are filled without the interpreter's lock and beside whatever the device computes.
+    Masks are filled without the interpreter's lock, while the device computes.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -35,25 +35,25 @@ class MaskFiller:
         self._endless = np.packbits(allowed, bitorder="little").view(np.uint32)
 
     def fill(self, matchers: Sequence[RowMatcher | None]) -> np.ndarray:
-        """Bits of shape [rows, words of 32], uint32, little end first."""
+        """Bits [rows, words], uint32, little-endian."""
         return self.fill_windows(matchers, [()] * len(matchers), 1)
 
     def fill_windows(
         self, matchers: Sequence[RowMatcher | None], drafts: Sequence[Sequence[int]], width: int
     ) -> np.ndarray:
-        """Bits of shape [rows * width, words]: of each row for its next token, and after each token of its draft.
+        """Bits [rows * width, words]: of each row, for its next token and after each of its draft tokens.
 
-        A draft is allowed by its matcher. What comes after its end is free.
+        Draft tokens are allowed by the matcher. Positions after them allow every token.
         """
         bits = np.full((len(matchers) * width, self._words), _ALL, np.uint32)
         begun = []
-        for place, matcher in enumerate(matchers):
+        for index, matcher in enumerate(matchers):
             if matcher is None:
                 continue
             if matcher.begun:
-                begun.append((matcher.parser, place * width, list(drafts[place])))
+                begun.append((matcher.parser, index * width, list(drafts[index])))
             else:
-                bits[place * width : (place + 1) * width] = self._endless
+                bits[index * width : (index + 1) * width] = self._endless
         where = (bits.ctypes.data, self._words * bits.itemsize, len(bits))
         if single := [(parser, start) for parser, start, draft in begun if not draft]:
             self._executor.unsafe_compute_mask_ptr(single, *where)
@@ -63,13 +63,13 @@ class MaskFiller:
 
     @cached_property
     def _executor(self) -> LLExecutor:
-        # Imported here: a worker that nobody asks for a grammar does not need the parser.
+        # Imported here: a worker without constrained requests does not need the parser.
         from llguidance import LLExecutor
 
         return LLExecutor(THREADS)
 
     def apply(self, logits: mx.array, bits: np.ndarray) -> mx.array:
-        """`logits` of shape [rows, vocab] with minus infinity for every token that may not come."""
+        """`logits` [rows, vocab] with minus infinity for every forbidden token."""
         return _masked(logits, mx.array(bits), _shifts())
 
 

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 FORCED_MAX = 8
-"""Longest run of forced tokens that is looked for: the widest verify block takes no more."""
+"""Maximum length of a run of forced tokens: that of the widest verify block."""
 
 _SPELLINGS_MAX = 64
-"""Allowed tokens that may all be beginnings of one text; more are a choice."""
+"""Maximum allowed tokens that are examined for being prefixes of one text; more count as a choice."""
 
 
 class ConstraintBroken(Exception):
-    """The output left the grammar, or the grammar met a limit; what the row has written is not whole."""
+    """The output left the grammar, or the grammar met a limit; the output is incomplete."""
 
 
 def reason_of(error: str) -> str:
@@ -25,9 +25,9 @@ def reason_of(error: str) -> str:
 
 
 class RowMatcher:
-    """The constraint of one row. It begins after the tokens of `after` in a row; with none, at once.
+    """The constraint of one row. It begins after the consecutive tokens `after`; with none, at once.
 
-    Until it begins every token may come but those that end the output. `followed`: the tokens of the output so far.
+    Until then every token but those that end the output is allowed. `followed`: the tokens of the output so far.
     """
 
     __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun", "followed")
@@ -47,7 +47,8 @@ class RowMatcher:
         self.begun = not after
         self.followed: list[int] = []
         for token in emitted:
-            # As when the row made it: only masks are held to the limit of parser items and renew the lexer's fuel.
+            # As when these tokens were sampled: only a mask is subject to the limit of parser items and renews the
+            # lexer's fuel.
             if self.begun:
                 self.parser.compute_bitmask()
             self.consume(token)
@@ -55,12 +56,12 @@ class RowMatcher:
     @property
     def parser(self) -> LLMatcher:
         """The parser that makes the mask of the next token, once the constraint has begun."""
-        assert self._matcher is not None, "what never begins has no parser"
+        assert self._matcher is not None, "a constraint that has not begun has no parser"
         return self._matcher
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is whole: nothing can follow."""
+        """Whether the output is complete: no token can follow."""
         return self.begun and bool(self.parser.is_stopped()) and not self.parser.is_error()
 
     @property
@@ -82,7 +83,7 @@ class RowMatcher:
         return run
 
     def _only_text(self, mask: bytes) -> int | None:
-        """The token that all others of a mask are beginnings of; None if they differ, or one of them has no text."""
+        """The token of a mask of which all others are prefixes; None if there is none, or one of them has no text."""
         bits = int.from_bytes(mask, "little")
         if bits.bit_count() > _SPELLINGS_MAX:
             return None
@@ -112,7 +113,7 @@ class RowMatcher:
             self.begun = tuple(self._tail) == self._after
             return
         follows = self.parser.consume_token(token)
-        # A parser in error allows and takes an end token: without this the row would end as if it were whole.
+        # A parser in error accepts an end token: without this check the row would end as if it were complete.
         if self.parser.is_error() or not follows:
             raise ConstraintBroken(self.error or f"token {token} does not follow the constraint")
 
@@ -123,10 +124,10 @@ class RowMatcher:
 
 
 class NeverBegins:
-    """A constraint that never begins: every token may come but those that end the output."""
+    """A constraint that never begins: it allows every token but those that end the output."""
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
-        """A matcher for a row that has made `emitted` so far."""
+        """A matcher for a row with the output `emitted` so far."""
         return RowMatcher(None, None, (-1,), emitted)
 
     def keep(self, matcher: RowMatcher) -> None:

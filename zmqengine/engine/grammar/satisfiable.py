@@ -1,4 +1,4 @@
-"""Refuses JSON schemas that no finite text satisfies: references in a circle, members that must hold themselves."""
+"""Refuses JSON schemas that no finite text satisfies: cyclic references, members that require themselves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""JSON schemas as llguidance enforces them to the letter: what it takes too lightly is put in other words, or refused.
+"""JSON schemas that llguidance enforces exactly: keywords that it does not enforce are rewritten, or refused.
 
-Each case here was found with outputs that its grammars allow and the JSON Schema Test Suite forbids.
+Each case here was found by outputs that its grammars allow and the JSON Schema Test Suite forbids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_ENFORCED = ("contentEncoding", "contentMediaType", "contentSchema")
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
 
-# Years from 0001 on, and 29 February in leap years alone; no second 60, which depends on the day.
+# Years from 0001 on, and 29 February in leap years only; no second 60, which depends on the day.
 _YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _MONTH_AND_DAY = (
@@ -33,7 +33,8 @@ _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T
 
 
 def enforceable(schema: Schema) -> Schema:
-    """A schema that allows what `schema` does, less what could be a mistake. Raises `BadRequest` naming a keyword."""
+    """A schema that llguidance enforces and that allows no text beyond `schema`. Raises `BadRequest` naming a
+    keyword."""
     schema = {key: _member(key, value) for key, value in schema.items()}
     for keyword in NOT_ENFORCED:
         if keyword in schema:
@@ -41,7 +42,7 @@ def enforceable(schema: Schema) -> Schema:
     if "$ref" in schema and "$id" in schema:
         raise _refused('"$id" beside "$ref", which drafts read differently')
     required = schema.get("required")
-    # A name that comes twice counts for two.
+    # llguidance counts a repeated name twice.
     if _is_number(schema.get("minProperties")) and schema["minProperties"] > 1 + len(required or ()):
         raise _refused('"minProperties" above the number of required members and one')
     _put_patterns(schema)
@@ -50,7 +51,7 @@ def enforceable(schema: Schema) -> Schema:
 
 
 def other_than(names: Iterable[str]) -> str:
-    """A regular expression for every text but these."""
+    """A regular expression for every text except these."""
     root: dict[str, Any] = {}
     for name in names:
         node = root

@@ -1,4 +1,4 @@
-"""Which of MLX's backends computes: that of the default device."""
+"""MLX's back-end of the default device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import mlx.core as mx
 
 
 def on_gpu() -> bool:
-    """Whether a GPU does, by Metal or CUDA."""
+    """Whether MLX computes on a GPU, by Metal or CUDA."""
     return mx.default_device().type == mx.DeviceType.gpu
 
 
 def on_cuda() -> bool:
-    """Whether a GPU does, by CUDA."""
+    """Whether MLX computes on a GPU by CUDA."""
     return on_gpu() and mx.cuda.is_available()

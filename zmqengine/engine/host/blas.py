@@ -1,10 +1,10 @@
 """A tuned BLAS for MLX on Linux CPUs, where MLX's wheel carries the slow reference one.
 
-MLX calls `cblas_sgemm` and two others by name. A library that has these names and is loaded into the global
-namespace before MLX is the one that gets called. This page must not import MLX.
+MLX calls `cblas_sgemm` and two others by name. A library with these symbols that is loaded into the global namespace
+before MLX takes precedence. This module must not import MLX.
 
-OpenBLAS takes as many threads as there are cores; OPENBLAS_NUM_THREADS, set before the start, changes that. One
-thread is best for models of a few million parameters.
+OpenBLAS uses a thread for each core; OPENBLAS_NUM_THREADS, set before the start, changes that. One thread is fastest
+for models of a few million parameters.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FOLDERS = (
 
 
 def load_tuned_blas() -> str:
-    """Load a tuned BLAS on Linux and return its path, or words for the log that say which BLAS MLX uses instead.
+    """Load a tuned BLAS on Linux; returns its path, or a description of the BLAS that MLX uses instead.
 
-    ZMQENGINE_BLAS names one; otherwise OpenBLAS, MKL and BLIS are looked for where Linux keeps libraries and in the
-    Python environment. Does nothing on macOS, which has Accelerate, and nothing when MLX is already imported.
+    ZMQENGINE_BLAS names one; otherwise OpenBLAS, MKL and BLIS are searched for in the system's library directories and
+    in the Python environment. Does nothing on macOS, which has Accelerate, and nothing when MLX is already imported.
     Raises OSError if the library that ZMQENGINE_BLAS names cannot be loaded.
     """
     if sys.platform != "linux":
@@ -62,7 +62,7 @@ def _system_libraries() -> Iterator[str]:
 
 def _load(path: str) -> bool:
     try:
-        # Looked at before it is made global: a library without these names is left alone.
+        # Checked before it becomes global: a library without these symbols is not loaded.
         ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL).cblas_sgemm  # noqa: B018
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Traits of the device that computes, for what must not name a back-end."""
+"""Traits of the device, for modules that must not name a back-end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """Chosen when the engine opens; by default those of a CPU.
+    """Traits of the device, chosen when the engine opens; the defaults are a CPU's.
 
-    `is_gpu`: it computes beside the host, which only starts its work. `keeps_buffers`: memory is not given back
-    between requests, since to map it again takes some 50 ms. `rests`: it slows its clock when it has nothing to do.
-    `drafts_by_default`: drafts were measured on such a device.
+    `is_gpu`: it computes asynchronously to the host. `keeps_buffers`: unused memory is not released between requests,
+    since mapping it again takes some 50 ms. `rests`: it lowers its clock when idle. `drafts_by_default`: speculation
+    was measured on such devices.
     """
 
     is_gpu: bool = False

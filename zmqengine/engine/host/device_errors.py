@@ -1,8 +1,8 @@
-"""Table of the errors by which MLX reports a failure of the device, and the remedy for each. This page imports no MLX.
+"""Table of the errors by which MLX reports a failure of the device, and the remedy for each. Imports no MLX.
 
-Such an error says nothing about the rows of the batch: it is raised at whichever synchronisation comes next. Metal's
-are `[METAL] Command buffer execution failed: DESCRIPTION (CODE:NAME)`; they are raised and no longer abort the process
-since github.com/ml-explore/mlx/pull/3523. CUDA's are `CALL failed: TEXT` with the text of `cudaGetErrorString`.
+Such an error does not implicate a row of the batch: it is raised at the next synchronisation. Metal's are `[METAL]
+Command buffer execution failed: DESCRIPTION (CODE:NAME)`; they are raised and no longer abort the process since
+github.com/ml-explore/mlx/pull/3523. CUDA's are `CALL failed: TEXT` with the text of `cudaGetErrorString`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Remedy = Literal["repeat", "exit"]
-"""`repeat`: give back caches and buffers, shrink the prefill chunk, and repeat the step with the same rows.
-`exit`: the device or the CUDA context is not usable any more: end the process, and streams resume in the next one."""
+"""`repeat`: release caches and buffers, shrink the prefill chunk, and repeat the step with the same rows. `exit`: the
+device or the CUDA context is not usable any more: end the process, and streams resume in the next one."""
 
 
 class DeviceError(NamedTuple):
@@ -33,7 +33,7 @@ DEVICE_ERRORS = (
     DeviceError("out of memory", "out of memory", "repeat"),
     DeviceError("MemoryError", "out of memory", "repeat"),
     DeviceError("bad_alloc", "out of memory", "repeat"),
-    # Metal: what this process submitted, or another one, has reset the GPU.
+    # Metal: work of this process or of another one has reset the GPU.
     DeviceError("CallbackErrorHang", "hang", "exit"),
     DeviceError("SubmissionsIgnored", "submissions ignored", "exit"),
     DeviceError("InnocentVictim", "victim of another process", "exit"),

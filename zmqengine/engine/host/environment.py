@@ -1,6 +1,6 @@
-"""Variables that MLX reads when it starts, for a server that runs for weeks. This page must not import MLX.
+"""Environment variables that MLX reads at its start, set for a long-running server. This module must not import MLX.
 
-Each has a reason and a source; one that the user has set stays as it is.
+Each has a reason and a source; a value set by the user is not changed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from zmqengine.paths import cache_directory
 
 TF32_VARIABLE = "MLX_ENABLE_TF32"
-# A list of those that are older: a chip that is not known here is newer.
+# Chips before M5: a name that is not in the list is a newer chip.
 _OLDER_CHIP = re.compile(r"Apple M[1-4]\b")
 
 
 class Setting(NamedTuple):
-    """A variable with the value that suits this machine, why, and who found that out."""
+    """A variable, its value for this machine, the reason, and the source."""
 
     name: str
     value: str
@@ -29,8 +29,8 @@ class Setting(NamedTuple):
     source: str
 
 
-class Standing(NamedTuple):
-    """How a variable stands: `by` is `here` for one of ours, `you` for one that was set before."""
+class EnvironmentVariable(NamedTuple):
+    """An environment variable and its value; `by`: `here` if this module set it, `you` if it was set before."""
 
     name: str
     value: str
@@ -41,27 +41,27 @@ class Standing(NamedTuple):
 _TF32 = Setting(
     TF32_VARIABLE,
     "0",
-    "products of float32 are exact, so that a row has the same tokens alone and among others; --tf32 for speed",
+    "float32 products without TF32, so that a row has the same tokens alone and in a batch; --tf32 for speed",
     "github.com/ml-explore/mlx/issues/3860, /pull/3883: 1 if not set",
 )
 
 
-def prepare_environment() -> list[Standing]:
-    """Set what is not set, before MLX is imported; says how each variable stands. Later calls change nothing."""
+def prepare_environment() -> list[EnvironmentVariable]:
+    """Set unset variables before MLX is imported; returns all of them. Later calls change nothing."""
     if "mlx.core" in sys.modules:
-        return standing(settings(), os.environ)
+        return variables_in(settings(), os.environ)
     found = []
     for setting in settings():
         by = "you" if setting.name in os.environ else "here"
         value = os.environ.setdefault(setting.name, setting.value)
-        found.append(Standing(setting.name, value, by, setting.why))
+        found.append(EnvironmentVariable(setting.name, value, by, setting.why))
     return found
 
 
-def standing(wanted: list[Setting], environment: Mapping[str, str]) -> list[Standing]:
-    """How the variables stand in an environment that nobody may change any more."""
+def variables_in(wanted: list[Setting], environment: Mapping[str, str]) -> list[EnvironmentVariable]:
+    """The wanted variables as they are in `environment`, which must not be changed any more."""
     return [
-        Standing(
+        EnvironmentVariable(
             setting.name,
             environment.get(setting.name, "not set"),
             "here" if environment.get(setting.name) == setting.value else "you",
@@ -79,7 +79,7 @@ def settings() -> list[Setting]:
 
 
 def cuda_version() -> str:
-    """The release of MLX's CUDA package; empty where there is none."""
+    """The release of MLX's CUDA package; empty without one."""
     for package in ("mlx-cuda-13", "mlx-cuda-12"):
         try:
             return version(package)
@@ -90,23 +90,23 @@ def cuda_version() -> str:
 
 def _cuda() -> Iterator[Setting]:
     yield _TF32
-    # mlx/backend/cuda/lru_cache.h: twice as many misses as a cache is large, ever, and the process is ended.
+    # mlx/backend/cuda/lru_cache.h: MLX aborts once the misses of a cache reach twice its size.
     yield Setting(
         "MLX_ENABLE_CACHE_THRASHING_CHECK",
         "0",
-        "MLX ends the process when its caches have missed often, which a server that runs for weeks does",
+        "MLX ends the process after a number of cache misses, which a long-running server reaches",
         "github.com/ml-explore/mlx/issues/2600",
     )
     yield Setting(
         "MLX_USE_CUDA_GRAPHS",
         "0",
-        "a step with a chunk of prompts has a shape of its own, and a graph made for it takes longer than the step",
+        "each step with a prefill chunk has a new shape, and building a graph for it takes longer than the step",
         "mlx/backend/cuda/device.cpp; benchmarks/log/2026-11.md",
     )
     yield Setting(
         "MLX_CUDA_SDPA_CACHE_SIZE",
         "1024",
-        "plans for attention over prompts stay ready: each takes cuDNN 50 ms",
+        "caches plans for attention over prompts: each takes cuDNN 50 ms",
         "mlx/backend/cuda/scaled_dot_product_attention.cpp: 256 if not set",
     )
     yield Setting(

@@ -1,8 +1,8 @@
-"""Freed arrays that the C library keeps for the next ones, where MLX computes in memory of the host.
+"""Settings of glibc's heap for MLX's CPU back-end: freed arrays stay in the process for the next ones.
 
-MLX's CPU backend asks malloc for every array. glibc hands memory of this size back to the system at once, and new
-memory comes page by page: 3 times the cost of copying a prompt's caches. The worker's `heap.py` gives back what is
-not used again.
+MLX's CPU back-end calls malloc for every array. By default glibc returns memory of this size to the system at once, and
+the page faults of new memory take 3 times as long as a copy of a prompt's caches. The worker's `process/heap.py`
+releases unused memory.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import os
 import sys
 
 KEPT_BYTES = 256 << 20
-"""What may lie free at the end of the heap."""
+"""Maximum free bytes at the end of the heap."""
 ARRAY_BYTES_MAX = 32 << 20
-"""A larger array is on its own. The most that glibc takes."""
+"""Larger arrays are mapped separately. The maximum that glibc accepts."""
 # /usr/include/malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_arrays() -> bool:
-    """Have glibc keep them. Returns whether it does: not on other systems, and not where the user has chosen."""
+    """Apply the settings. Returns False on other systems, and where the user has set them."""
     if sys.platform != "linux" or any(name in os.environ for name in _VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

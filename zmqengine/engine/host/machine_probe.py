@@ -1,7 +1,7 @@
-"""A question to MLX in a child process: does it compute here, and on which device?
+"""Probe of MLX in a child process: whether it computes on this machine, and on which device.
 
-Where there is no device, importing MLX ends the process: a Metal device list that is empty raises an Objective-C
-exception (github.com/ml-explore/mlx/issues/2691, 3148, 3397). This page must not import MLX.
+Without a device, importing MLX ends the process: an empty list of Metal devices raises an Objective-C exception
+(github.com/ml-explore/mlx/issues/2691, 3148, 3397). This module must not import MLX.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROBE_S = 120.0
 
 
 class Probe(NamedTuple):
-    """MLX's report of this machine; None with the `problem`, one sentence that says what to do.
+    """MLX's report of this machine; None with a `problem`, one sentence with a remedy.
 
     `is_certain` is False where another try may succeed: MLX did not answer in time.
     """
@@ -30,7 +30,7 @@ class Probe(NamedTuple):
 
 
 class _Cause(NamedTuple):
-    """Texts of an error, any of which tells it, and the sentence for people."""
+    """Texts that identify an error, and its sentence for people."""
 
     texts: tuple[str, ...]
     sentence: str
@@ -43,7 +43,7 @@ CAUSES = (
         "no Metal device: log in at the Mac's screen once, and start the worker outside of sandboxes and of virtual "
         "machines without a GPU",
     ),
-    # With the driver's library missing, or without a GPU behind it.
+    # The driver's library is missing, or there is no GPU.
     _Cause(
         ("libcuda.so", "no CUDA-capable device", "cudaErrorNoDevice"),
         "no CUDA device: install NVIDIA's driver (nvidia-smi has to list the GPU), or without one "
@@ -62,17 +62,17 @@ CAUSES = (
         ),
         f"this MLX was built for another macOS: update macOS, or {_REINSTALL} on this one",
     ),
-    # Parts of different releases: one package was updated and the other was not.
+    # Packages of different releases: one was updated and the other was not.
     _Cause(
         ("Symbol not found", "undefined symbol", "Library not loaded", "libmlx", "mlx.metallib"),
-        f"parts of MLX do not belong together: {_REINSTALL}",
+        f"MLX's packages are of different releases: {_REINSTALL}",
     ),
     _Cause(("wrong products",), f"MLX computes wrong results here: {_REINSTALL} from PyPI, and update macOS"),
 )
 
 
 def probe_machine(command: Sequence[str] = REPORT_COMMAND, *, timeout_s: float = PROBE_S) -> Probe:
-    """Ask once. Never raises for what MLX does."""
+    """Run the probe once. Raises nothing for a failure of MLX."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

@@ -15,19 +15,19 @@ from zmqengine.engine.host.blas import load_tuned_blas
 from zmqengine.engine.host.environment import prepare_environment
 
 _ERROR_MAX = 0.02
-"""Relative. TF32 and bfloat16 stay below 0.005; kernels that were built wrong give 0.5 and more."""
+"""Maximum relative error. TF32 and bfloat16 stay below 0.005; wrongly built kernels give 0.5 and more."""
 _PACKAGES = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13", "mlx-lm")
 
 
 def main() -> int:
-    """Print it; code 1 and a line on standard error if MLX does not work here."""
+    """Print the report; exit code 1 and a line on standard error if MLX does not work."""
     blas = load_tuned_blas()
     environment = prepare_environment()
     try:
         import mlx.core as mx
 
         from zmqengine.engine.host.backend import on_gpu
-        from zmqengine.engine.host.memory import recommended_bytes, system_bytes
+        from zmqengine.engine.host.device_memory import recommended_bytes, system_bytes
 
         errors = product_errors(mx)
         if max(errors.values()) > _ERROR_MAX:
@@ -42,7 +42,7 @@ def main() -> int:
             "origin": {"path": str(Path(mx.__file__).parent), "packages": packages()},
             "products": errors,
             "blas": blas,
-            "environment": [standing._asdict() for standing in environment],
+            "environment": [variable._asdict() for variable in environment],
             "system_bytes": system_bytes(),
             "recommended_bytes": recommended_bytes(),
         }
@@ -56,8 +56,8 @@ def main() -> int:
 def product_errors(mx: Any) -> dict[str, float]:
     """Relative errors of products by MLX against numpy's.
 
-    Of 16 rows and of 720: wrong builds failed in one kernel and not in the other
-    (github.com/ml-explore/mlx/issues/3586, 3951, 4525). A device that is there and does not compute raises here.
+    Products of 16 rows and of 720: wrong builds failed in one kernel and not in the other
+    (github.com/ml-explore/mlx/issues/3586, 3951, 4525). A device that does not compute raises here.
     """
     random = np.random.default_rng(0)
     errors = {}
@@ -69,13 +69,13 @@ def product_errors(mx: Any) -> dict[str, float]:
             product = mx.array(left).astype(getattr(mx, name)) @ mx.array(right).astype(getattr(mx, name))
             found = np.array(product.astype(mx.float32))
             error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-            # JSON knows no NaN, and no comparison is true of one.
+            # JSON has no NaN, and comparisons with NaN are false.
             errors[f"{rows} rows {name}"] = error if np.isfinite(error) else 1e9
     return errors
 
 
 def packages() -> dict[str, dict[str, str]]:
-    """Release, installer and platform tag of MLX's packages, as far as their metadata tells."""
+    """Release, installer and platform tag of MLX's packages, from their metadata."""
     found = {}
     for name in _PACKAGES:
         try:

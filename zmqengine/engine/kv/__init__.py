@@ -1,13 +1,13 @@
 """KV caches: nothing outside this folder looks inside one of mlx-lm's.
 
-batch.py        KVBatch, the caches of a batch and their only owner
+kv_batch.py     KVBatch, the caches of a batch and their only owner
 layout.py       the columns of each row, common to all layers
 layer.py        the cache of one layer, as the model sees it
 kernels.py      what depends on the device, and how plain MLX does it
 generations.py  the rules of writing in place, asserted
-blocks.py       blocks cut out of caches for the prefix cache, and caches built of blocks
-parts.py        short rows that leave a batch, copied together
-rows.py         caches of one row
+block_layout.py blocks cut out of caches for the prefix cache, and caches built of blocks
+grouped_copies.py  short rows that leave a batch, copied together
+row_caches.py   caches of one row
 rotating.py     sliding-window caches of mlx-lm
 shape.py        bytes that a model's caches take, measured
 
@@ -24,40 +24,40 @@ by a copy, when the batch is copied anyway or when they take too much of it.
 All layers that keep every token have the same layout. It is kept once, on the host and for kernels on the device.
 
 Writing in place. For MLX arrays are immutable: a write makes a new one, in the memory of the old one where nobody
-else refers to it, else in a copy. Rows that join or leave copy the batch. On CUDA that is too dear: each write is a
-call, and a copy of the cache as long as the step before has not let go of it. There the model's layers write their
-columns into the arrays, and rows move between rows of the arrays (`KVKernels.move_rows`), without MLX knowing. MLX
-computes lazily: what is built from an array reads its memory when it is *started* (`mx.async_eval`). All work is on
-one stream, which keeps the order in which it was started. So it is safe to write in place if:
+else refers to it, else in a copy. Rows that join or leave copy the batch. On CUDA that is too slow: each write is a
+call, and copies the cache while the step before still refers to it. There the model's layers write their columns into
+the arrays, and rows move between rows of the arrays (`KVKernels.move_rows`), without MLX knowing. MLX computes lazily:
+what is built from an array reads its memory when it is *started* (`mx.async_eval`). All work is on one stream, which
+keeps the order in which it was started. So it is safe to write in place if:
 
-1. The memory is the batch's alone. An array that came out of a write by MLX of this layer is (`Arrays.OWNED`); one that
-   a row brought, or that was copied or cut, may be shared with a row, a block of the prefix cache or a larger array.
-   And MLX gives an array itself where a copy would be hardly smaller, so rows of few bytes are not moved.
+1. The memory is the batch's alone. The result of this layer's own write by MLX is (`Arrays.OWNED`); an array that a row
+brought, or that was copied or cut, may be shared with a row, a block of the prefix cache or a larger array. MLX also
+returns an array itself in place of a copy that would be hardly smaller, so rows of few bytes are not moved.
 2. What reads columns is started before they are written again. A step is started (`KVBatch.launch`) before anything
    else is done with the batch. Copies that were cut out of it are started before its rows move, join or leave.
 3. What reads written columns is started after the write was. A copy is cut from steps that were started, and columns
    of a step that may be rolled back are not cut.
-4. A row is read where it is. Places of rows are good until rows join or leave: `keep_rows` says where they have moved,
-   and a `BatchRow` of before is refused.
+4. A row is read at its current index. Indices of rows are valid until rows join or leave: `keep_rows` returns the new
+order, and an older `BatchRow` is refused.
 
 `KVBatch` keeps rules 2 and 4, `RaggedKVCache.can_write_here` rule 1. With ZMQENGINE_CHECK_KV=1, as in tests, rule 2 is
 asserted for every row and column (`generations.py`). A model that is stepped several times before its first step is
 started, as the draft model is, must not write in place.
 """
 
-from zmqengine.engine.kv.batch import BatchRow, KVBatch, can_merge
-from zmqengine.engine.kv.blocks import BlockLayout, Source, State
+from zmqengine.engine.kv.block_layout import BlockLayout, Source, State
 from zmqengine.engine.kv.kernels import PLAIN, KVKernels, PlainKernels
+from zmqengine.engine.kv.kv_batch import BatchRow, KVBatch, can_merge
 from zmqengine.engine.kv.layer import RaggedKVCache
 from zmqengine.engine.kv.layout import Spans
-from zmqengine.engine.kv.rows import (
+from zmqengine.engine.kv.row_caches import (
     all_finite,
     arrays,
-    begin_alone,
+    begin_row_prefill,
     byte_count,
-    end_alone,
+    end_row_prefill,
     new_caches,
-    read_alone,
+    prefill_row,
     start,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
@@ -76,12 +76,12 @@ __all__ = [
     "State",
     "all_finite",
     "arrays",
-    "begin_alone",
+    "begin_row_prefill",
     "byte_count",
     "can_merge",
-    "end_alone",
+    "end_row_prefill",
     "measure_caches",
     "new_caches",
-    "read_alone",
+    "prefill_row",
     "start",
 ]

@@ -24,13 +24,13 @@ KeysValues = tuple[mx.array, mx.array]
 
 
 class KVKernels(Protocol):
-    """A device's way to do what `KVBatch` needs. Arrays are [rows, heads, columns, width]."""
+    """Operations of `KVBatch` on one device. Arrays are [rows, heads, columns, width]."""
 
     growth: int
     """Columns that a batch grows by."""
 
     def small(self, values: Sequence[int] | mx.array) -> mx.array:
-        """These numbers as int32, where a kernel of each layer reads them best."""
+        """`values` as int32, in memory that the kernels of every layer read fast."""
         ...
 
     def take_columns(self, array: mx.array, order: mx.array) -> mx.array:
@@ -46,7 +46,7 @@ class KVKernels(Protocol):
     ) -> None:
         """Start to write columns of `sources` into rows of `layers` in place, unknown to MLX.
 
-        `sources` may be `layers` if no move reads a row that another one writes.
+        `sources` may be `layers` if no move reads a row that another move writes.
         """
         ...
 
@@ -55,8 +55,8 @@ class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
 
     def __init__(self, *, gpu: bool = False) -> None:
-        # Rows that join or leave copy the batch, empty columns too: where the CPU copies, that is as dear as a step.
-        # A GPU's attention is at its best with multiples of 256, mlx-lm's own growth.
+        # Rows that join or leave copy the batch, spare columns included, which takes a CPU as long as a step. A GPU's
+        # attention is fastest with multiples of 256, mlx-lm's own growth.
         self.growth = 256 if gpu else 64
         self._gpu = gpu
 
@@ -82,7 +82,7 @@ class PlainKernels:
     def move_rows(
         self, layers: Sequence[KeysValues], sources: Sequence[KeysValues], moves: Sequence[Move]
     ) -> None:
-        """Not possible."""
+        """Unsupported: raises NotImplementedError."""
         raise NotImplementedError
 
 
@@ -92,7 +92,7 @@ PLAIN = PlainKernels()
 def in_words(array: mx.array) -> mx.array:
     """View of an array as 8-byte words on its last axis, where its length allows it.
 
-    A thread of a GPU copies one number at a time, however short.
+    A thread of a GPU copies one element at a time, whatever its size.
     """
     bytes_ = array.shape[-1] * array.itemsize
     return array.view(_WORD) if array.itemsize < _WORD.size and bytes_ % _WORD.size == 0 else array

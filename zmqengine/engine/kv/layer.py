@@ -15,13 +15,13 @@ class Arrays(IntEnum):
     """Ownership of a layer's arrays. Only `OWNED` ones may be written in place, see the theory in `kv`."""
 
     SHARED = 0
-    """A row's own cache or a part of the prefix cache may be the same memory."""
+    """The memory may be shared with a row's own cache or a block of the prefix cache."""
 
     OWNED = 1
-    """They came out of a write by MLX of this layer alone."""
+    """The result of this layer's own write by MLX: not shared."""
 
     IN_PLACE = 2
-    """They were written in place since, and may be the first rows of larger ones."""
+    """Owned, and written in place since; may be the first rows of larger arrays."""
 
 
 class RaggedKVCache:
@@ -117,7 +117,7 @@ class RaggedKVCache:
             self._grow(keys, values)
         self._keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
-        # If these are all the columns there are, MLX takes the new keys as they are: a part of something larger.
+        # Where the step's columns are all columns, MLX's result is the new keys themselves, a part of a larger array.
         self._replaced(Arrays.OWNED if keys.shape[2] < self._keys.shape[2] else Arrays.SHARED)
         self._written_step = layout.step
         if not self._number:

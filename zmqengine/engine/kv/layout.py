@@ -85,8 +85,8 @@ class Layout:
     """Columns of the rows of a batch, in every layer that keeps all tokens.
 
     `lengths`: cached tokens of each row, those of the step that was begun last included. Rows end in the last of
-    `columns`; a row's tokens are its last columns after `padding` that are not in `gaps`. The device's copies are
-    `offset` (`lengths`) and `left_padding` (`padding`), [rows].
+    `columns`; a row's tokens are its last columns after `padding` that are not in `gaps`. Device copies: `offset`
+    (`lengths`) and `left_padding` (`padding`), [rows].
 
     A step adds columns `start` to `columns`. While the model runs, some layers have written theirs and others have not:
     each knows by `step`, the number of the step, and reads `offset` or `offset_before`.
@@ -97,16 +97,16 @@ class Layout:
         self.gaps: Gaps | None = None
         self.step = 0
         self.generations = Generations() if generations.CHECKS else None
-        self.place(lengths)
+        self.set_rows(lengths)
 
-    def place(
+    def set_rows(
         self,
         lengths: Sequence[int],
         columns: int | None = None,
         padding: Sequence[int] | None = None,
         gaps: Gaps | None = None,
     ) -> None:
-        """Set where the rows stand; by default right-justified, the longest from the first column on."""
+        """Set the columns of all rows; by default right-justified, the longest from the first column on."""
         self.columns = self.start = max(lengths, default=0) if columns is None else columns
         self.lengths = list(lengths)
         self.padding = [self.columns - length for length in lengths] if padding is None else list(padding)
@@ -136,7 +136,8 @@ class Layout:
         return self.is_early and number % _EARLY_LAYERS == 1
 
     def roll_back(self, counts: Sequence[int]) -> None:
-        """Drop the last `counts[i]` tokens of row i: columns of all rows are free again, others are masked slots."""
+        """Drop the last `counts[i]` tokens of row i: columns dropped by all rows are free again, the others become
+        masked slots."""
         common = min(counts)
         stop, gaps = self.columns - common, self.gaps
         if gaps is None and max(counts) > common:
@@ -148,13 +149,13 @@ class Layout:
         self.columns = self.start = stop
         self.offset = self.offset_before = self.kernels.small(self.lengths)
 
-    def keep_rows(self, places: Sequence[int]) -> None:
-        """Make row i the one that was at `places[i]`, in unchanged columns."""
-        self.place(
-            [self.lengths[place] for place in places],
+    def keep_rows(self, indices: Sequence[int]) -> None:
+        """Make row i the one that was at `indices[i]`, in unchanged columns."""
+        self.set_rows(
+            [self.lengths[index] for index in indices],
             self.columns,
-            [self.padding[place] for place in places],
-            None if self.gaps is None else Gaps(self.gaps.hidden[list(places)]),
+            [self.padding[index] for index in indices],
+            None if self.gaps is None else Gaps(self.gaps.hidden[list(indices)]),
         )
 
     def join(self, other: Layout) -> None:
@@ -164,12 +165,12 @@ class Layout:
         gaps = self.gaps
         if gaps is not None:
             gaps = Gaps(np.pad(gaps.hidden, ((0, len(other.lengths)), (0, 0))))
-        self.place([*self.lengths, *other.lengths], columns, padding, gaps)
+        self.set_rows([*self.lengths, *other.lengths], columns, padding, gaps)
 
     def must_close(self, width: int, room: int) -> bool:
         """Whether gaps should be closed before a step of `width`, in arrays that have `room` columns.
 
-        A full cache is copied anyway, so that is the time to close them, and columns that longer rows have left.
+        A full cache is copied anyway; that copy also drops columns that only rows now gone had used.
         """
         spare = self.columns - max(self.lengths)
         is_full = self.columns + width > room
@@ -177,13 +178,13 @@ class Layout:
             return is_full and spare > 0
         return is_full or spare > max(_GAP_COLUMNS_MAX, self.columns * _GAP_SHARE_MAX)
 
-    def columns_of(self, place: int) -> np.ndarray:
+    def columns_of(self, index: int) -> np.ndarray:
         """The columns that hold the tokens of one row, in order."""
-        length = self.lengths[place]
+        length = self.lengths[index]
         if self.gaps is None:
             return np.arange(self.columns - length, self.columns, dtype=np.uint32)
         hidden = self.gaps.hidden
-        used = np.flatnonzero(~hidden[place, : self.columns])
+        used = np.flatnonzero(~hidden[index, : self.columns])
         if self.columns > hidden.shape[1]:
             used = np.concatenate([used, np.arange(hidden.shape[1], self.columns)])
         return used[len(used) - length :].astype(np.uint32)

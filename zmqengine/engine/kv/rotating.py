@@ -1,4 +1,4 @@
-"""Sliding-window caches of mlx-lm, cut to what rows use: some of its calls leave more columns allocated."""
+"""Sliding-window caches of mlx-lm, trimmed: some of its calls leave unused columns allocated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def is_sliding(cache: Any) -> bool:
     return type(cache) in (RotatingKVCache, BatchRotatingKVCache) and cache.keys is not None
 
 
-def keep_rows(cache: Any, places: Sequence[int], lengths: Sequence[int]) -> None:
-    """Keep the rows at `places` of a batch, which hold `lengths` tokens, and no column that was longer rows' alone."""
-    # `filter` keeps all columns, also when no row that stays has filled its window.
-    cache.filter(mx.array(list(places)))
+def keep_rows(cache: Any, indices: Sequence[int], lengths: Sequence[int]) -> None:
+    """Keep the rows at `indices` of a batch, which hold `lengths` tokens, and drop columns that only longer rows
+    used."""
+    # `filter` keeps all columns, even if no remaining row has filled its window.
+    cache.filter(mx.array(list(indices)))
     spare = cache.keys.shape[2] if cache.rotated else cache._idx
     spare -= max(lengths)
     if spare <= 0:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
-from zmqengine.engine.kv.rows import single_caches
+from zmqengine.engine.kv.row_caches import single_caches
 from zmqengine.engine.row import Caches
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The caches of one row: bytes a token of all layers that are capped at the same tokens, and bytes that never
-    grow."""
+    """Bytes of one row's caches: for each bound on cached tokens, the bytes a token of the layers with that bound; and
+    a constant."""
 
     layers: tuple[tuple[float, int | None], ...]
     constant_bytes: int
@@ -26,7 +26,7 @@ class CacheShape:
         return sum(token_bytes for token_bytes, cap in self.layers if cap is None)
 
     def project(self, tokens: int) -> int:
-        """Bytes of caches that hold `tokens`, at most, whatever they began with."""
+        """Upper bound of the bytes of caches that hold `tokens`, whatever their history."""
         grown = tokens + GROWTH_TOKENS
         total = float(self.constant_bytes)
         for token_bytes, cap in self.layers:

@@ -1,4 +1,5 @@
-"""Checkpoints of the layers alone, as Qwen3-Embedding is published: their names lack the part that mlx-lm expects."""
+"""Checkpoints without a language model's prefix in array names, such as Qwen3-Embedding's: mlx-lm expects the
+prefix."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ TRUNK = "model."
 
 
 def is_bare(directory: Path) -> bool:
-    """Whether no array of an embedder's checkpoint is named as part of a language model."""
+    """Whether no array name in the checkpoint has the prefix."""
     if not (directory / "modules.json").is_file():
         return False
     files = sorted(directory.glob("model*.safetensors"))
@@ -22,7 +23,7 @@ def is_bare(directory: Path) -> bool:
 
 
 def bare_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-    """mlx-lm's classes of a model, which put the missing part in front of the names that they read."""
+    """mlx-lm's classes for this model, with the prefix added to the names that they read."""
     model_class, arguments_class = model_classes(config)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:

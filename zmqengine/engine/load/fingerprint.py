@@ -1,4 +1,4 @@
-"""Tells one model from another by what it computes with, wherever it lies and whatever it is called."""
+"""Fingerprint of a model, independent of its name and directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SAMPLES = 16
 
 
 def fingerprint(model: Any, directory: Path) -> str:
-    """A hash of the configuration in `directory`, and of shape, type and some numbers of every array of `model`.
+    """A hash of the configuration in `directory`, and of shape, type and a sample of every array of `model`.
 
-    Models that were trained differently, quantised differently or have an adapter in them differ in it.
+    It differs for models that were trained or quantised differently, or have a fused adapter.
     """
     whole = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     samples: list[Any] = []
@@ -25,7 +25,7 @@ def fingerprint(model: Any, directory: Path) -> str:
         flat = array.reshape(-1)
         samples.append(mx.contiguous(flat[:: max(1, flat.size // _SAMPLES)][:_SAMPLES]))
     mx.eval(samples)
-    # Sorted: nobody promises in which order arrays are found.
+    # Sorted, since the order of arrays is not guaranteed.
     parts = sorted(
         f"{array.dtype} {array.shape} ".encode() + memoryview(sample).tobytes()
         for array, sample in zip(arrays, samples, strict=True)

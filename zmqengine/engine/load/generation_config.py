@@ -1,4 +1,5 @@
-"""How a model's makers want it sampled: `generation_config.json` beside its weights, as transformers writes it."""
+"""Recommended sampling parameters of a model: `generation_config.json` beside its weights, as transformers writes
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _BOUNDS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "top_k": (0, 1 << 31)
 def sampling_facts(directory: Path) -> dict[str, str | bool | int]:
     """`default_temperature`, `default_top_p` and `default_top_k`, as text, where the file has them.
 
-    Values out of bounds, and a file that cannot be read, are as if they were not there: they are wishes.
+    Values out of bounds and a file that cannot be read are ignored: these are recommendations.
     """
     try:
         config = json.loads((directory / "generation_config.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Loads a model with mlx-lm's own loader, wholly and on this thread."""
+"""Loads a model with mlx-lm's own loader, completely and on this thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EVALUATED_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run on this thread, and what a front-end needs of its tokenizer."""
+    """A model that is ready to run on this thread, and its tokenizer for front-ends."""
 
     model: Any
     info: ModelInfo
@@ -44,9 +44,9 @@ class LoadedModel:
 def load(model: str, report: Report = lambda stage, fraction: None, *, name: str = "") -> LoadedModel:
     """Load the local directory or the hub id `model`, to be known as `name`: the id or directory if empty.
 
-    Every array of the model is evaluated on the calling thread, also those that are no parameters, so nothing
-    lazy is left that belongs to another thread's stream. `report` is given the stage and, where it can be told,
-    the part of it that is done. Raises ModelLoadError.
+    Every array of the model is evaluated on the calling thread, also those that are no parameters, so no lazy array
+    belongs to another thread's stream. `report` gets the stage and, where known, the fraction of it that is done.
+    Raises ModelLoadError.
     """
     report("finding the model", None)
     directory = find_directory(model)
@@ -155,5 +155,5 @@ def _try_out(model: Any) -> int:
 
 
 def _is_of_model(value: Any) -> bool:
-    """Whether to look into an object: modules, and the plain classes that models are written with."""
+    """Whether to search an object for arrays: modules, and plain classes of model code."""
     return not type(value).__module__.startswith(("builtins", "mlx.core"))

@@ -13,30 +13,30 @@ import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.autotune.products import copies_bytes, tune_products
-from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
+from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import Ops
-from zmqengine.engine.models.weights import NotOfTheFamily, read_weights
 
 log = logging.getLogger("zmqengine.engine")
 
 Report = Callable[[str, "float | None"], None]
 
-# Rows of unlike lengths. Each is read in a call of at most 7 tokens, and 3 rows are stepped together: MLX's product
-# with packed weights is compiled first for more than that on CUDA, which takes up to half a minute.
+# Rows of unlike lengths: prefills of at most 7 tokens, and steps of 3 rows. For more tokens MLX compiles its quantised
+# product on CUDA, which takes up to half a minute.
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
-# Kernels are compared once more for each number of tokens that takes another one, in prompts and in verify blocks.
+# Numbers of tokens that use different kernels, in prompts and in verify blocks: each kernel is compared.
 _PROMPTS = (40, 80)
 _WIDTHS = (2, 4, WIDTH_MAX, 1)
 _PROMPT_LOGITS = 40
-# Of the size of logits in float32. TF32 rounds each product at 1 part in 2,048; another factor is off by more.
+# Relative to the size of float32 logits. TF32 rounds each product at 1 part in 2,048; a wrong factor errs by more.
 _EXACT_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model to be run: the decoder, or mlx-lm's own code. `facts` are for people."""
+    """The model to run: the decoder, or mlx-lm's own code. `facts`: descriptions for people."""
 
     model: Any
     copies_bytes: int = 0
@@ -46,8 +46,8 @@ class OpenedModel:
 def open_model(
     model: Any,
     ops: Ops,
-    trusted: Ops,
-    remembered: Remembered | None = None,
+    reference: Ops,
+    saved: SavedChoices | None = None,
     *,
     rows_max: int = 32,
     copy_bytes_max: int = 0,
@@ -55,10 +55,11 @@ def open_model(
     traces: bool = False,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedModel:
-    """The decoder on `ops` for a model of mlx-lm; the model itself where the decoder is not for it or differs.
+    """The decoder on `ops` for a model of mlx-lm; the model itself where the decoder does not support it or differs.
 
-    Where kernels of `ops` differ, the decoder runs on `trusted`, which may be the same. With `remembered` products are
-    measured, for at most `seconds_max`, and less at every later start. `traces` steps of up to `rows_max` rows.
+    Where kernels of `ops` differ, the decoder runs on `reference`, which may be the same object. With `saved` choices,
+    products that are not among them are measured, for at most `seconds_max`. `traces`: trace steps of up to `rows_max`
+    rows.
     """
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
@@ -67,17 +68,17 @@ def open_model(
     except NotOfTheFamily as error:
         log.info("mlx-lm's own code runs this model", extra={"reason": str(error)})
         return OpenedModel(model, facts={"model_code": f"mlx-lm's: {error}"})
-    decoder = DecoderModel(weights, trusted)
+    decoder = DecoderModel(weights, reference)
     is_exact = weights.norm.weight.dtype == mx.float32
     if not _alike(_logits(model), lambda: _logits(decoder), is_exact=is_exact):
-        log.warning("the decoder's logits are not those of mlx-lm, whose own code runs this model")
-        return OpenedModel(model, facts={"model_code": "mlx-lm's: the decoder's logits are not the same"})
+        log.warning("the decoder's logits differ from mlx-lm's; mlx-lm's own code runs this model")
+        return OpenedModel(model, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     facts = {"model_code": "ours"}
-    if remembered is not None:
+    if saved is not None:
         weights, told = tune_products(
             weights,
             ops,
-            remembered,
+            saved,
             rows_max=rows_max,
             copy_bytes_max=copy_bytes_max,
             until_s=until_s,
@@ -86,10 +87,10 @@ def open_model(
         if told:
             facts["products"] = told
     tuned = DecoderModel(weights, ops)
-    if ops is trusted or _alike(_many_logits(decoder), lambda: _many_logits(tuned), is_exact=is_exact):
+    if ops is reference or _alike(_many_logits(decoder), lambda: _many_logits(tuned), is_exact=is_exact):
         decoder = tuned
     else:
-        log.warning("kernels for this device compute something else; MLX's operations run this model")
+        log.warning("kernels for this device differ from the reference; MLX's operations run this model")
         facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
     if traces:
         decoder.trace_steps(rows_max, until_s)
@@ -100,11 +101,11 @@ def open_model(
 def _alike(
     wanted: Sequence[np.ndarray], compute: Callable[[], Sequence[np.ndarray]], *, is_exact: bool
 ) -> bool:
-    """Whether logits differ by rounding only. Those of a model in float32 are compared by a sharper bound too."""
+    """Whether logits differ by rounding only. `is_exact` (a float32 model) adds a sharper bound."""
     try:
         got = compute()
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
-        log.warning("the decoder does not work", extra={"reason": str(error)[:200]})
+        log.warning("the decoder fails", extra={"reason": str(error)[:200]})
         return False
     if len(got) != len(wanted) or not all(map(differ_by_rounding, wanted, got)):
         return False
@@ -116,11 +117,12 @@ def _nearly_equal(wanted: np.ndarray, got: np.ndarray) -> bool:
 
 
 def _logits(model: Any) -> list[np.ndarray]:
-    """Logits of short prompts, and of steps of their rows together; of a verify block where rows can roll back."""
+    """Logits of short prompts and of steps of their rows in a batch; also of a verify block where rows can roll
+    back."""
     found, starts = [], []
     for row in _ROWS:
         starts.append(kv.new_caches(model))
-        found.append(kv.read_alone(model, starts[-1], row[:-1])[0])
+        found.append(kv.prefill_row(model, starts[-1], row[:-1])[0])
     if kv.can_merge(starts[0]):
         batch = kv.KVBatch.merge(starts, [len(row) - 1 for row in _ROWS])
         for width in (1, 2) if batch.can_roll_back else (1,):
@@ -129,20 +131,20 @@ def _logits(model: Any) -> list[np.ndarray]:
 
 
 def _many_logits(model: Any) -> list[np.ndarray]:
-    """Logits of prompts and verify blocks that take every kernel for a number of tokens."""
+    """Logits of prompts and verify blocks of all sizes that use different kernels."""
     found = []
     for tokens in _PROMPTS:
-        prompt = [1 + place % _PROMPT_LOGITS for place in range(tokens)]
-        logits = kv.read_alone(model, kv.new_caches(model), prompt)[0]
+        prompt = [1 + index % _PROMPT_LOGITS for index in range(tokens)]
+        logits = kv.prefill_row(model, kv.new_caches(model), prompt)[0]
         found.append(logits[:: tokens // _PROMPT_LOGITS])
     starts = []
     for row in _ROWS:
         starts.append(kv.new_caches(model))
-        mx.eval(kv.read_alone(model, starts[-1], row[:-1]))
+        mx.eval(kv.prefill_row(model, starts[-1], row[:-1]))
     lengths = [len(row) - 1 for row in _ROWS]
     batch = kv.KVBatch.merge(starts, lengths)
     widths = _WIDTHS if batch.can_roll_back else (1, 1)
-    # The first step of a batch is not written in place yet.
+    # The first step of a batch is not written in place.
     for width in (1, *widths):
         found.append(_step(model, batch, _ROWS, width))
         mx.eval(found)
@@ -150,7 +152,7 @@ def _many_logits(model: Any) -> list[np.ndarray]:
 
 
 def _step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]], width: int) -> mx.array:
-    """Logits [rows, vocab] of a step that reads the last token of each row so many times."""
+    """Logits [rows, vocab] of a step of `width` tokens a row, each row's last token repeated."""
     inputs = mx.array([[row[-1]] * width for row in rows], dtype=mx.uint32)
     logits: mx.array = model(inputs, cache=batch.begin_step(inputs))[:, -1]
     batch.launch(logits)

@@ -1,7 +1,7 @@
-"""Finds out what a model can do before anybody asks it to.
+"""Probes a model's abilities when an engine opens.
 
-Some of mlx-lm's models raise when rows are stepped together, and some take padding for text. Each of them is still
-served: one row at a time, or only rows of one length in a prefill.
+Some of mlx-lm's models raise when rows are batched, and some treat padding as text. Each of them is still served: one
+row at a time, or only rows of one length in a prefill.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.row import Caches
 
-# Three rows, as a mask that fits two by chance does not fit three. Every vocabulary has these ids.
+# Three rows: a mask that is right for two by chance is not for three. Every vocabulary has these ids.
 _ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 _LENGTHS = [len(row) - 1 for row in _ROWS]
 _MEASURED_TOKENS = 64
@@ -25,27 +25,28 @@ _MEASURED_TOKENS = 64
 
 @dataclass(frozen=True)
 class Abilities:
-    """Abilities of a model: the shape of its caches, and whether rows can share a call, with padding or without.
+    """Abilities of a model: the shape of its caches, and whether rows can share a call (`mergeable`), padded
+    (`paddable`).
 
-    `layout` says how what they hold is kept; None if it cannot be, for the reason `not_kept`. A model that `widens`
-    reads several tokens of each row in one call, and its rows go back by unlike numbers of them.
+    `layout`: how caches are cut into blocks of the prefix cache; None if they cannot be, for the `uncacheable_reason`.
+    A model that `widens` takes several tokens of each row in one call, and its rows can roll back by unlike counts.
     """
 
     shape: kv.CacheShape
     layout: kv.BlockLayout | None
-    not_kept: str
+    uncacheable_reason: str
     mergeable: bool
     paddable: bool
     widens: bool
     read_bytes: float
 
     def chunk_bytes(self, tokens: int) -> int:
-        """Bytes that prefill of `tokens` takes beside caches while it runs, as measured for short contexts."""
+        """Transient bytes of a prefill of `tokens`, caches excluded, as measured for short contexts."""
         return int(tokens * self.read_bytes)
 
 
 def probe(model: Any) -> Abilities:
-    """Run `model` on a few tokens, alone and together. Raises what it raises alone."""
+    """Run `model` on a few tokens, one row at a time and in a batch. Raises what it raises for one row."""
     starts = [_read_alone(model, row[:-1]) for row in _ROWS]
     mergeable = all(map(kv.can_merge, starts))
     merged = kv.KVBatch.merge(starts, _LENGTHS) if mergeable else kv.KVBatch()
@@ -56,13 +57,13 @@ def probe(model: Any) -> Abilities:
     mergeable = mergeable and _agrees(model, lambda: merged, alone)
     paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
     widens = mergeable and merged.can_roll_back and _agrees(model, lambda: _read_and_go_back(model), alone)
-    layout, not_kept = _layout(model, alone[0])
+    layout, uncacheable_reason = _layout(model, alone[0])
     shape = kv.measure_caches(starts[0])
-    return Abilities(shape, layout, not_kept, mergeable, paddable, widens, _measure_reading(model))
+    return Abilities(shape, layout, uncacheable_reason, mergeable, paddable, widens, _measure_reading(model))
 
 
 def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
-    """How caches are kept, if what was kept gives the logits that it gave `alone`; else why they are not."""
+    """The block layout, if restored caches give the logits `alone`; else None and the reason."""
     row = _ROWS[0]
     try:
         caches = _read_alone(model, row[:-1])
@@ -73,23 +74,23 @@ def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
         return None, f"{type(error).__name__}: {error}"
     if not differ_by_rounding(alone, kept):
-        return None, "caches that were kept give other tokens"
+        return None, "restored caches give other logits"
     return layout, ""
 
 
 def _measure_reading(model: Any) -> float:
-    """Bytes that reading takes for a moment, for each token of a chunk, caches included."""
+    """Transient bytes of a prefill for each token of a chunk, caches included."""
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     caches = kv.new_caches(model)
-    kv.read_alone(model, caches, [1] * _MEASURED_TOKENS)
+    kv.prefill_row(model, caches, [1] * _MEASURED_TOKENS)
     mx.eval(kv.arrays(caches))
     return max(0, mx.get_peak_memory() - before) / _MEASURED_TOKENS
 
 
 def _agrees(model: Any, read: Callable[[], kv.KVBatch], alone: list[np.ndarray]) -> bool:
-    """Whether a step of the rows together, after `read`, gives the logits that each gave alone."""
+    """Whether a step of the batched rows, after `read`, gives the logits of each row alone."""
     try:
         together = _last_logits(model, [row[-1:] for row in _ROWS], read())
     except Exception:  # noqa: BLE001 - whatever it raises, it is not to be done
@@ -99,7 +100,7 @@ def _agrees(model: Any, read: Callable[[], kv.KVBatch], alone: list[np.ndarray])
 
 def _read_alone(model: Any, tokens: list[int]) -> Caches:
     caches = kv.new_caches(model)
-    mx.eval(kv.read_alone(model, caches, tokens))
+    mx.eval(kv.prefill_row(model, caches, tokens))
     return caches
 
 
@@ -111,11 +112,11 @@ def _read_padded(model: Any) -> kv.KVBatch:
 
 
 def _read_and_go_back(model: Any) -> kv.KVBatch:
-    """The caches of all rows but for the last token, after each has read some more and has gone back to there."""
+    """Batched caches of all rows without their last tokens, after a rollback of further tokens."""
     batch = kv.KVBatch.merge([_read_alone(model, row[:-1]) for row in _ROWS], _LENGTHS)
     _step(model, [[7, 6, 5], [*_ROWS[1][-1:], 9, 8], [4, 4, 4]], batch)
     batch.roll_back([3, 2, 3])
-    # The row that is further goes back alone: then the others have a gap.
+    # The longest row rolls back alone: then the others have gaps.
     _step(model, [[8], [8], [8]], batch)
     batch.roll_back([1, 2, 1])
     return batch

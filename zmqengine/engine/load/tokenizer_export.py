@@ -1,4 +1,4 @@
-"""A tokenizer that mlx-lm has loaded, as the bundle that front-ends turn text into ids with, and back."""
+"""Export of a tokenizer that mlx-lm has loaded, for front-ends that encode and decode text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 
 @dataclass(frozen=True, slots=True)
 class ExportedTokenizer:
-    """`tokenizer_json` is the tokenizer as it was set up, in the format of the `tokenizers` library.
+    """A tokenizer for front-ends. `tokenizer_json`: in the format of the `tokenizers` library.
 
     `special_tokens` are the strings that a chat template may use by name. `facts` are:
 
@@ -27,7 +27,7 @@ class ExportedTokenizer:
     - `tool_call_start`, `tool_call_end`, `tool_parser`: the texts around a tool call and mlx-lm's name for its
       form, if the model calls tools; `tool_call_end` may be empty: the call ends with the output;
     - `thinking_keyword`: the template's variable that turns reasoning on or off;
-    - `default_temperature`, `default_top_p`, `default_top_k`: numbers as text, how the model's makers want it sampled;
+    - `default_temperature`, `default_top_p`, `default_top_k`: recommended sampling parameters, numbers as text;
     - `chat_template_NAME`: further templates by name;
     - `chat_template_type`: mlx-lm's name of a template that is a program; `chat_template` is None then.
 
@@ -46,7 +46,7 @@ class ExportedTokenizer:
 def export_tokenizer(
     tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}, vision: VisionCard | None = None
 ) -> ExportedTokenizer:
-    """The bundle of a tokenizer that mlx-lm has loaded, with further facts and the model's vision card.
+    """Export a tokenizer that mlx-lm has loaded, with further facts and the model's vision card.
 
     Raises ModelLoadError if it has no `tokenizers` form.
     """

@@ -18,12 +18,12 @@ PLAIN = Sampling()
 KINDS = (*SAMPLED, PENALISED)
 _STEPS = 4
 _ROWS_FOR_KINDS = 4
-# A measurement as short as this is repeated: the first is mostly what is done once.
+# A shorter measurement is repeated: one-time work dominates the first.
 _SHORT_S = 1.0
 
 
 class Round(NamedTuple):
-    """Rows that are read and make a few tokens together."""
+    """Rows that prefill and decode a few tokens together."""
 
     prompts: tuple[int, ...]
     sampling: Sampling = PLAIN
@@ -47,9 +47,9 @@ def warm_up(
     seconds_max: float,
     report: Callable[[float], None] = lambda fraction: None,
 ) -> Measured | None:
-    """Take rounds of rows through the engine for at most about `seconds_max`; nothing of them stays in it.
+    """Run rounds of rows through the engine for about `seconds_max` at most; the engine is as new afterwards.
 
-    None if time was up before the speed of prefill could be measured. Raises what the engine raises.
+    Returns the measured speed; None if time was up before. Raises what the engine raises.
     """
     until_s = time.perf_counter() + seconds_max
     context = engine.info.context_tokens - _STEPS - 2
@@ -66,16 +66,16 @@ def warm_up(
 
 
 def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
-    """The rounds, the most usual ones first."""
+    """The rounds, the most common ones first."""
     yield Round((_within(24, context),))
     yield Round((_within(64, context),), SAMPLED[0])
     sizes = [rows for rows in (2, 4, 8, 16, 32, 64, 128, 256) if rows <= rows_max]
     for rows in sizes:
-        # Of unlike lengths: they are padded, and leave gaps when they go.
-        yield Round(tuple(_within(40 + place % 5, context) for place in range(rows)), in_turn=rows <= 8)
+        # Rows of unlike lengths are padded, and leave gaps when they end.
+        yield Round(tuple(_within(40 + index % 5, context) for index in range(rows)), in_turn=rows <= 8)
     for kind in KINDS:
         yield Round(
-            tuple(_within(20 + place, context) for place in range(min(_ROWS_FOR_KINDS, rows_max))), kind
+            tuple(_within(20 + index, context) for index in range(min(_ROWS_FOR_KINDS, rows_max))), kind
         )
     yield Round((_within(20, context),), PLAIN, logprobs=5)
     if sizes:
@@ -92,13 +92,13 @@ def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None
     started_s = time.perf_counter()
     tokens_max = _STEPS + (len(one.prompts) if one.in_turn else 0)
     rows = [
-        _request(next(ids), place, tokens, tokens_max, engine.info.vocab_size, one)
-        for place, tokens in enumerate(one.prompts)
+        _request(next(ids), index, tokens, tokens_max, engine.info.vocab_size, one)
+        for index, tokens in enumerate(one.prompts)
     ]
     try:
         alive = {row.row for row in rows}
         waiting = [[row] for row in rows] if one.in_turn else [rows]
-        # One step more: the last one is on its way when its token is told.
+        # One more step: another is in flight when the last token is reported.
         while alive and time.perf_counter() <= until_s:
             if waiting:
                 for _, message, _ in engine.insert(waiting.pop(0)):
@@ -116,21 +116,21 @@ def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None
 
 
 def _request(
-    row: int, place: int, tokens: int, tokens_max: int, words: int, one: Round = _PLAIN_ROUND
+    row: int, index: int, tokens: int, tokens_max: int, words: int, one: Round = _PLAIN_ROUND
 ) -> RowRequest:
     return RowRequest(
         row=row,
-        # Unlike those of all other rows and rounds, or they would be taken from the prompt cache.
+        # Tokens unlike those of all other rows and rounds, or the prefix cache would provide them.
         prompt=[1 + (row * 7919 + at * 31) % (words - 1) for at in range(tokens)],
         max_tokens=tokens_max,
         sampling=one.sampling,
-        seed=place,
+        seed=index,
         logprobs=one.logprobs,
     )
 
 
 def _measure(engine: Engine, chunk: int, context: int, ids: Iterator[int]) -> Measured:
-    """As a prompt of a few chunks is read, and as one row makes tokens."""
+    """The speed of a prefill of a few chunks, and of the decode of one row."""
     started_s = time.perf_counter()
     first = _measure_once(engine, chunk, context, ids)
     if time.perf_counter() - started_s > _SHORT_S:

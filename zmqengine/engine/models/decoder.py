@@ -1,10 +1,11 @@
 """The forward pass of the dense decoder family, Llama, Mistral, Qwen2 and Qwen3, and of Qwen3-MoE.
 
-Hidden states are a flat list of tokens: norms, products and rotations take every token alike. Only attention knows
-rows; each segment of a packed step attends with its own caches. A model call of mlx-lm's kind is a step of one segment.
+Hidden states are a flat list of tokens: norms, products and rotations compute on all tokens at once. Only attention
+knows rows; each segment of a packed step attends with its own caches. A call with mlx-lm's interface is a step of one
+segment.
 
-From one attention to the next a layer does the same in every step. What lies between is traced once for a number of
-rows and replayed in one call. Layers that differ in nothing but their arrays share a trace.
+The computation from one attention to the next is the same in every step: it is traced once for each number of rows
+(`mx.compile`) and replayed in one call. Layers that differ only in the values of their arrays share a trace.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
+from zmqengine.engine.models.decoder_weights import DecoderWeights, Layer, Linear, Norm
 from zmqengine.engine.models.mlx_lm import KVCache, RotatingKVCache
-from zmqengine.engine.models.ops import Made, Ops
+from zmqengine.engine.models.ops import QKV, Ops
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
-from zmqengine.engine.models.weights import DecoderWeights, Layer, Linear, Norm
 
 WIDTH_MAX = 8
-"""More tokens of a row at once are a prompt: those have too many lengths to trace."""
+"""Maximum width of a traced step; wider ones are prompts, which have too many lengths to trace."""
 
-# Numbers of rows and widths that are traced. Traces are kept for good, some 200 KiB for each.
+# Maximum traces, by number of rows and width. They are never freed; each takes some 200 KiB.
 _SHAPES_MAX = 512
 
 Traced = Callable[..., Sequence[mx.array]]
@@ -35,7 +36,7 @@ class StepSegment(Protocol):
 
     @property
     def inputs(self) -> mx.array:
-        """Their next tokens, [rows, width]."""
+        """Next tokens of the rows, [rows, width]."""
         ...
 
     @property
@@ -53,7 +54,7 @@ class DecoderModel:
         self.ops = ops
         self._heads = [layer.heads for layer in weights.layers]
         windows = [heads.window for heads in self._heads]
-        # Each window, None for whole texts, and the first layer that has it: such layers share a mask.
+        # Window (None for full attention) -> the first layer that has it: such layers share a mask.
         self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
         self._traces = _Traces(weights, ops)
 
@@ -66,7 +67,7 @@ class DecoderModel:
         """Logits [rows, width, vocab] for `inputs` [rows, width]."""
         rows, width = inputs.shape
         caches = self.make_cache() if cache is None else cache
-        # The last layer's: mlx-lm's caches change theirs in place when they are written.
+        # Of the last layer: mlx-lm's caches change their offset in place when they are written.
         offset = caches[-1].offset
         traced = None
         if isinstance(offset, mx.array) and width <= WIDTH_MAX:
@@ -77,14 +78,14 @@ class DecoderModel:
         masks = {}
         for window, first in self.windows:
             masks[window] = self.ops.mask(caches[first], width, window)
-        hidden, *made = traced[0](inputs, offset)
+        hidden, *qkv = traced[0](inputs, offset)
         for heads, layer_cache, call in zip(self._heads, caches, traced[1:], strict=True):
-            attended = self.ops.attend(made, heads, offset, layer_cache, masks[heads.window])
-            hidden, *made = call(hidden, attended, offset)
+            attended = self.ops.attend(qkv, heads, offset, layer_cache, masks[heads.window])
+            hidden, *qkv = call(hidden, attended, offset)
         return hidden
 
     def hidden(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Hidden states [rows, width, dim] after the last norm, of which the head would make logits."""
+        """Hidden states [rows, width, dim] after the last norm, the inputs of the head."""
         rows, width = inputs.shape
         step = _Attention(self, inputs, self.make_cache() if cache is None else cache)
         hidden, (attended,), _ = self._attended(inputs.reshape(-1), [step])
@@ -92,16 +93,16 @@ class DecoderModel:
         return normed.reshape(rows, width, -1)
 
     def packed(self, segments: Sequence[StepSegment]) -> list[mx.array]:
-        """Logits [rows, width, vocab] of each segment. Those that nobody reads are not computed."""
+        """Logits [rows, width, vocab] of each segment, lazy: unused ones are not computed."""
         steps = [_Attention(self, segment.inputs, segment.caches) for segment in segments]
         tokens = mx.concatenate([segment.inputs.reshape(-1) for segment in segments])
         logits = self._run(tokens, steps)
         return [found.reshape(step.rows, step.width, -1) for found, step in zip(logits, steps, strict=True)]
 
     def trace_steps(self, rows_max: int, until_s: float, width: int = 1) -> None:
-        """Be ready for steps of this width and every number of rows up to `rows_max`, as far as there is time.
+        """Trace steps of this width for each number of rows up to `rows_max`, until `until_s`.
 
-        `until_s` is on the clock of `time.perf_counter`. Nothing is computed.
+        `until_s` is on the clock of `time.perf_counter`. No array is computed.
         """
         for rows in range(1, rows_max + 1):
             if time.perf_counter() > until_s:
@@ -109,18 +110,18 @@ class DecoderModel:
             self._traces.trace(rows, width)
 
     def _run(self, tokens: mx.array, steps: Sequence[_Attention]) -> list[mx.array]:
-        """Logits [tokens, vocab] of each of `steps`, which have these tokens in all."""
+        """Logits [tokens, vocab] of each of `steps`; `tokens` are those of all steps, concatenated."""
         hidden, attended, spans = self._attended(tokens, steps)
         return self._logits(hidden, attended, steps, spans)
 
     def _attended(
         self, tokens: mx.array, steps: Sequence[_Attention]
     ) -> tuple[mx.array, list[mx.array], list[slice]]:
-        """Hidden states before the last attention, its output for each of `steps`, and their places."""
+        """Hidden states before the last attention, its output for each of `steps`, and the slice of tokens of each."""
         ops, weights = self.ops, self.weights
         hidden = ops.embed(tokens, weights.embedding)
         normed = ops.norm(hidden, self.layers[0].input_norm)
-        ends = [sum(step.tokens for step in steps[: place + 1]) for place in range(len(steps))]
+        ends = [sum(step.tokens for step in steps[: index + 1]) for index in range(len(steps))]
         spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]
         for number, (layer, norm) in enumerate(self._layers_and_norms()):
             product = ops.product(normed, *layer.qkv)
@@ -128,7 +129,7 @@ class DecoderModel:
             for step, span in zip(steps, spans, strict=True):
                 own = product if len(steps) == 1 else product[span]
                 attended.append(
-                    _by_token(step.attend(number, ops.turn(own, layer.heads, step.offset, step.rows)))
+                    _by_token(step.attend(number, ops.rotate(own, layer.heads, step.offset, step.rows)))
                 )
             if number == len(self.layers) - 1:
                 break
@@ -143,7 +144,8 @@ class DecoderModel:
         steps: Sequence[_Attention],
         spans: Sequence[slice],
     ) -> list[mx.array]:
-        """Logits of each of `steps`, from the last attention on: of prompts apart, since nobody may read them."""
+        """Logits of each of `steps`, from the last attention on. Those of prompts are separate arrays, since they may
+        be unused."""
         layer, norm, head = self.layers[-1], self.weights.norm, self.weights.head
 
         def logits(hidden: mx.array, attended: mx.array) -> mx.array:
@@ -152,20 +154,20 @@ class DecoderModel:
         if len(steps) == 1:
             return [logits(hidden, attended[0])]
         found = [logits(hidden[span], every) for span, every in zip(spans, attended, strict=True)]
-        few = [place for place, step in enumerate(steps) if step.width <= WIDTH_MAX]
+        few = [index for index, step in enumerate(steps) if step.width <= WIDTH_MAX]
         if len(few) > 1:
             # The head's weights are read once for all rows in decode.
             together = logits(
-                mx.concatenate([hidden[spans[place]] for place in few]),
-                mx.concatenate([attended[place] for place in few]),
+                mx.concatenate([hidden[spans[index]] for index in few]),
+                mx.concatenate([attended[index] for index in few]),
             )
             ends = [sum(steps[other].tokens for other in few[: at + 1]) for at in range(len(few) - 1)]
-            for place, own in zip(few, mx.split(together, ends), strict=True):
-                found[place] = own
+            for index, own in zip(few, mx.split(together, ends), strict=True):
+                found[index] = own
         return found
 
     def _layers_and_norms(self) -> Sequence[tuple[Layer, Norm]]:
-        """Every layer, and the norm behind it."""
+        """Every layer, and the norm after it."""
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.weights.norm]
         return list(zip(self.layers, norms, strict=True))
 
@@ -173,7 +175,7 @@ class DecoderModel:
 class _Attention:
     """Attention of one segment of a step in every layer.
 
-    `offset` is the position of each row's first token, [rows], or a number for one row alone.
+    `offset`: position of each row's first token, [rows], or a number for a single row.
     """
 
     def __init__(self, model: DecoderModel, inputs: mx.array, caches: list[Any]) -> None:
@@ -187,11 +189,11 @@ class _Attention:
             window: model.ops.mask(caches[first], self.width, window) for window, first in model.windows
         }
 
-    def attend(self, number: int, made: Made) -> mx.array:
-        """Write and attend in one layer: [rows, heads, width, dim]."""
+    def attend(self, number: int, qkv: QKV) -> mx.array:
+        """Write keys and values of one layer, and attend; returns [rows, heads, width, dim]."""
         heads = self._layers[number].heads
         mask = self._masks[heads.window]
-        return self._ops.attend(made, heads, self.offset, self._caches[number], mask)
+        return self._ops.attend(qkv, heads, self.offset, self._caches[number], mask)
 
 
 def _by_token(attended: mx.array) -> mx.array:
@@ -203,15 +205,15 @@ def _by_token(attended: mx.array) -> mx.array:
 def _after_attention(
     ops: Ops, layer: Layer, norm: Norm, hidden: mx.array, attended: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """The hidden states after a layer, and the same after the `norm` behind it."""
+    """The hidden states after a layer, and these after the next `norm`."""
     hidden, normed = ops.add_and_norm(hidden, ops.product(attended, layer.out), layer.mlp_norm)
     return ops.add_and_norm(hidden, ops.mlp(normed, layer.mlp), norm)
 
 
 class _Between(NamedTuple):
-    """The weights between two attentions: first those of one layer, then those of the next.
+    """Weights between two attentions: the end of one layer and the beginning of the next.
 
-    Before the first layer there is the `embedding`, behind the last one the `head`.
+    The first has the `embedding` in place of a layer, the last one the `head`.
     """
 
     embedding: Linear | None
@@ -220,8 +222,10 @@ class _Between(NamedTuple):
     following: Layer | None
     head: Linear | None
 
-    def run(self, ops: Ops, inputs: mx.array, attended: mx.array | None, offset: mx.array, rows: int) -> Made:
-        """Hidden states and what the next layer attends with; or the logits."""
+    def run(
+        self, ops: Ops, inputs: mx.array, attended: mx.array | None, offset: mx.array, rows: int
+    ) -> Sequence[mx.array]:
+        """Hidden states, and queries, keys and values of the next layer; or the logits."""
         if self.embedding is not None:
             hidden = ops.embed(inputs.reshape(-1), self.embedding)
             normed = ops.norm(hidden, self.norm)
@@ -234,7 +238,7 @@ class _Between(NamedTuple):
             return (ops.product(normed, self.head).reshape(rows, -1, self.head.outputs),)
         following = self.following
         product = ops.product(normed, *following.qkv)
-        return hidden, *ops.turn(product, following.heads, offset, rows)
+        return hidden, *ops.rotate(product, following.heads, offset, rows)
 
 
 class _Traces:
@@ -259,9 +263,10 @@ class _Traces:
         self.calls: dict[tuple[int, int], list[Traced]] = {}
 
     def of(self, rows: int, width: int) -> list[Traced] | None:
-        """The calls of a step; None when there are too many shapes of them.
+        """The traced calls of a step; None beyond the bound on traces.
 
-        The first takes tokens [rows, width] and offsets, the others hidden states, what was attended, and offsets.
+        The first takes tokens [rows, width] and offsets; the others hidden states, the output of attention, and
+        offsets.
         """
         calls = self.calls.get((rows, width))
         if calls is None and len(self.calls) < _SHAPES_MAX:
@@ -269,7 +274,7 @@ class _Traces:
         return calls
 
     def trace(self, rows: int, width: int) -> None:
-        """Make the calls of such steps, and trace each kind of them once."""
+        """Build the calls of steps of this shape, and trace each kind of them once."""
         calls = self.of(rows, width)
         if calls is None:
             return
@@ -293,7 +298,7 @@ class _Traces:
         return calls
 
     def _compiled(self, part: _Between, rows: int) -> Traced:
-        def run(arrays: list[mx.array], inputs: mx.array, *given: mx.array) -> Made:
+        def run(arrays: list[mx.array], inputs: mx.array, *given: mx.array) -> Sequence[mx.array]:
             *attended, offset = given
             own = filled(part, iter(arrays))
             return own.run(self._ops, inputs, attended[0] if attended else None, offset, rows)

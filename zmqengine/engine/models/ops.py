@@ -1,7 +1,7 @@
 """Operations of a decoder layer, behind one object that is chosen when the engine opens.
 
-Hidden states are [tokens, dim], of however many rows: only attention tells rows apart. `PlainOps` runs on every device,
-by documented MLX calls; `cuda` has another implementation.
+Hidden states are [tokens, dim], whatever the number of rows: only attention distinguishes rows. `PlainOps` runs on
+every device, by documented MLX calls; `cuda.cuda_ops` has the implementation for CUDA.
 """
 
 from __future__ import annotations
@@ -13,97 +13,100 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
 
-from zmqengine.engine.models.weights import Experts, Gated, HeadShape, Linear, Norm
+from zmqengine.engine.models.decoder_weights import Experts, Gated, HeadShape, Linear, Norm
 
 Product = Callable[[mx.array, Linear], mx.array]
-Made = Sequence[mx.array]
-"""Queries, keys and values, or arrays from which `Ops.attend` makes them."""
+QKV = Sequence[mx.array]
+"""Queries, keys and values, or arrays from which `Ops.attend` computes them."""
 
-# mlx-lm's own border: with fewer choices of experts than this, sorting them costs more than it saves.
+# mlx-lm's threshold: for fewer (token, expert) pairs, sorting them costs more than it saves.
 _SORTED_MIN = 64
-# Numbers of rows at which products with packed weights are measured; others take the next larger one's variant.
+# Numbers of rows at which products with quantised weights are measured; others use the variant of the next larger.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 
 
 class Ops(Protocol):
-    """A device's way to compute a decoder layer."""
+    """Operations of a decoder layer on one device."""
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """Hidden states of `tokens` [tokens]."""
         ...
 
     def norm(self, hidden: mx.array, norm: Norm) -> mx.array:
-        """`hidden` after an RMS norm."""
+        """RMS norm of `hidden`."""
         ...
 
     def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
-        """The sum of `hidden` and an addend, and the same after an RMS norm."""
+        """The sum of `hidden` and `added`, and that sum after an RMS norm."""
         ...
 
     def product(self, inputs: mx.array, *linears: Linear) -> mx.array:
-        """The outputs of `linears` side by side, [tokens, outputs]."""
+        """The outputs of `linears`, concatenated, [tokens, outputs]."""
         ...
 
     def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
         """The output of an MLP, [tokens, dim]."""
         ...
 
-    def turn(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> Made:
-        """Queries, keys and values of `rows` with as many tokens each, whose first ones have the positions `offset`.
+    def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
+        """Split the fused product into queries, keys and values of `rows` of equal width, and rotate them by their
+        positions (RoPE). `offset`: position of each row's first token.
 
-        A flat list of tokens is as many rows of one token.
+        A flat list of decode tokens is one row for each token.
         """
         ...
 
     def mask(self, cache: Any, width: int, window: int | None) -> Any:
-        """A mask, or what `attend` takes for one: the columns that each of `width` tokens of a row sees."""
+        """The columns visible to each of `width` tokens of a row: a mask, or a description that `attend` takes in its
+        place."""
         ...
 
-    def attend(self, made: Made, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
-        """Write keys and values into the cache of a layer, and attend: [rows, heads, width, dim]."""
+    def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
+        """Write keys and values into the cache of a layer, and attend; returns [rows, heads, width, dim]."""
         ...
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
-        """Ways to multiply so many rows, by name. The first needs no proof; others may be faster."""
+        """Kernel variants of the product for `rows` rows, by name. The first is the reference; others may be faster."""
         ...
 
     def unmeasured(self, linear: Linear, rows: int) -> str:
-        """The variant to take without a measurement."""
+        """The default variant, for a product that is not measured."""
         ...
 
     def measured_rows(self, linear: Linear) -> Sequence[int]:
-        """Numbers of rows at which variants are compared; none where there is only one."""
+        """Numbers of rows at which variants are measured; empty where there is only one."""
         ...
 
     def loss_max(self, linear: Linear, rows: int) -> float:
-        """The factor by which another variant may be slower than the first; 1 where it has to be faster."""
+        """The factor by which a variant may be slower than the first and still be chosen; 1 for none."""
         ...
 
     def choose(self, linear: Linear, names: Mapping[int, str]) -> None:
-        """Have all products of this shape take the named variants, by numbers of rows."""
+        """Set the variants of all products of this shape, by number of rows."""
         ...
 
 
 class PlainOps:
     """`Ops` by documented MLX calls.
 
-    Above `packed_rows_max` rows weights are unpacked before a product: where MLX's own kernel must be compiled first.
+    Above `quantised_rows_max` rows, quantised weights are dequantised before a product: MLX would compile a kernel
+    first.
     """
 
-    def __init__(self, packed_rows_max: int = 1 << 30) -> None:
-        self._packed_rows_max = packed_rows_max
+    def __init__(self, quantised_rows_max: int = 1 << 30) -> None:
+        self._quantised_rows_max = quantised_rows_max
         self._chosen: dict[object, list[tuple[int, str]]] = {}
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """See `Ops`."""
         if not embedding.bits:
             return embedding.weight[tokens]
-        assert embedding.scales is not None, "packed weights have scales"
+        assert embedding.scales is not None, "quantised weights have scales"
         biases = None if embedding.biases is None else embedding.biases[tokens]
         rows = embedding._replace(
             weight=embedding.weight[tokens], scales=embedding.scales[tokens], biases=biases
         )
-        return unpacked(rows)
+        return dequantised(rows)
 
     def norm(self, hidden: mx.array, norm: Norm) -> mx.array:
         """See `Ops`."""
@@ -130,18 +133,18 @@ class PlainOps:
         gate, up = mx.split(self.product(inputs, *gate_up), 2, axis=-1)
         return swiglu(gate, up)
 
-    def turn(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> Made:
+    def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
         """See `Ops`."""
-        count, turned_count, dim = heads.heads, heads.heads + heads.key_heads, heads.dim
-        every = product.reshape(rows, -1, turned_count + heads.key_heads, dim).transpose(0, 2, 1, 3)
-        turned, values = every[:, :turned_count], every[:, turned_count:]
+        count, rotated_count, dim = heads.heads, heads.heads + heads.key_heads, heads.dim
+        every = product.reshape(rows, -1, rotated_count + heads.key_heads, dim).transpose(0, 2, 1, 3)
+        rotated, values = every[:, :rotated_count], every[:, rotated_count:]
         if heads.norms is not None:
-            turned = mx.fast.rms_norm(turned, None, heads.norms.eps) * heads.norms.both
+            rotated = mx.fast.rms_norm(rotated, None, heads.norms.eps) * heads.norms.both
         rotation = heads.rotation
         if rotation.factor != 1.0:
-            turned = turned.at[..., : rotation.dims].multiply(rotation.factor)
-        turned = mx.fast.rope(
-            turned,
+            rotated = rotated.at[..., : rotation.dims].multiply(rotation.factor)
+        rotated = mx.fast.rope(
+            rotated,
             rotation.dims,
             traditional=rotation.traditional,
             base=rotation.base,
@@ -149,15 +152,15 @@ class PlainOps:
             offset=offset,
             freqs=rotation.freqs,
         )
-        return turned[:, :count], turned[:, count:], values
+        return rotated[:, :count], rotated[:, count:], values
 
     def mask(self, cache: Any, width: int, window: int | None) -> Any:
         """See `Ops`. As mlx-lm's `create_attention_mask`."""
         return cache.make_mask(width, return_array=False, window_size=window)
 
-    def attend(self, made: Made, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
+    def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
         """See `Ops`."""
-        queries, keys, values = made
+        queries, keys, values = qkv
         keys, values = cache.update_and_fetch(keys, values)
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
 
@@ -165,9 +168,9 @@ class PlainOps:
         """See `Ops`."""
         if not linear.bits:
             return {"product": product}
-        found = {"unpacked": multiply_unpacked}
-        if rows <= self._packed_rows_max:
-            found = {"product": packed_product, **found}
+        found = {"dequantised": multiply_dequantised}
+        if rows <= self._quantised_rows_max:
+            found = {"product": quantised_product, **found}
         if linear.transposed is not None:
             found["copy"] = product
         return found
@@ -178,7 +181,7 @@ class PlainOps:
 
     def measured_rows(self, linear: Linear) -> Sequence[int]:
         """See `Ops`."""
-        # Scales of other modes are no numbers of the activations' type.
+        # Scales of other modes do not have the activations' type.
         return _ROWS if linear.mode == "affine" else ()
 
     def loss_max(self, linear: Linear, rows: int) -> float:
@@ -190,7 +193,7 @@ class PlainOps:
         self._chosen[shape_of(linear)] = sorted(names.items())
 
     def _variant(self, linear: Linear, rows: int) -> Product:
-        """The variant for so many rows: that of the next larger number that was measured, or of the largest."""
+        """The variant for a number of rows: that of the next larger measured number, or of the largest."""
         names = self._chosen.get(shape_of(linear))
         if names is None:
             measured, name = rows, self.unmeasured(linear, rows)
@@ -199,7 +202,7 @@ class PlainOps:
         return self.variants(linear, measured)[name]
 
     def _mixture(self, inputs: mx.array, experts: Experts) -> mx.array:
-        """The sum of the chosen experts' outputs, weighted by their shares."""
+        """The sum of the chosen experts' outputs, weighted by the router."""
         shares = mx.softmax(self.product(inputs, experts.router), axis=-1, precise=True)
         count = experts.per_token
         chosen = mx.argpartition(shares, kth=-count, axis=-1)[..., -count:]
@@ -211,21 +214,21 @@ class PlainOps:
 
 
 def shape_of(linear: Linear) -> object:
-    """The shape of a product: all of its weights but their numbers, by which a variant is chosen."""
+    """The shape of a product, by which a variant is chosen: everything but the values of its weights."""
     packing = linear.bits, linear.group_size, linear.mode
     return linear.inputs, linear.outputs, packing, linear.dtype, linear.bias is None
 
 
 def product(inputs: mx.array, linear: Linear) -> mx.array:
-    """A product with weights in full width."""
+    """A product with weights that are not quantised."""
     weights = linear.transposed
     assert weights is not None, "weights in full width have a view"
     return inputs @ weights if linear.bias is None else mx.addmm(linear.bias, inputs, weights)
 
 
-def packed_product(inputs: mx.array, linear: Linear) -> mx.array:
-    """A product with packed weights, as MLX does it."""
-    assert linear.scales is not None, "packed weights have scales"
+def quantised_product(inputs: mx.array, linear: Linear) -> mx.array:
+    """A product with quantised weights, by MLX."""
+    assert linear.scales is not None, "quantised weights have scales"
     found = mx.quantized_matmul(
         inputs,
         linear.weight,
@@ -239,14 +242,14 @@ def packed_product(inputs: mx.array, linear: Linear) -> mx.array:
     return found if linear.bias is None else found + linear.bias
 
 
-def multiply_unpacked(inputs: mx.array, linear: Linear) -> mx.array:
-    """A product with packed weights in full width for a moment."""
-    return product(inputs, linear._replace(transposed=unpacked(linear).astype(inputs.dtype).T))
+def multiply_dequantised(inputs: mx.array, linear: Linear) -> mx.array:
+    """A product with quantised weights, dequantised for this call."""
+    return product(inputs, linear._replace(transposed=dequantised(linear).astype(inputs.dtype).T))
 
 
-def unpacked(linear: Linear) -> mx.array:
-    """Packed weights in full width."""
-    assert linear.scales is not None, "packed weights have scales"
+def dequantised(linear: Linear) -> mx.array:
+    """Dequantised weights."""
+    assert linear.scales is not None, "quantised weights have scales"
     return mx.dequantize(
         linear.weight,
         linear.scales,
@@ -265,12 +268,12 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.array:
-    """The outputs [tokens, chosen, dim] of the `chosen` experts of each token, not weighted yet."""
+    """The outputs [tokens, chosen, dim] of the `chosen` experts of each token, before the router's weights."""
     tokens, count = chosen.shape
     order = None
     by_token = inputs[:, None, None]
     if is_sorted := tokens * count >= _SORTED_MIN:
-        # Tokens of one expert stand together.
+        # Sorted by expert, so that tokens of one expert are adjacent.
         flat = chosen.reshape(-1)
         order = mx.argsort(flat)
         by_token, chosen = inputs[order // count][:, None], flat[order]
@@ -284,7 +287,7 @@ def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.arr
 
 def _of_experts(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted: bool) -> mx.array:
     if linear.bits:
-        assert linear.scales is not None, "packed weights have scales"
+        assert linear.scales is not None, "quantised weights have scales"
         found = mx.gather_qmm(
             inputs,
             linear.weight,

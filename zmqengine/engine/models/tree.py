@@ -1,4 +1,4 @@
-"""Named tuples of arrays: a layer's weights as a list, to be given to a traced function, and back."""
+"""Named tuples of arrays flattened to a list, as arguments of a traced function, and rebuilt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def filled(tree: Tree, arrays: Iterator[mx.array]) -> Tree:
 
 
 def mapped(tree: Tree, kind: type, replace: Callable[[Any], Any]) -> Tree:
-    """`tree` with every part of this type replaced."""
+    """`tree` with every part of type `kind` replaced."""
     found: Any = tree
     if isinstance(tree, kind):
         return replace(tree)  # type: ignore[no-any-return]
@@ -34,7 +34,7 @@ def mapped(tree: Tree, kind: type, replace: Callable[[Any], Any]) -> Tree:
 
 
 def kind_of(tree: Any) -> Hashable:
-    """All of `tree` but the numbers in its arrays: trees of one kind can share a trace."""
+    """The structure of `tree` with shapes and types of its arrays: trees of equal structure can share a trace."""
     if isinstance(tree, mx.array):
         return tree.shape, str(tree.dtype)
     return (type(tree), *map(kind_of, tree)) if isinstance(tree, tuple) else tree

@@ -4,11 +4,11 @@ Files, in reading order:
 
 block.py        a block, and the chain of hashes that names it
 index.py        the tree of blocks by hash: how much of a prompt is cached
-eviction.py     the order in which blocks go
-pool.py         blocks in memory: bytes, eviction, pins, the lower tier
+eviction.py     the order of eviction
+block_pool.py   blocks in memory: bytes, eviction, pins, the lower tier
 offers.py       blocks that are not valid yet
 parked_rows.py  caches of preempted rows
-branches.py     where prefill keeps a state that cannot be cut
+branches.py     positions of checkpoints in a prompt
 store.py        `PrefixCache`: what the rest of the engine calls
 disk/           the lower tier, in files
 
@@ -23,16 +23,16 @@ last token of some block. A model with such layers can resume at checkpoints onl
 model and scope. Equal keys mean equal prefixes under equal facts, so scopes share nothing, processes agree on names,
 and a lookup is one dict access per block. Tokens are compared only within the first block that differs.
 
-**Life of a block.** A row that has computed tokens *offers* copies of them. Nobody sees an offer until a finite logit
-was made of it: `accept` makes its blocks *valid* and adds them to the index, `withdraw` drops them, so a row that went
-wrong poisons no other. Valid blocks stay until memory is needed. Then go, in this order: evictable leaves by worth
-(`eviction.py`), offers, blocks held for a request that waits, pinned prompts, and last the caches of preempted rows,
-which a running request still needs. A block goes after its children: an index holds no block that cannot be reached.
+**Life of a block.** A row that has computed tokens *offers* copies of them. An offer is invisible until a finite logit
+was computed from it: `accept` makes its blocks *valid* and adds them to the index, `withdraw` drops them, so a row with
+NaN poisons no other. Valid blocks stay until memory is needed. Then are evicted, in this order: evictable leaves by
+worth (`eviction.py`), offers, blocks held for a request that waits, pinned prompts, and last the caches of preempted
+rows, which a running request still needs. A block is evicted after its children: every block in the index is reachable.
 
 **Disk** is a second tier. Memory tells it what is added and evicted (`pool.LowerTier`); the actor copies blocks to the
-host, a little in each pass, and a thread writes them in files of consecutive blocks. A request whose prefix is on disk
-has it read by a thread before it waits for a row; the actor makes arrays of it and adds them as valid blocks, which are
-held until the row has begun. Only the actor touches MLX: threads see bytes.
+host, a little in each pass, and a thread writes them in files of consecutive blocks. If a request's prefix is on disk,
+a thread reads it before the request waits for a row; the actor builds arrays of it and adds them as valid blocks, which
+are held until the row has begun. Only the actor touches MLX: threads see bytes.
 
 **A crash loses blocks, never correctness.** A file is written under a temporary name, fsynced, renamed, and never
 changed; then its directory is fsynced. A torn write is a temporary file that nobody reads and the next writer removes.

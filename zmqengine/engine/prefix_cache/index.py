@@ -17,8 +17,8 @@ _SIBLINGS_MAX = 32
 class Node:
     """A block in the tree.
 
-    `holds`: references of pins and waiting requests; a held block is not evicted. `worth`, `tick`: its place in
-    `eviction.EvictionOrder`. `is_restored`: it came from a lower tier and was not hit since.
+    `holds`: references of pins and waiting requests; a held block is not evicted. `worth`, `tick`: its position in
+    `eviction.EvictionOrder`. `is_restored`: restored from a lower tier and not hit since.
     """
 
     __slots__ = ("block", "children", "holds", "is_kept", "is_restored", "parent", "tick", "worth")
@@ -53,7 +53,7 @@ class Match:
     """Cached prefix of a prompt: `whole` blocks, then the first `shared` tokens of `partial`.
 
     `short`: the longest block after the whole ones that is shorter than the rest of the prompt and equal to it.
-    `differs`: cached tokens in place of the prompt's next ones, if any are.
+    `differs`: cached tokens that differ from the prompt's next ones, if there are any.
     """
 
     whole: list[Node] = field(default_factory=list)

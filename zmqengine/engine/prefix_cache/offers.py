@@ -1,4 +1,4 @@
-"""Blocks on offer: computed, but invisible to other rows until a finite logit was made of them."""
+"""Blocks on offer: computed, but invisible to other rows until a finite logit was computed from them."""
 
 from __future__ import annotations
 

@@ -8,31 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from zmqengine.engine import kv
-from zmqengine.engine.row import Caches, MadeToken, Row
+from zmqengine.engine.row import Caches, Row, SampledToken
 
 
 @dataclass(frozen=True, eq=False)
 class ParkedRow:
-    """Caches of the first `held` tokens of a preempted row, and its next token if a step has made it."""
+    """Caches of the first `computed_tokens` of a preempted row, and its next token if it was sampled already."""
 
     row: Row
     caches: Caches
-    held: int
-    made: MadeToken | None
+    computed_tokens: int
+    sampled: SampledToken | None
     bytes: int
 
     @classmethod
-    def of(cls, row: Row, caches: Caches, made: MadeToken | None = None) -> ParkedRow:
+    def of(cls, row: Row, caches: Caches, sampled: SampledToken | None = None) -> ParkedRow:
         """Park `row` as it leaves the batch."""
-        return cls(row, caches, row.held, made, kv.byte_count(caches))
+        return cls(row, caches, row.computed_tokens, sampled, kv.byte_count(caches))
 
     @property
     def reusable(self) -> int:
         """Tokens that need no prefill when the row resumes."""
-        return min(self.held, len(self.row.tokens) - 1)
+        return min(self.computed_tokens, len(self.row.tokens) - 1)
 
     def is_same(self, row: Row) -> bool:
-        """Whether `row` resumes this one: everything that decides its next token is equal."""
+        """Whether `row` resumes this one: everything that determines its next token is equal."""
         ours = self.row
         return (
             len(ours.tokens) == len(row.ids)

@@ -21,10 +21,10 @@ from zmqengine.engine.prefix_cache.block import (
     shared_tokens,
     whole,
 )
+from zmqengine.engine.prefix_cache.block_pool import BlockPool
 from zmqengine.engine.prefix_cache.index import Match, Node
 from zmqengine.engine.prefix_cache.offers import Offer, make_offer
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow, ParkedRows
-from zmqengine.engine.prefix_cache.pool import BlockPool
 from zmqengine.engine.row import Caches, Row
 
 BUFFERS_MAX = 300_000
@@ -38,7 +38,7 @@ _TOKEN_BYTES = 4
 class Hit(NamedTuple):
     """New caches of one row that hold its first `tokens`. `known` of its tokens are cached, usable or not.
 
-    `differs`: cached tokens in place of those after `known`, if any are.
+    `differs`: cached tokens that differ from the prompt's after `known`, if there are any.
     """
 
     tokens: int
@@ -73,7 +73,7 @@ class PrefixCache:
         self._unsettled: list[mx.array] = []
 
     @property
-    def held_bytes(self) -> int:
+    def byte_count(self) -> int:
         """Bytes of all blocks, those on offer included."""
         return self.pool.bytes + sum(offer.bytes for offer in self._offers)
 
@@ -120,7 +120,7 @@ class PrefixCache:
 
     def wants(self, row: Row) -> bool:
         """Whether the caches of `row` hold something that is not cached yet."""
-        if self.bytes_max <= 0 or row.held < PREFIX_TOKENS_MIN or self._is_cached(row):
+        if self.bytes_max <= 0 or row.computed_tokens < PREFIX_TOKENS_MIN or self._is_cached(row):
             return False
         self.counts["refused_not_possible_with_this_model"] += self._layout is None
         return self._layout is not None
@@ -135,13 +135,17 @@ class PrefixCache:
         """
         layout = self._layout
         assert layout is not None, "`wants` was not asked"
-        keys = self._keys(row, row.held)
+        keys = self._keys(row, row.computed_tokens)
         cached = next((at for at, key in enumerate(keys) if self.pool.index.get(key) is None), len(keys))
         offered = max((len(offer.tokens) for offer in self._offers if offer.row == row.id), default=0)
-        begin = max(min(row.held, cached * BLOCK_TOKENS), whole(offered))
-        end = row.held if self.may_keep(row) else min(row.held, max(begin, whole(self._tokens_max(layout))))
+        begin = max(min(row.computed_tokens, cached * BLOCK_TOKENS), whole(offered))
+        end = (
+            row.computed_tokens
+            if self.may_keep(row)
+            else min(row.computed_tokens, max(begin, whole(self._tokens_max(layout))))
+        )
         # A checkpoint cannot be cut to fit.
-        if end < row.held and (end == begin or self.keeps_states):
+        if end < row.computed_tokens and (end == begin or self.keeps_states):
             self.counts["refused_too_long"] += 1
             return None
         offer = make_offer(row, begin, end, [self.salt(row.scope), *keys], layout, source)
@@ -155,14 +159,14 @@ class PrefixCache:
         return offer
 
     def accept(self, offer: Offer | None) -> None:
-        """Make the blocks of an offer valid: a finite logit was made of them."""
+        """Make the blocks of an offer valid: a finite logit was computed from them."""
         if offer is None or not self._drop_offer(offer):
             return
         for block in offer.blocks:
             self.pool.add(block)
         node = self.pool.index.get(offer.key)
         if node is None:
-            # Its parent was evicted meanwhile, or a longer block was added.
+            # Its parent was evicted since, or a longer block was added.
             return
         if offer.checkpoint is not None and node.block.checkpoint is None:
             self.pool.add_checkpoint(node, offer.checkpoint)
@@ -197,7 +201,7 @@ class PrefixCache:
         for block in blocks:
             node = pool.index.get(block.key)
             if node is not None:
-                # Before room is made: it must not be evicted for its own checkpoint.
+                # Held before blocks are evicted: its own checkpoint must not evict it.
                 pool.hold(node, awaited_by)
             checkpoint = None if node is None or node.block.checkpoint is not None else block.checkpoint
             missing = block.bytes if node is None else 0 if checkpoint is None else checkpoint.bytes
@@ -235,8 +239,8 @@ class PrefixCache:
     def forget(self, row_id: int) -> None:
         """Turn a parked row that will not resume into blocks. The caller must `settle` afterwards."""
         parked = self.parked.pop(row_id)
-        # Without a token made from them, its caches may hold NaN.
-        if parked is not None and parked.made is not None and self.wants(parked.row):
+        # Without a token sampled from them, its caches may hold NaN.
+        if parked is not None and parked.sampled is not None and self.wants(parked.row):
             self.accept(self.offer(parked.row, parked.caches))
 
     # --- memory ---
@@ -249,10 +253,10 @@ class PrefixCache:
 
     def limit(self, bytes_max: int) -> int:
         """Lower or raise `bytes_max`, up to the first one; returns the bytes freed."""
-        before = self.held_bytes + self.parked.bytes
+        before = self.byte_count + self.parked.bytes
         self.bytes_max = min(bytes_max, self._bytes_most)
         self._make_room()
-        return before - self.held_bytes - self.parked.bytes
+        return before - self.byte_count - self.parked.bytes
 
     def clear(self) -> None:
         """Drop everything."""
@@ -278,7 +282,7 @@ class PrefixCache:
 
     def _evict_for(self, bytes_: int) -> bool:
         """Evict blocks until `bytes_` more fit; False if they do not with no evictable block left."""
-        fixed = self.held_bytes - self.pool.bytes + self.parked.bytes + bytes_
+        fixed = self.byte_count - self.pool.bytes + self.parked.bytes + bytes_
         while self.pool.bytes + fixed > self.bytes_max or self.pool.buffers > BUFFERS_MAX:
             if not self.pool.evict():
                 return False
@@ -308,8 +312,8 @@ class PrefixCache:
 
     def _is_cached(self, row: Row) -> bool:
         if self.pool.cut_anywhere:
-            return self._match(row, row.held).tokens == row.held
-        node = self.pool.index.get(self._keys(row, row.held)[-1])
+            return self._match(row, row.computed_tokens).tokens == row.computed_tokens
+        node = self.pool.index.get(self._keys(row, row.computed_tokens)[-1])
         return node is not None and node.block.checkpoint is not None
 
     def _keys(self, row: Row, tokens: int) -> list[bytes]:

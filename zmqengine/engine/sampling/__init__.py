@@ -1,4 +1,4 @@
-"""From logits to tokens and log-probabilities. Knows nothing of KV caches, speculation and kernels.
+"""Sampling: from logits to tokens and log-probabilities. Independent of KV caches, speculation and kernels.
 
 sampler.py    Sampler: bias and penalties, a mask, the draw, log-probabilities
 draw.py       the draw itself, by MLX's own operations; back-ends may inject another

@@ -1,4 +1,4 @@
-"""Draws tokens from logits for all rows of a batch, in a few operations."""
+"""The draw of tokens from logits for all rows of a batch, in a few MLX operations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import uniform
 from zmqengine.sampling_params import Sampling
 
-# Halvings of the search for the top_p threshold: enough for 1 part in 10,000.
+# Steps of the bisection for the top_p threshold: enough for 1 part in 10,000.
 _NUCLEUS_STEPS = 18
-# Long before a temperature is this small, sampling is greedy; its inverse would not fit a float32.
+# Sampling is greedy at much larger temperatures already; the inverse of a smaller one exceeds float32.
 _INVERSE_MAX = 1e30
 
 SAMPLED = (
@@ -26,12 +26,12 @@ SAMPLED = (
 """Usual sampling parameters, to be compiled before a request asks for them."""
 
 Nucleus = Literal["search", "sort"]
-"""How the top_p threshold is found: by halving an interval or by sorting."""
+"""Search for the top_p threshold: by bisection or by sorting."""
 
 
 class Draw(Protocol):
-    """A way to draw tokens. All draw from the same distribution, except tokens whose weight is within 1 part in 10,000
-    of the top_p threshold's. Which one is fast depends on the device and the vocabulary."""
+    """Draws tokens. All implementations have the same distribution, except for tokens whose weight is within 1 part in
+    10,000 of the top_p threshold. The fastest one depends on the device and the vocabulary."""
 
     def plan(self, rows: Sequence[Row], vocab_size: int) -> DrawPlan:
         """The sampling parameters of `rows` as arrays, until other rows join or some leave."""
@@ -63,7 +63,7 @@ class PlainDraw:
 
 
 PLAIN_DRAW = PlainDraw()
-"""The draw of an engine that was not tuned."""
+"""The draw of an engine without autotuning."""
 
 
 class PlainPlan:
@@ -81,7 +81,7 @@ class PlainPlan:
             tokens = draw(logits, found.widened(width), found.uniforms(width, ahead))
         else:
             tokens = mx.argmax(logits, axis=-1)
-            index = widened_places(found.index, width)
+            index = widened_indices(found.index, width)
             tokens[index] = draw(logits[index], found.widened(width), found.uniforms(width, ahead))
         return tokens, (tokens, mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0])
 
@@ -95,7 +95,7 @@ class PlainPlan:
 class DrawParameters:
     """Sampling parameters of the rows that are not greedy, as columns [rows, 1]; None where no row uses one.
 
-    `index`: their places in the batch, None for all.
+    `index`: their indices in the batch, None for all.
     """
 
     rows: list[Row]
@@ -110,12 +110,12 @@ class DrawParameters:
 
     def uniforms(self, width: int = 1, ahead: int = 0) -> mx.array:
         """Uniform numbers in [0, 1), [rows * width, 1], by seed and output index; the first is `ahead` tokens on."""
-        places = range(ahead, ahead + width)
-        numbers = [uniform(row.key, row.sampled + place) for row in self.rows for place in places]
+        positions = range(ahead, ahead + width)
+        numbers = [uniform(row.key, row.sampled + position) for row in self.rows for position in positions]
         return mx.array(numbers)[:, None]
 
     def widened(self, width: int) -> DrawParameters:
-        """The parameters for `width` consecutive tokens of each row: each entry of a column that many times."""
+        """The parameters for `width` consecutive tokens of each row: each entry of a column repeated `width` times."""
         if width == 1:
             return self
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -133,20 +133,20 @@ def inverse_temperature(sampling: Sampling) -> float:
 
 
 def top_k_of(sampling: Sampling, vocab_size: int) -> int:
-    """Tokens that top_k leaves: all without it."""
+    """Number of tokens within top_k; the whole vocabulary without top_k."""
     return sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
 
 
 def _parameters(rows: Sequence[Row], vocab_size: int, nucleus: Nucleus) -> DrawParameters | None:
-    places = [place for place, row in enumerate(rows) if row.sampling.temperature > 0]
-    if not places:
+    indices = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    if not indices:
         return None
-    drawn = [rows[place] for place in places]
+    drawn = [rows[index] for index in indices]
     settings = [row.sampling for row in drawn]
     top_ks = [top_k_of(setting, vocab_size) for setting in settings]
     return DrawParameters(
         rows=drawn,
-        index=None if len(drawn) == len(rows) else mx.array(places),
+        index=None if len(drawn) == len(rows) else mx.array(indices),
         inverse_temperature=_column([inverse_temperature(setting) for setting in settings]),
         top_k=mx.array(top_ks)[:, None] if min(top_ks) < vocab_size else None,
         top_k_max=max((k for k in top_ks if k < vocab_size), default=0),
@@ -161,9 +161,9 @@ def _parameters(rows: Sequence[Row], vocab_size: int, nucleus: Nucleus) -> DrawP
     )
 
 
-def widened_places(places: mx.array, width: int) -> mx.array:
-    """Indices of the rows at `places` in logits flattened to [rows * width]."""
-    return places if width == 1 else (places[:, None] * width + mx.arange(width)).reshape(-1)
+def widened_indices(indices: mx.array, width: int) -> mx.array:
+    """Indices of the rows at `indices` in logits flattened to [rows * width]."""
+    return indices if width == 1 else (indices[:, None] * width + mx.arange(width)).reshape(-1)
 
 
 def draw(logits: mx.array, parameters: DrawParameters, uniforms: mx.array) -> mx.array:
@@ -194,14 +194,14 @@ def draw(logits: mx.array, parameters: DrawParameters, uniforms: mx.array) -> mx
 
 
 def _top_k_floor(best: mx.array, parameters: DrawParameters) -> mx.array:
-    """The scaled logit [rows, 1] of the last token that top_k leaves; `best` are the top_k_max best, ascending."""
+    """The scaled logit [rows, 1] of the last token within top_k; `best`: the top_k_max best logits, ascending."""
     assert parameters.top_k is not None
-    place = mx.maximum(parameters.top_k_max - parameters.top_k, 0)
-    return mx.where(_limited(parameters), mx.take_along_axis(best, place, axis=-1), -mx.inf)
+    last = mx.maximum(parameters.top_k_max - parameters.top_k, 0)
+    return mx.where(_limited(parameters), mx.take_along_axis(best, last, axis=-1), -mx.inf)
 
 
 def _nucleus_floor_of_best(best: mx.array, parameters: DrawParameters) -> mx.array:
-    """The scaled logit [rows, 1] of the last token that top_p leaves, in rows that top_k has cut to some of `best`."""
+    """The scaled logit [rows, 1] of the last token within top_p, in rows that top_k has cut to some of `best`."""
     assert parameters.top_k is not None
     assert parameters.top_p is not None
     ranked = best[:, ::-1]
@@ -215,12 +215,13 @@ def _nucleus_floor_of_best(best: mx.array, parameters: DrawParameters) -> mx.arr
 def _nucleus_floor(scaled: mx.array, weights: mx.array, top_p: mx.array) -> mx.array:
     """The scaled logit [rows, 1] at and above which tokens are the smallest set with `top_p` of all weight.
 
-    It halves an interval instead of sorting: more than twice as fast for 32,000 words on a CPU, and exact but for
-    tokens whose weight is within 1 part in 10,000 of the threshold's.
+    Bisection instead of sorting: more than twice as fast for 32,000 tokens on a CPU, and exact except for tokens whose
+    weight is within 1 part in 10,000 of the threshold.
     """
     total = weights.sum(axis=-1, keepdims=True)
     wanted = total * top_p
-    # All tokens below this together weigh less than what may be left out. A row with top_p 1 keeps everything.
+    # Invariant: tokens from `low` on have at least `wanted`, those from `high` on less. A row with top_p 1 keeps every
+    # token.
     low = mx.log(total * mx.maximum(1 - top_p, 0) / scaled.shape[-1])
     high = mx.full(low.shape, 1e-6)
     for _ in range(_NUCLEUS_STEPS):
@@ -232,11 +233,11 @@ def _nucleus_floor(scaled: mx.array, weights: mx.array, top_p: mx.array) -> mx.a
 
 def _nucleus_floor_sorted(scaled: mx.array, weights: mx.array, top_p: mx.array) -> mx.array:
     """`_nucleus_floor` by sorting, which a GPU does in two or three calls."""
-    # What top_k has cut weighs nothing, and must come before all that weighs something.
+    # Tokens cut by top_k have weight 0, and are sorted before the others.
     ranked = mx.sort(mx.where(weights > 0, scaled, -mx.inf), axis=-1)
     up_to = mx.cumsum(mx.exp(ranked), axis=-1)
     total = up_to[:, -1:]
-    # A token stays while all that weigh more than it are not yet enough.
+    # A token stays while the heavier ones together have less than top_p.
     out = (up_to <= total * (1 - top_p)).sum(axis=-1, keepdims=True)
     floor = mx.take_along_axis(ranked, mx.minimum(out, scaled.shape[-1] - 1), axis=-1)
     return mx.where(top_p < 1, floor, -mx.inf)

@@ -27,7 +27,7 @@ def uses_penalties(sampling: Sampling) -> bool:
 class Penalties:
     """Changes the logits of those rows of a batch that have a bias or a penalty.
 
-    `index`: their places in the batch, None if there are none. First the bias is added. Then the repetition penalty
+    `index`: their indices in the batch, None if there are none. First the bias is added. Then the repetition penalty
     divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al., arXiv:1909.05858).
     Then the frequency penalty times its count in the output, and the presence penalty if it is in the output, are
     subtracted from each token's logit (the OpenAI API's definition).
@@ -39,13 +39,13 @@ class Penalties:
         self.index: mx.array | None = None
 
     def set_rows(self, batch: Sequence[Row]) -> None:
-        """Follow a change of the batch: rows that stay keep their state, others get theirs from their tokens."""
-        known = {id(row): place for place, row in enumerate(self.rows)}
-        places = [place for place, row in enumerate(batch) if uses_penalties(row.sampling)]
-        # Rows that are new come last here, wherever they stand in the batch.
-        places.sort(key=lambda place: id(batch[place]) not in known)
-        rows = [batch[place] for place in places]
-        self.index = mx.array(places) if places else None
+        """Follow a change of the batch: remaining rows keep their state, new ones compute it from their tokens."""
+        known = {id(row): index for index, row in enumerate(self.rows)}
+        indices = [index for index, row in enumerate(batch) if uses_penalties(row.sampling)]
+        # New rows come last here, whatever their index in the batch.
+        indices.sort(key=lambda index: id(batch[index]) not in known)
+        rows = [batch[index] for index in indices]
+        self.index = mx.array(indices) if indices else None
         if rows == self.rows:
             return
         kept = [known[id(row)] for row in rows if id(row) in known]
@@ -69,7 +69,7 @@ class Penalties:
         for position in range(logits.shape[1]):
             positions.append(self._apply(logits[:, position]))
             if position < drafted.shape[1]:
-                # What is no draft token counts as token 0, in positions that nobody reads.
+                # A missing draft token counts as token 0, at positions whose logits are not used.
                 tokens = mx.maximum(drafted[self.index, position], 0)
                 self._counts = self._counts.at[mx.arange(len(self.rows)), tokens].add(1)
         self._counts = counts

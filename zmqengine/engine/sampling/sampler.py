@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from zmqengine.engine.interface import TokenLogprobs
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling.draw import Draw, DrawPlan, widened_places
+from zmqengine.engine.sampling.draw import Draw, DrawPlan, widened_indices
 from zmqengine.engine.sampling.penalties import Penalties
 
 Mask = Callable[[mx.array], mx.array]
@@ -54,9 +54,9 @@ class Sampled:
             return {}
         found = read_logprobs(self.logprobs)
         return {
-            (row.id, position): found[place]._replace(top=found[place].top[: row.logprobs])
+            (row.id, position): found[index]._replace(top=found[index].top[: row.logprobs])
             for number, row in enumerate(self.measured)
-            for position, place in enumerate(range(number * self.width, (number + 1) * self.width))
+            for position, index in enumerate(range(number * self.width, (number + 1) * self.width))
         }
 
 
@@ -79,9 +79,9 @@ class Sampler:
         """Follow a change of the batch."""
         self._plan = self._draw.plan(rows, self._vocab_size)
         self._penalties.set_rows(rows)
-        places = [place for place, row in enumerate(rows) if row.logprobs is not None]
-        self._measured = [rows[place] for place in places]
-        self._measured_index = mx.array(places) if places else None
+        indices = [index for index, row in enumerate(rows) if row.logprobs is not None]
+        self._measured = [rows[index] for index in indices]
+        self._measured_index = mx.array(indices) if indices else None
 
     def sample(self, logits: mx.array, drafted: mx.array | None = None, mask: Mask | None = None) -> Sampled:
         """Tokens for `logits` [rows, width, vocab], the same rows as those of `set_rows`.
@@ -98,7 +98,7 @@ class Sampler:
             self._penalties.count(tokens.reshape(rows, width), drafted)
         if self._measured_index is None:
             return Sampled(tokens, width, self._plan, host_arrays)
-        index = widened_places(self._measured_index, width)
+        index = widened_indices(self._measured_index, width)
         top = max(row.logprobs or 0 for row in self._measured)
         logprobs = measure(flat[index], tokens[index], top)
         return Sampled(tokens, width, self._plan, host_arrays, self._measured, logprobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _PRIOR_TOKENS = 2
-# Beyond this a longer draft would always look better.
+# A higher rate would favour a longer draft in every case.
 _RATE_MAX = 0.98
 
 
@@ -22,10 +22,10 @@ class Acceptance:
 
     def judge(self, accepted: int, *, rejected: bool) -> None:
         """Count `accepted` tokens, and the one after them if it was `rejected`."""
-        for place in range(accepted + rejected):
+        for index in range(accepted + rejected):
             self.judged += 1
             weight = max(self._weight, 1 / (self.judged + _PRIOR_TOKENS))
-            self.rate += weight * ((place < accepted) - self.rate)
+            self.rate += weight * ((index < accepted) - self.rate)
 
     def expected(self, tokens: int) -> float:
         """Mean number of accepted tokens of a draft of `tokens`, up to the first that is rejected."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 class WidthCosts:
     """Seconds of a step by number of rows and width. `seconds[rows][1]` is a plain step in a pipeline of steps.
 
-    A verify block's time includes the wait for the step before it. For a number of rows that was not measured the next
-    larger one counts, where a block costs more; beyond the largest nothing is known.
+    A verify block's time includes the wait for the step before it. A number of rows that was not measured uses the next
+    larger one, at which a block costs more; beyond the largest the cost is unknown.
     """
 
     def __init__(self, seconds: Mapping[int, Mapping[int, float]] | None = None) -> None:

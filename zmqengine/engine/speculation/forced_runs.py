@@ -8,13 +8,13 @@ from zmqengine.engine.row import Row
 
 
 class ForcedRuns:
-    """Drafts for rows with a grammar. It forces characters, and the model may cut them into other tokens."""
+    """Drafts for rows with a grammar. A grammar forces characters, which the model may write in other tokens."""
 
     name = "grammar"
     prior = 0.8
 
     def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
-        """The forced characters, as the tokenizer cuts them."""
+        """The forced characters in the tokenizer's own tokens."""
         return [
             row.matcher.forced[:count] if row.matcher is not None and row.matcher.begun else ()
             for row, count in zip(rows, counts, strict=True)

@@ -11,7 +11,7 @@ from zmqengine.engine.speculation.source import RUN_MIN
 
 # Length of a match. Shorter ones occur by chance too often.
 _SIZE = 3
-# Only the end of a prompt is indexed: this much takes about 1 ms and 2 MB.
+# Maximum tokens of a prompt that are indexed, counted from its end: about 1 ms and 2 MB.
 _PROMPT_TOKENS_MAX = 16_384
 
 
@@ -47,9 +47,9 @@ class Ngrams:
 class NgramIndex:
     """The last position after each three tokens of a text, and `match`, the position that its end repeats (0: none).
 
-    A match is kept while the tokens that come equal those after it, so that it is not mistaken for a later and shorter
-    one. After a run of several it is kept beyond a token that differs, as where one field of a text was changed, unless
-    the last three tokens occur elsewhere.
+    A match stays while new tokens equal those after it, so that a later but shorter match does not replace it. After a
+    run of several it survives one differing token, as where one field of a text was changed, unless the last three
+    tokens occur elsewhere.
     """
 
     __slots__ = ("_ends", "_gram", "_read", "_run", "_vocab_size", "match")
@@ -58,7 +58,7 @@ class NgramIndex:
         self._vocab_size = vocab_size
         self.match = 0
         self._run = 0
-        # The last token is left to `draft`, which looks it up before it is entered.
+        # `draft` enters the last token, after the lookup.
         self._read = len(tokens) - 1
         start = max(0, self._read - _PROMPT_TOKENS_MAX)
         grams = self._grams(np.asarray(tokens[start : self._read], np.uint64))
@@ -68,11 +68,12 @@ class NgramIndex:
             self._gram = self._gram * vocab_size + token
 
     def draft(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Enter the new ones of `tokens`; `count` tokens after the match, repeated periodically past the end."""
+        """Index the new ones of `tokens`, and return `count` tokens after the match, repeated periodically past the
+        end."""
         ends, match, run, gram = self._ends, self.match, self._run, self._gram
         size, kept = self._vocab_size, self._vocab_size ** (_SIZE - 1)
-        for place in range(self._read, len(tokens)):
-            token, beyond = tokens[place], 0
+        for index in range(self._read, len(tokens)):
+            token, beyond = tokens[index], 0
             if match:
                 if tokens[match] == token:
                     match, run = match + 1, run + 1
@@ -80,7 +81,7 @@ class NgramIndex:
                     match, run, beyond = 0, 0, match + 1 if run >= RUN_MIN else 0
             gram = gram % kept * size + token
             match = match or ends.get(gram, beyond)
-            ends[gram] = place + 1
+            ends[gram] = index + 1
         self._read, self.match, self._run, self._gram = len(tokens), match, run, gram
         if not match:
             return []

@@ -1,4 +1,4 @@
-"""Drafts that came with the request: the output that its sender expects."""
+"""Drafts from the request's prediction, the output that its sender expects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.source import RUN_MIN
 
-# Length of the match that finds an output in its prediction again.
+# Length of the match that relocates an output in its prediction.
 _SIZE = 3
-# Tokens of a prediction that are indexed at once, which takes about 2 ms; a prediction may be as long as the context.
+# Tokens of a prediction indexed at once, about 2 ms; a prediction may be as long as the context.
 _INDEXED_TOKENS = 16_384
-# Bits of a token id in an index; ids that differ in higher ones alone would give a wrong draft and no more.
+# Bits of a token id in an index; a collision of ids that differ only in higher bits costs a rejected draft.
 _ID_BITS = 21
 
 
@@ -51,9 +51,9 @@ class Predictions:
 class PredictionPosition:
     """The position `next` in a prediction that an output has reached; None if it is not known.
 
-    An output that has left the prediction is found in it again by its last three tokens, at the first occurrence
-    after the place where it left, if there is one. Until then it is taken to have changed one token, if several
-    before it were right. The search covers the tokens around that place, all of a prediction that is not long.
+    An output that has diverged is relocated by its last three tokens, at their first occurrence after the point of
+    divergence, else before it. Until then the output is assumed to have replaced one token, if several before it were
+    right. The search covers the tokens around that point, or all of a short prediction.
     """
 
     __slots__ = ("_begin", "_ends", "_grams", "_left_at", "_prediction", "_read", "_run", "_start", "next")
@@ -68,16 +68,16 @@ class PredictionPosition:
 
     def draft(self, tokens: Sequence[int], count: int) -> Sequence[int]:
         """Follow the new ones of `tokens`, prompt and output; up to `count` next tokens of the prediction."""
-        for place in range(self._read, len(tokens)):
+        for index in range(self._read, len(tokens)):
             expected = self.next
             if expected is not None:
-                is_right = self._prediction[expected] == tokens[place]
+                is_right = self._prediction[expected] == tokens[index]
                 self._left_at = expected + is_right
                 is_lost = not is_right and self._run < RUN_MIN
                 self._run = self._run + 1 if is_right else 0
                 self.next = None if is_lost or expected + 1 >= len(self._prediction) else expected + 1
-            if not self._run and place + 1 - self._start >= _SIZE:
-                self.next = self._find(tokens[place + 1 - _SIZE : place + 1], self.next)
+            if not self._run and index + 1 - self._start >= _SIZE:
+                self.next = self._find(tokens[index + 1 - _SIZE : index + 1], self.next)
         self._read = len(tokens)
         return () if self.next is None else self._prediction[self.next : self.next + count]
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from zmqengine.engine.row import Row
 
 RUN_MIN = 4
-"""Length of a run of correct guesses that is no coincidence: two words of text, or one field of JSON."""
+"""Least length of a run of correct guesses that is not a coincidence: two words of text, or one field of JSON."""
 
 
 class DraftSource(Protocol):
@@ -21,7 +21,7 @@ class DraftSource(Protocol):
     prior: float
 
     def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
-        """Up to `counts[i]` tokens that may follow the known tokens of `rows[i]`; empty where it has no guess."""
+        """Up to `counts[i]` draft tokens after the known tokens of `rows[i]`; empty without a guess."""
         ...
 
     def release(self) -> None:

@@ -4,9 +4,9 @@ Theory of operation. Each row has the first source that has a guess of its next 
 moving average for each row, which begins with that of all rows. The rates give the expected number of tokens of a
 verify block, `WidthCosts` its cost in plain steps; a block is planned where it gains 5 % or more.
 
-The guess of a lookup (n-grams, a prediction, a grammar) is judged by the tokens that come, verified or not, so its rate
-is learnt without a verify block. A draft model has to be tried: on one row, in the smallest blocks, until some tokens
-were judged. Where it gains nothing, it is tried again after a number of polls that doubles.
+The guess of a lookup (n-grams, a prediction, a grammar) is compared with the tokens sampled later, verified or not, so
+its rate is learnt without a verify block. A draft model has to be tried: on one row, in the smallest blocks, until some
+tokens were judged. Where it gains nothing, it is tried again after a number of polls that doubles.
 
 A draft follows the last token of its row, which is unknown while a step is in flight. `is_worth_waiting` polls the
 lookups beside that step and says whether to land it first; polls without a prospect of gain become rare.
@@ -26,16 +26,16 @@ from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
 
 WIDTHS = (4, 8)
 """Widths of verify blocks in tokens a row. Few, since a GPU compiles kernels for each."""
-# Costs of steps are not known more exactly.
+# Least gain of a verify block: the precision of measured costs.
 _GAIN_MIN = 1.05
-# From this gain on, a few more accepted tokens make a block worthwhile: the next step polls again.
+# From this gain on, a few more accepted tokens would justify a block: the next step polls again.
 _GAIN_NEAR = 0.9
 # Steps from one poll to the next, by the number of polls in a row without a prospect of gain: a grammar's forced runs
 # stand a few tokens apart.
 _POLL_STEPS = (1, 1, 1, 1, 2, 4, 8)
 # Weights of one more judged token in the acceptance rate of a row and in that of all rows.
 _ROW_WEIGHT, _SHARED_WEIGHT = 0.2, 0.02
-# A draft model's rate is believed from this many judged tokens on.
+# Judged tokens after which a draft model's rate counts.
 _TRIAL_TOKENS = 6
 _RETRY_POLLS, _RETRY_POLLS_MAX = 64, 1 << 16
 # No verify block while a row is behind by more than this many plain steps and this share of its own tokens, because of
@@ -44,15 +44,16 @@ _BEHIND_STEPS, _BEHIND_SHARE = 8.0, 0.5
 
 
 class Guess(NamedTuple):
-    """The next tokens of the row at index `place`, as a lookup guesses them."""
+    """The next tokens of the row at `row_index`, as a lookup guesses them."""
 
-    place: int
+    row_index: int
     source: DraftSource
     tokens: Sequence[int]
 
 
 class Choice(NamedTuple):
-    """A width, 1 for a plain step; the best width's expected gain; the places that the draft model drafts for."""
+    """A width (1: a plain step), the best width's expected gain, and the indices of rows for which the draft model
+    drafts."""
 
     gain: float
     width: int
@@ -132,12 +133,12 @@ class Speculator:
         if choice.width == 1:
             return None
         drafts: list[Draft | None] = [None] * len(rows)
-        for place, source, guess in guesses + self._ask_model(rows, choice):
-            row = rows[place]
+        for index, source, guess in guesses + self._ask_model(rows, choice):
+            row = rows[index]
             tokens = guess[: min(choice.width, row.max_tokens - row.sampled) - 1]
             allowed = tokens if row.matcher is None else tokens[: row.matcher.allowed(tokens)]
             if len(allowed):
-                drafts[place] = Draft(allowed, source.name)
+                drafts[index] = Draft(allowed, source.name)
         return VerifyBlock.of(rows, drafts, self.widths) if any(drafts) else None
 
     def commit(self, rows: Sequence[Row], block: VerifyBlock, accepted: Sequence[int]) -> None:
@@ -167,7 +168,7 @@ class Speculator:
     ) -> Choice:
         """The width with the highest expected gain; 1 where none gains enough.
 
-        `silent`: places of rows without a guess. `in_flight`: tokens between the known ones and the next step's.
+        `silent`: indices of rows without a guess. `in_flight`: tokens between the known ones and the next step's.
         """
         choices = [
             Choice(self._gain(rows, guesses, drafting, width, in_flight), width, drafting)
@@ -190,21 +191,21 @@ class Speculator:
         """Expected tokens of a verify block relative to those of plain steps that take as long."""
         tokens, cost = float(len(rows)), self.costs.ratio(len(rows), width)
         for guess in guesses:
-            rate = self._rate(rows[guess.place], guess.source)
-            # The guess begins with the token in flight, and is of use if that one comes true.
+            rate = self._rate(rows[guess.row_index], guess.source)
+            # The guess begins with the token in flight, and is usable if that one is right.
             tokens += rate.rate**in_flight * rate.expected(min(width - 1, len(guess.tokens) - in_flight))
         if drafting and self.model is not None:
-            tokens += sum(self._rate(rows[place], self.model).expected(width - 1) for place in drafting)
+            tokens += sum(self._rate(rows[index], self.model).expected(width - 1) for index in drafting)
             cost += (width - 1) * self.model.token_s / self.costs.step_s(len(rows))
         return tokens / (len(rows) * cost)
 
     def _guess(self, rows: Sequence[Row]) -> tuple[list[Guess], list[int]]:
-        """The first guess of a lookup for each row, and the places of rows for which only the draft model may draft.
+        """The first guess of a lookup for each row, and the indices of rows for which only the draft model may draft.
 
-        Judges the guesses of the last poll by the tokens that came since. No row may draft while one is too far behind.
+        Judges the guesses of the last poll by the tokens sampled since. No row may draft while one is too far behind.
         """
         asked: list[int] = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             state = self._rows.get(row)
             if state is not None:
                 if state.behind > _BEHIND_STEPS + _BEHIND_SHARE * row.sampled:
@@ -212,23 +213,23 @@ class Speculator:
                 if state.guess is not None:
                     self._judge_guess(row, state, state.guess)
             if row.speculate and row.max_tokens - row.sampled > 1:
-                asked.append(place)
+                asked.append(index)
         guesses: list[Guess] = []
         for lookup in self.lookups:
-            found = lookup.draft([rows[place] for place in asked], [self.widths[-1]] * len(asked))
-            for place, tokens in zip(asked, found, strict=True):
+            found = lookup.draft([rows[index] for index in asked], [self.widths[-1]] * len(asked))
+            for index, tokens in zip(asked, found, strict=True):
                 if len(tokens):
-                    guesses.append(Guess(place, lookup, tokens))
+                    guesses.append(Guess(index, lookup, tokens))
             if guesses:
-                asked = [place for place, tokens in zip(asked, found, strict=True) if not len(tokens)]
+                asked = [index for index, tokens in zip(asked, found, strict=True) if not len(tokens)]
         for guess in guesses:
-            row = rows[guess.place]
+            row = rows[guess.row_index]
             state = self._rows.setdefault(row, _RowState())
             state.guess, state.guess_at = guess, len(row.tokens)
         return guesses, self._silent(asked)
 
     def _silent(self, asked: list[int]) -> list[int]:
-        """The rows for which the draft model may draft: none without one. Opens a new trial where it is due."""
+        """The rows for which the draft model may draft; empty without one. Begins a new trial where it is due."""
         if self.model is None or not asked:
             return []
         self._idle_polls += 1
@@ -242,20 +243,20 @@ class Speculator:
 
     def _ask_model(self, rows: Sequence[Row], choice: Choice) -> list[Guess]:
         """Draft tokens of the draft model; during its trial a few, for one row."""
-        model, places, width = self.model, choice.drafting, choice.width
-        if model is None or not places:
+        model, indices, width = self.model, choice.drafting, choice.width
+        if model is None or not indices:
             return []
         self._idle_polls = 0
         if self._shared_rate(model.name).judged < _TRIAL_TOKENS:
-            places = [place for place in places if rows[place] is self._tried] or places[:1]
-            self._tried = rows[places[0]]
+            indices = [index for index in indices if rows[index] is self._tried] or indices[:1]
+            self._tried = rows[indices[0]]
             width = self.widths[0]
-        counts = [min(width, rows[place].max_tokens - rows[place].sampled) - 1 for place in places]
-        found = model.draft([rows[place] for place in places], counts)
-        return [Guess(place, model, tokens) for place, tokens in zip(places, found, strict=True)]
+        counts = [min(width, rows[index].max_tokens - rows[index].sampled) - 1 for index in indices]
+        found = model.draft([rows[index] for index in indices], counts)
+        return [Guess(index, model, tokens) for index, tokens in zip(indices, found, strict=True)]
 
     def _judge_guess(self, row: Row, state: _RowState, guess: Guess) -> None:
-        """Compare a guess for a row with the tokens that came since."""
+        """Compare a guess for a row with the tokens sampled since."""
         came = row.tokens[state.guess_at : state.guess_at + len(guess.tokens)]
         right = 0
         while right < len(came) and came[right] == guess.tokens[right]:

@@ -40,14 +40,14 @@ class VerifyBlock:
 
     @classmethod
     def of(cls, rows: Sequence[Row], drafts: list[Draft | None], widths: Sequence[int] = ()) -> VerifyBlock:
-        """The verify block of `rows`, whose tokens are all known. It takes the smallest of the rising `widths` that
-        holds every draft, or the smallest width that does."""
+        """The verify block of `rows`, whose tokens are all known: of the smallest of the ascending `widths` that fits
+        every draft, or else of the longest draft."""
         width = 1 + max(len(draft.tokens) for draft in drafts if draft is not None)
         width = next((known for known in widths if known >= width), width)
         drafted = np.full((len(rows), width - 1), -1, np.int32)
-        for place, draft in enumerate(drafts):
+        for index, draft in enumerate(drafts):
             if draft is not None:
-                drafted[place, : len(draft.tokens)] = draft.tokens
+                drafted[index, : len(draft.tokens)] = draft.tokens
         last = np.array([row.tokens[-1] for row in rows], np.int32)
         inputs = np.concatenate([last[:, None], np.maximum(drafted, 0)], axis=1)
         return cls(drafts, width, mx.array(inputs.astype(np.uint32)), mx.array(drafted))
@@ -57,9 +57,9 @@ class VerifyBlock:
         """The draft tokens of each row."""
         return [() if draft is None else draft.tokens for draft in self.drafts]
 
-    def accepted(self, place: int, tokens: Sequence[int]) -> int:
+    def accepted(self, index: int, tokens: Sequence[int]) -> int:
         """The number of draft tokens of row `place` that equal the sampled `tokens`, up to the first that differs."""
-        draft = self.drafts[place]
+        draft = self.drafts[index]
         count = 0
         if draft is not None:
             while count < len(draft.tokens) and draft.tokens[count] == tokens[count]:

@@ -1,4 +1,4 @@
-"""Compares the vocabularies of two models: a draft model's tokens must mean the same to its target."""
+"""Compares the vocabularies of two models: draft model and target must have the same token ids."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from zmqengine.engine.host.device import CPU, Device
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.prefix_cache.store import PrefixCache
-from zmqengine.engine.row import Caches, MadeToken, Row
+from zmqengine.engine.row import Caches, Row, SampledToken
 from zmqengine.engine.sampling.sampler import Mask, Sampler
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 from zmqengine.engine.step.inflight import InflightStep
@@ -131,7 +131,7 @@ class DecodeBatch:
             row.launched = True
             step.is_masked |= row.matcher is not None
             if block is None:
-                row.held += 1
+                row.computed_tokens += 1
             if row.offers:
                 step.offers += [(row, offer) for offer in row.offers]
                 row.offers = []
@@ -190,7 +190,9 @@ class DecodeBatch:
         assert self._in_flight is None, "a verify block is rolled back before the next step is launched"
         if self.rows:
             lengths = self.kv.lengths
-            self.kv.roll_back([length - row.held for length, row in zip(lengths, self.rows, strict=True)])
+            self.kv.roll_back(
+                [length - row.computed_tokens for length, row in zip(lengths, self.rows, strict=True)]
+            )
         if self._planner is not None:
             self._planner.commit(step.rows, block, accepted)
 
@@ -221,17 +223,17 @@ class DecodeBatch:
     def leave(self, rows: Sequence[Row]) -> None:
         """Drop rows and offer their caches to the prefix cache; rows of other batches are ignored."""
         leaving = set(rows)
-        places = [place for place, row in enumerate(self.rows) if row in leaving]
-        for place, source in self.kv.leaving(places).items():
-            self._offer(self.rows[place], source)
+        indices = [index for index, row in enumerate(self.rows) if row in leaving]
+        for index, source in self.kv.leaving(indices).items():
+            self._offer(self.rows[index], source)
         self.drop(leaving)
 
-    def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
+    def take_out(self, row: Row) -> tuple[Caches, SampledToken | None] | None:
         """Drop a row of this batch; returns its caches and its token in flight, for which it waits.
 
         None if that token came from logits that are not finite: these caches must not be used again.
         """
-        caches = self.kv.extract(self.rows.index(row), row.held)
+        caches = self.kv.extract(self.rows.index(row), row.computed_tokens)
         self.drop({row})
         if not row.launched:
             self._store.prove(row)
@@ -248,7 +250,7 @@ class DecodeBatch:
         if not row.launched:
             self._store.prove(row)
             return
-        if row.held <= len(row.tokens) and self._store.wants(row):
+        if row.computed_tokens <= len(row.tokens) and self._store.wants(row):
             offer = self._store.offer(row, source)
             if self._in_flight is None:
                 self._store.accept(offer)
@@ -257,9 +259,9 @@ class DecodeBatch:
 
     def drop(self, leaving: set[Row]) -> None:
         """Drop rows without offering their caches; rows of other batches are ignored."""
-        places = [place for place, row in enumerate(self.rows) if row not in leaving]
-        if len(places) < len(self.rows):
-            self.rows = [self.rows[place] for place in self.kv.keep_rows(places)]
+        indices = [index for index, row in enumerate(self.rows) if row not in leaving]
+        if len(indices) < len(self.rows):
+            self.rows = [self.rows[index] for index in self.kv.keep_rows(indices)]
             self._changed = True
 
     def _last_tokens(self, previous: InflightStep | None) -> mx.array:
@@ -269,10 +271,10 @@ class DecodeBatch:
         tokens = previous.sampled.tokens
         if previous.rows == self.rows:
             return tokens[:, None]
-        places = {row: place for place, row in enumerate(previous.rows)}
-        known = [row.tokens[-1] for row in self.rows if row not in places]
+        indices = {row: index for index, row in enumerate(previous.rows)}
+        known = [row.tokens[-1] for row in self.rows if row not in indices]
         if known:
             tokens = mx.concatenate([tokens.astype(mx.uint32), mx.array(known, dtype=mx.uint32)])
         after = iter(range(len(previous.rows), len(previous.rows) + len(known)))
-        index = [places[row] if row in places else next(after) for row in self.rows]
+        index = [indices[row] if row in indices else next(after) for row in self.rows]
         return tokens[mx.array(np.array(index, np.uint32))][:, None]

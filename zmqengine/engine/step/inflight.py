@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from zmqengine.engine.interface import EngineFinish, RowDraft, RowFailure, RowToken, StepResult
 from zmqengine.engine.prefix_cache.offers import Offer
-from zmqengine.engine.row import MadeToken, Row, constraint_failure
+from zmqengine.engine.row import Row, SampledToken, constraint_failure
 from zmqengine.engine.sampling.sampler import Sampled
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 
@@ -50,14 +50,14 @@ class InflightStep:
         """Tokens that the step reads of each row."""
         return 1 if self.block is None else self.block.width
 
-    def read_row(self, row: Row) -> MadeToken | None:
+    def read_row(self, row: Row) -> SampledToken | None:
         """Wait for the token of one row of a plain step; None if its logit is not finite."""
         assert self.sampled is not None, "a step is sampled before anybody reads it"
-        place = self.rows.index(row)
+        index = self.rows.index(row)
         tokens, logits = self.sampled.read()
-        if not math.isfinite(logits[place]):
+        if not math.isfinite(logits[index]):
             return None
-        return MadeToken(tokens[place], self.sampled.read_logprobs().get((row.id, 0)))
+        return SampledToken(tokens[index], self.sampled.read_logprobs().get((row.id, 0)))
 
     def report(self, result: StepResult) -> Landed:
         """Wait for the tokens and hand them to the rows that are not gone.
@@ -71,9 +71,9 @@ class InflightStep:
         landed = Landed(set())
         if not math.isfinite(sum(logits)):
             landed.doubtful = _not_finite(self.rows, logits[::width])
-        for place, row in enumerate(self.rows):
-            first = place * width
-            accepted = 0 if block is None else block.accepted(place, tokens[first : first + width])
+        for index, row in enumerate(self.rows):
+            first = index * width
+            accepted = 0 if block is None else block.accepted(index, tokens[first : first + width])
             if block is not None:
                 landed.accepted.append(0 if row.gone else accepted)
             if row.gone:
@@ -95,9 +95,9 @@ class InflightStep:
                 if finish is not None:
                     break
             if block is not None:
-                row.held += taken
+                row.computed_tokens += taken
                 row.sampled += taken
-                draft = block.drafts[place]
+                draft = block.drafts[index]
                 if draft is not None:
                     drafted = len(draft.tokens)
                     result.drafts.append(RowDraft(row.id, draft.source, drafted, min(accepted, taken)))

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.kv import KVBatch
-from zmqengine.engine.row import Caches, MadeToken, Row
+from zmqengine.engine.row import Caches, Row, SampledToken
 from zmqengine.engine.step.decode import DecodeBatch
 from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes
@@ -81,9 +81,9 @@ class LengthBuckets:
         The padding inside each group must fit `padding_room_bytes`.
         """
         own = [self._padding_bytes(rows) for rows, _ in groups]
-        for place, (rows, caches) in enumerate(groups):
+        for index, (rows, caches) in enumerate(groups):
             # The padding inside the groups to come must still fit.
-            self._join(rows, caches, self.padding_room_bytes - sum(own[place + 1 :]))
+            self._join(rows, caches, self.padding_room_bytes - sum(own[index + 1 :]))
 
     def _join(self, rows: Sequence[Row], caches: KVBatch, room_bytes: int) -> None:
         costs = [
@@ -107,7 +107,7 @@ class LengthBuckets:
         for batch in self._batches:
             batch.drop(set(rows))
 
-    def take_out(self, row: Row) -> tuple[Caches, MadeToken | None] | None:
+    def take_out(self, row: Row) -> tuple[Caches, SampledToken | None] | None:
         """Drop a row that is here; see `DecodeBatch.take_out`."""
         return next(batch for batch in self._batches if row in batch.rows).take_out(row)
 

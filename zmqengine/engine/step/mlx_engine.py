@@ -14,7 +14,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.grammar.matcher import ConstraintBroken
 from zmqengine.engine.host.device import CPU, Device
-from zmqengine.engine.host.memory import WiredMemory, limit_mlx, padding_allowance
+from zmqengine.engine.host.device_memory import WiredMemory, limit_mlx, padding_allowance
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
@@ -103,8 +103,10 @@ class MlxEngine:
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
         self.images_bytes_max = 0
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
-        if self._abilities.not_kept:
-            log.warning("prompts of this model cannot be kept", extra={"reason": self._abilities.not_kept})
+        if self._abilities.uncacheable_reason:
+            log.warning(
+                "prompts of this model cannot be kept", extra={"reason": self._abilities.uncacheable_reason}
+            )
         self.disk: DiskTier | None = None
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         if self._speculator is not None:
@@ -138,7 +140,7 @@ class MlxEngine:
         tokens_max = self._pace.choose(decoding=decode.rows, waiting=len(prefill.rows))
         if failed := prefill.report(result):
             decode.drop(failed)
-        before = prefill.computed_tokens
+        before = prefill.launched_tokens
         chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if prefill.rows else []
         prefill.score(decode.step(result, self._model, chunk))
         if prefill.rows:
@@ -149,7 +151,7 @@ class MlxEngine:
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        self._pace.record(prefill.computed_tokens - before, self._clock.seconds())
+        self._pace.record(prefill.launched_tokens - before, self._clock.seconds())
         return result
 
     def _forget_ended(self, result: StepResult) -> None:
@@ -191,7 +193,7 @@ class MlxEngine:
         if parked.grammar is not None and parked.matcher is not None:
             parked.grammar.keep(parked.matcher)
         # Its forced tokens that were not reported are prefilled again, for their logits.
-        if not self._abilities.mergeable or not parked.held or parked.unreported:
+        if not self._abilities.mergeable or not parked.computed_tokens or parked.unreported:
             self._prefill.leave([parked])
             self._decode.leave([parked])
             return 0
@@ -232,16 +234,16 @@ class MlxEngine:
         return own if self._draft_model is None else own + self._draft_model.project_bytes(tokens)
 
     def keep_on_disk(
-        self, identity: str, options: EngineOptions, ring: Callable[[], None] = lambda: None
+        self, identity: str, options: EngineOptions, wake: Callable[[], None] = lambda: None
     ) -> None:
         """Keep prompts in `options.cache_path` too, for all engines of the model that `identity` tells from others.
 
-        `ring` is called by a thread when there is room to write more. Raises `ConfigError` for an unusable path.
+        `wake` is called by a thread when there is room to write more. Raises `ConfigError` for an unusable path.
         """
         layout = self._abilities.layout
         if layout is not None and options.cache_path is not None:
             salt = salt_of(model=identity, layout=layout.describe(), mlx_lm=mlx_lm_version)
-            self.disk = open_tier(self._store, salt, options, ring)
+            self.disk = open_tier(self._store, salt, options, wake)
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
         """Keep at most `bytes_max` from now on; returns bytes freed, which are memory itself and no buffers."""
@@ -300,10 +302,10 @@ class MlxEngine:
         copied = decode.largest_bytes + max(prefilling, default=0) + decode.empty_bytes
         return EngineMemory(
             weights=self.info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
-            kv=decode.byte_count + sum(prefilling) + (0 if drafts is None else drafts.held_bytes),
+            kv=decode.byte_count + sum(prefilling) + (0 if drafts is None else drafts.byte_count),
             padding=decode.padding_bytes + (0 if drafts is None else drafts.padding_bytes),
             parked=self._store.parked.bytes,
-            prompt_cache=self._store.held_bytes,
+            prompt_cache=self._store.byte_count,
             buffers=mx.get_cache_memory(),
             workspace=chunk_bytes + copied,
             active=mx.get_active_memory(),

@@ -35,4 +35,4 @@ def split_by_padding(
 
 def _length(row: Row) -> int:
     # Before its first step a row has all of its prompt but the last token in its cache, or is about to.
-    return max(row.held, row.read_tokens - 1)
+    return max(row.computed_tokens, row.prefill_tokens - 1)

@@ -21,7 +21,7 @@ from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, Ro
 from zmqengine.engine.load.probe import Abilities
 from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
-from zmqengine.engine.row import Caches, MadeToken, Row, constraint_failure
+from zmqengine.engine.row import Caches, Row, SampledToken, constraint_failure
 from zmqengine.engine.sampling.sampler import LogprobArrays, measure, read_logprobs
 from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
@@ -90,7 +90,7 @@ class Prefill:
         self.rows: list[Row] = []
         self.prompt_tokens = 0
         # Padding included.
-        self.computed_tokens = 0
+        self.launched_tokens = 0
         self.cached_tokens = 0
         self._model = model
         self._store = store
@@ -118,7 +118,7 @@ class Prefill:
     def take_out(self, row: Row) -> tuple[Caches, None] | None:
         """Drop a row and return its caches, if it has any."""
         self.rows.remove(row)
-        return None if not row.held or row.caches is None else (row.caches, None)
+        return None if not row.computed_tokens or row.caches is None else (row.caches, None)
 
     # --- a chunk ---
 
@@ -136,12 +136,12 @@ class Prefill:
         if not rows:
             return []
         chunk = plan_chunk([row.remaining for row in rows], tokens_max)
-        for place in chunk.together + [place for place, _ in chunk.slices]:
-            if rows[place].caches is None:
-                self._fetch_prefix(rows[place], result)
-        for place, tokens in chunk.slices:
-            self._begin_slice(rows[place], tokens)
-        for group in self._groups([rows[place] for place in chunk.together], padding_bytes_max):
+        for index in chunk.together + [index for index, _ in chunk.slices]:
+            if rows[index].caches is None:
+                self._fetch_prefix(rows[index], result)
+        for index, tokens in chunk.slices:
+            self._begin_slice(rows[index], tokens)
+        for group in self._groups([rows[index] for index in chunk.together], padding_bytes_max):
             self._begin_group(group)
         return [begun.segment for begun in self._begun if begun.segment is not None]
 
@@ -171,8 +171,8 @@ class Prefill:
                     whole.append(rows[0])
         touched = [row for begun in self._begun for row in begun.rows]
         for row in touched:
-            done = row.held if row.remaining else row.read_tokens
-            result.prefills.append(RowPrefill(row.id, done, row.read_tokens, row.cached))
+            done = row.computed_tokens if row.remaining else row.prefill_tokens
+            result.prefills.append(RowPrefill(row.id, done, row.prefill_tokens, row.cached))
         through = {row for group in ready for row in group.rows}
         self.rows = [row for row in self.rows if row not in through]
         self.leave(whole)
@@ -184,7 +184,7 @@ class Prefill:
 
         Those before a branch, and forced ones over `logits_max`, are read in calls of their own, at once.
         """
-        end = row.held + count
+        end = row.computed_tokens + count
         while (stop := self._next_stop(row, end)) < end:
             segment = self._segment(row, stop)
             self._score(row, forward(self._model, [segment])[0])
@@ -197,21 +197,21 @@ class Prefill:
         if row.has_forced and row.logprobs is not None:
             # The logits that predict the first forced token are those of the token before it.
             first = row.first_forced - 1
-            stops.append(first if row.held < first else row.held + self._logits_max)
+            stops.append(first if row.computed_tokens < first else row.computed_tokens + self._logits_max)
         return min(stops)
 
     def _segment(self, row: Row, end: int) -> Segment:
         """The tokens of a row up to `end`, as a segment of a step."""
         assert row.caches is not None
-        return Segment(kv.begin_alone(row.caches, row.tokens[row.held : end]), row.caches)
+        return Segment(kv.begin_row_prefill(row.caches, row.tokens[row.computed_tokens : end]), row.caches)
 
     def _complete_slice(self, row: Row, segment: Segment) -> None:
         """Start a segment of one row, and offer its caches to the prefix cache where it ends at a branch."""
-        kv.end_alone(segment.caches)
-        row.held += segment.inputs.size
+        kv.end_row_prefill(segment.caches)
+        row.computed_tokens += segment.inputs.size
         self._start(segment, segment.inputs.size)
-        if row.held in row.branches:
-            row.branches.remove(row.held)
+        if row.computed_tokens in row.branches:
+            row.branches.remove(row.computed_tokens)
             self._offer(row, segment.caches)
 
     def _begin_group(self, rows: list[Row]) -> None:
@@ -222,7 +222,7 @@ class Prefill:
         elif len(rows) == 1:
             self._begin_slice(rows[0], rows[0].remaining)
         else:
-            unread = [row.tokens[row.held : row.read_tokens - 1] for row in rows]
+            unread = [row.tokens[row.computed_tokens : row.prefill_tokens - 1] for row in rows]
             merged = self._merge(rows)
             segment = Segment(merged.caches.begin_prefill(unread), merged.caches.caches)
             self._begun.append(_Begun(rows, segment, merged))
@@ -231,10 +231,10 @@ class Prefill:
         """Start a segment of several rows, and offer the long ones to the prefix cache."""
         caches.end_prefill()
         self._start(segment, sum(row.remaining for row in rows))
-        for place, row in enumerate(rows):
-            row.held = row.read_tokens - 1
-            if row.held >= _COPIED_TOKENS_MIN:
-                self._offer(row, caches.row(place))
+        for index, row in enumerate(rows):
+            row.computed_tokens = row.prefill_tokens - 1
+            if row.computed_tokens >= _COPIED_TOKENS_MIN:
+                self._offer(row, caches.row(index))
 
     def _merge(self, rows: list[Row]) -> Ready:
         """Merge the caches of rows that are through."""
@@ -245,14 +245,14 @@ class Prefill:
             row.caches = None
         if len(rows) == 1:
             if self._abilities.mergeable:
-                return Ready(rows, kv.KVBatch.adopt(caches[0], rows[0].held, self._kernels))
-            return Ready(rows, kv.KVBatch(caches[0], [rows[0].held], self._kernels))
-        return Ready(rows, kv.KVBatch.merge(caches, [row.held for row in rows], self._kernels))
+                return Ready(rows, kv.KVBatch.adopt(caches[0], rows[0].computed_tokens, self._kernels))
+            return Ready(rows, kv.KVBatch(caches[0], [rows[0].computed_tokens], self._kernels))
+        return Ready(rows, kv.KVBatch.merge(caches, [row.computed_tokens for row in rows], self._kernels))
 
     def _start(self, segment: Segment, count: int) -> None:
         """Start a segment, whose `count` tokens are those of prompts and not padding."""
         self.prompt_tokens += count
-        self.computed_tokens += segment.inputs.size
+        self.launched_tokens += segment.inputs.size
         arrays = kv.arrays(segment.caches)
         # One number of the last array: waiting for it is waiting for the chunk, and it pins no memory.
         marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0
@@ -264,7 +264,7 @@ class Prefill:
 
     def _score(self, row: Row, logits: mx.array) -> None:
         """Note the forced tokens that `logits` [1, width, vocab] of the row's next tokens predict."""
-        start, width = row.held, logits.shape[1]
+        start, width = row.computed_tokens, logits.shape[1]
         first = max(start + 1, row.first_forced)
         tokens = row.tokens[first : start + 1 + width]
         if not row.has_forced or not tokens:
@@ -309,7 +309,7 @@ class Prefill:
             # mlx-lm's sliding caches take no padding of width 1, and some state-space models take none at all.
             unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
             # A row with a long cached prefix must not pad the others to its length.
-            alike = (row.held // _ALIKE_TOKENS).bit_length()
+            alike = (row.computed_tokens // _ALIKE_TOKENS).bit_length()
             # A row that stops at a branch, or whose logits are wanted, is prefilled alone.
             alone = number if row.branches or row.has_forced else -1
             groups.setdefault((unread, alike, alone), []).append(row)
@@ -324,12 +324,12 @@ class Prefill:
     def _fetch_prefix(self, row: Row, result: StepResult) -> None:
         """Start a row from its longest cached prefix."""
         hit = self._store.fetch(row)
-        row.held = row.cached = hit.tokens
+        row.computed_tokens = row.cached = hit.tokens
         row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
-        self.cached_tokens += row.held
+        self.cached_tokens += row.computed_tokens
         if self._store.keeps_states:
-            found = branches(row.held, row.read_tokens - 1, hit.known)
-            row.branches = sorted({*found, *(stop for stop in row.branches if stop > row.held)})
+            found = branches(row.computed_tokens, row.prefill_tokens - 1, hit.known)
+            row.branches = sorted({*found, *(stop for stop in row.branches if stop > row.computed_tokens)})
         if (divergence := _divergence(row, hit)) is not None:
             self._store.counts["divergences"] += 1
             result.divergences.append(divergence)
@@ -341,13 +341,17 @@ class Prefill:
             parked = self._store.parked.take(row) if row.caches is None and not row.has_forced else None
             if parked is None:
                 continue
-            row.held, row.caches, row.cached = parked.held, parked.caches, parked.reusable
+            row.computed_tokens, row.caches, row.cached = (
+                parked.computed_tokens,
+                parked.caches,
+                parked.reusable,
+            )
             self.cached_tokens += row.cached
-            if parked.made is not None:
-                self._report(row, parked.made, result)
+            if parked.sampled is not None:
+                self._report(row, parked.sampled, result)
         self.rows = [row for row in self.rows if not row.gone]
 
-    def _report(self, row: Row, made: MadeToken, result: StepResult) -> None:
+    def _report(self, row: Row, made: SampledToken, result: StepResult) -> None:
         row.sampled += 1
         try:
             finish = row.take(made.token)
@@ -358,7 +362,7 @@ class Prefill:
         result.tokens.append(RowToken(row.id, made.token, made.logprobs, finish))
         if finish is not None:
             row.gone = True
-            result.prefills.append(RowPrefill(row.id, row.read_tokens, row.read_tokens, row.cached))
+            result.prefills.append(RowPrefill(row.id, row.prefill_tokens, row.prefill_tokens, row.cached))
             # Its token came from these caches, so they are finite.
             if row.caches is not None and self._store.wants(row):
                 self._store.accept(self._store.offer(row, row.caches))
@@ -369,7 +373,7 @@ class Prefill:
 
 
 def _divergence(row: Row, hit: Hit) -> RowDivergence | None:
-    total = row.read_tokens
+    total = row.prefill_tokens
     if hit.differs is None or hit.known < max(_DIVERGED_TOKENS_MIN, total // 2):
         return None
     came = row.ids[hit.known : hit.known + _TOLD_TOKENS].tolist()

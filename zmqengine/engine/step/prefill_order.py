@@ -15,13 +15,13 @@ _LED_TOKENS_MIN = 256
 def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
     """The rows that may prefill, the oldest first: not those whose beginning an older one computes, or has on offer.
 
-    Sets `held` of rows without caches to the length that the prefix cache may provide.
+    Sets `computed_tokens` of rows without caches to the length that the prefix cache may provide.
     """
     picked: list[Row] = []
     for row in rows:
         if row.caches is None:
-            row.held = store.longest(row)
-            if store.longest_offered(row) >= row.held + _LED_TOKENS_MIN:
+            row.computed_tokens = store.longest(row)
+            if store.longest_offered(row) >= row.computed_tokens + _LED_TOKENS_MIN:
                 continue
             if any(_leads(older, row, store) for older in picked):
                 continue
@@ -34,13 +34,13 @@ def _leads(older: Row, row: Row, store: PrefixCache) -> bool:
     if older.ids[0] != row.ids[0] or older.scope != row.scope or not store.may_keep(older):
         return False
     shared = shared_tokens(older.ids[:-1], row.ids[: row.first_forced - 1])
-    if shared < row.held + _LED_TOKENS_MIN:
+    if shared < row.computed_tokens + _LED_TOKENS_MIN:
         return False
     if not store.keeps_states:
         return True
     # A recurrent state can be reused only where it was kept, so the older row has to stop there.
     position = whole(shared)
-    if position <= older.held or position < row.held + _LED_TOKENS_MIN:
+    if position <= older.computed_tokens or position < row.computed_tokens + _LED_TOKENS_MIN:
         return False
     older.branches = sorted({*older.branches, position})
     return True

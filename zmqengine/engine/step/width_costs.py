@@ -70,7 +70,7 @@ def measure_costs(
     left_s = _SECONDS_MAX
     for rows in sorted({1, min(8, rows_max), rows_max}):
         known = [1, *(width for width in widths if rows * width <= positions_max)]
-        prompts = [_PROMPT_TOKENS + place % 2 for place in range(rows)]
+        prompts = [_PROMPT_TOKENS + index % 2 for index in range(rows)]
         timer = _Timer(model, new_batch, vocab_size, prompts, kernels)
         if device.is_gpu:
             timer.best_s(known, 1, math.inf)
@@ -102,11 +102,11 @@ class _Timer:
         rows, alone = [], {}
         for number, tokens in enumerate(prompts):
             row = Row(RowRequest(number, [1] * (tokens + 1)), vocab_size, 1 << 20)
-            row.held = tokens
+            row.computed_tokens = tokens
             rows.append(row)
             if tokens not in alone:
                 alone[tokens] = kv.new_caches(model)
-                mx.eval(kv.read_alone(model, alone[tokens], [1] * tokens))
+                mx.eval(kv.prefill_row(model, alone[tokens], [1] * tokens))
         self._batch.join(rows, kv.KVBatch.merge([alone[tokens] for tokens in prompts], prompts, kernels))
 
     def best_s(

@@ -142,7 +142,7 @@ def encode(salt: bytes, blocks: Sequence[HostBlock]) -> list[Bytes]:
 def write_file(path: Path, parts: Sequence[Bytes]) -> None:
     """Write a new file that only this user can read, and fsync it.
 
-    Raises `OSError`: what is left at `path` is the caller's to remove.
+    Raises `OSError`; the caller removes the file at `path`.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb", buffering=0) as file:
@@ -278,7 +278,7 @@ def _read_header(descriptor: int) -> FileHeader:
         )
         return FileHeader(bytes.fromhex(metadata.salt), [BlockHeader(*part) for part in parts])
     except (msgspec.MsgspecError, LookupError, ValueError) as error:
-        raise BadFile(f"its header makes no sense: {error}") from None
+        raise BadFile(f"its header is invalid: {error}") from None
 
 
 def _split(text: bytes) -> tuple[_Metadata, dict[str, msgspec.Raw]]:
@@ -301,18 +301,18 @@ def _blocks_of(entries: dict[str, msgspec.Raw], data_bytes: int) -> list[dict[st
             raise ValueError(f"{name} is in the wrong place")
         tensors[-1][rest] = tensor
     if end != data_bytes or tensors[-1][""].shape != (_CHECKSUM_BYTES * len(tensors),) or len(tensors) < 2:
-        raise ValueError("its length is another one")
+        raise ValueError("its length is wrong")
     return tensors
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    # Neither a link nor a pipe that somebody put here, nor a file of another user, which could hold anything.
+    # Refuse a link, a pipe, and a file of another user, which could contain anything.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise BadFile("it is no file of this user")
+            raise BadFile("it is not a regular file of this user")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
 """Directory of block files, shared by workers of any model and kept within bounds.
 
-Nobody locks it: a file appears complete by a rename, is never changed, and may be gone at any time. Its time of
-modification is the time of its last use, which all workers see.
+Without locks: a file appears complete by a rename, is never changed, and may be removed at any time. Its modification
+time is the time of its last use, visible to all workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zmqengine.engine.prefix_cache.disk.block_file import (
     read_header,
     write_file,
 )
-from zmqengine.engine.prefix_cache.disk.file_index import FileIndex, Place
+from zmqengine.engine.prefix_cache.disk.file_index import BlockLocation, FileIndex
 from zmqengine.errors import ConfigError
 
 log = logging.getLogger("zmqengine.engine")
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
 _WRITTEN = "written-"
 _RATE_KEPT = 0.7
-# Fewer bytes take as long as the call.
+# For fewer bytes the call itself dominates the time.
 _MEASURED_BYTES_MIN = 1 << 18
 
 
@@ -102,7 +102,7 @@ class Directory:
         # Serialises scans of the directory, which wait for the disk.
         self._scan = threading.Lock()
         self._scanned_ns = -1
-        # Guards what follows. Nobody waits for the disk while holding it, as the actor takes it.
+        # Guards the fields below. Never held while waiting for the disk, since the actor takes it.
         self._lock = threading.Lock()
         self._index = FileIndex()
         # Files to skip -> whether a later version wrote them.
@@ -112,8 +112,8 @@ class Directory:
     def __len__(self) -> int:
         return len(self._index)
 
-    def find(self, key: bytes) -> Place | None:
-        """The place of a block, if it is known, written or announced."""
+    def find(self, key: bytes) -> BlockLocation | None:
+        """The location of a block, if it is known, written or announced."""
         with self._lock:
             return self._index.find(key)
 
@@ -128,12 +128,13 @@ class Directory:
             return self._index.largest_file()
 
     def look(self) -> None:
-        """Take notice of files that other workers wrote or removed; cheap when there are none. Raises no `OSError`."""
+        """Refresh the index for files that other workers wrote or removed; cheap when there are none. Raises no
+        `OSError`."""
         with contextlib.suppress(OSError), self._scan:
             changed_ns = self.path.stat().st_mtime_ns
             if changed_ns == self._scanned_ns:
                 return
-            # Another change in the same tick of the clock would not show later.
+            # A second change in the same tick of the clock would not be noticed later.
             is_over = time.time_ns() - changed_ns > _TICK_NS
             with self._lock:
                 known = {name for name in self._index.names if _NAME.fullmatch(name)}
@@ -175,7 +176,7 @@ class Directory:
         return blocks
 
     def announce(self, blocks: Sequence[HostBlock]) -> None:
-        """Let a run be found and read from memory until `write` has written or refused it."""
+        """Make a run visible, read from memory, until `write` has written or refused it."""
         with self._lock:
             self._announced[_announced_name(blocks)] = blocks
             self._index.add(_announced_name(blocks), blocks)
@@ -200,7 +201,7 @@ class Directory:
             parts = encode(self._salt, blocks)
             size = sum(map(len, parts))
             if self._written_today() + size > self._bounds.written_bytes_max:
-                raise Refused("daily_writes", "as much has been written today as is allowed")
+                raise Refused("daily_writes", "the daily limit on writes is reached")
             self._make_room(size)
             write_file(unfinished, parts)
             self._count_written(size)
@@ -256,7 +257,7 @@ class Directory:
         except BadFile as error:
             self._skip(name, error)
         except OSError:
-            # Another worker needed the room.
+            # Another worker removed it to make room.
             with self._lock:
                 self._index.drop(name)
         else:
@@ -307,7 +308,7 @@ class Directory:
             self.counts["bytes"], self.counts["files"] = taken, len(found)
 
     def _sync(self) -> None:
-        # Until this, a crash of the machine may forget the new name.
+        # Before this, a crash of the machine may lose the new name.
         with contextlib.suppress(OSError):
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -325,7 +326,7 @@ class Directory:
             data = self._written_path().read_bytes()
         except FileNotFoundError:
             return 0
-        # A number that was cut off by a crash counts as nothing.
+        # Ignore a number that a crash truncated.
         return int(np.frombuffer(data[: len(data) // 8 * 8], "<u8").sum())
 
     def _count_written(self, bytes_: int) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zmqengine.engine.prefix_cache.disk.block_file import BlockHeader, HostBlock
 
 
-class Place(NamedTuple):
+class BlockLocation(NamedTuple):
     """Position of a block in a file, its size, and whether it has a checkpoint there."""
 
     file: str
@@ -23,22 +23,22 @@ class FileIndex:
 
     def __init__(self) -> None:
         self._files: dict[str, list[bytes]] = {}
-        self._places: dict[bytes, dict[str, Place]] = {}
+        self._locations: dict[bytes, dict[str, BlockLocation]] = {}
         # Parent's key -> keys of its blocks and their numbers of tokens.
         self._following: dict[bytes, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     @property
     def names(self) -> KeysView[str]:
         """Names of all files."""
         return self._files.keys()
 
-    def find(self, key: bytes) -> Place | None:
+    def find(self, key: bytes) -> BlockLocation | None:
         """The place of a block: with its checkpoint, if an older file has it without."""
-        places = self._places.get(key, {}).values()
-        return max(places, key=lambda place: place.has_state, default=None)
+        locations = self._locations.get(key, {}).values()
+        return max(locations, key=lambda location: location.has_state, default=None)
 
     def following(self, parent_key: bytes) -> dict[bytes, int]:
         """Blocks whose parent is `parent_key`, and their numbers of tokens."""
@@ -51,9 +51,9 @@ class FileIndex:
             return None
         count = 0
         for number, key in enumerate(keys, first.number):
-            place = self.find(key)
+            location = self.find(key)
             # A later block may be in this file, and with its checkpoint in another.
-            if place is None or (place.file, place.number) != (first.file, number):
+            if location is None or (location.file, location.number) != (first.file, number):
                 break
             count += 1
         return first.file, list(keys[:count])
@@ -62,7 +62,7 @@ class FileIndex:
         """Keys of the blocks in the largest file; empty when there is none."""
 
         def size(name: str) -> int:
-            return sum(self._places[key][name].bytes for key in self._files[name])
+            return sum(self._locations[key][name].bytes for key in self._files[name])
 
         return self._files[max(self._files, key=size)] if self._files else []
 
@@ -71,17 +71,17 @@ class FileIndex:
         self.drop(name)
         self._files[name] = [block.key for block in blocks]
         for number, block in enumerate(blocks):
-            place = Place(name, number, block.parent_key, block.bytes, bool(block.form))
-            self._places.setdefault(block.key, {})[name] = place
+            location = BlockLocation(name, number, block.parent_key, block.bytes, bool(block.form))
+            self._locations.setdefault(block.key, {})[name] = location
             self._following.setdefault(block.parent_key, {})[block.key] = block.length
 
     def drop(self, name: str) -> None:
         """Remove a file, if it is here."""
         for key in self._files.pop(name, ()):
-            place = self._places[key].pop(name)
-            if not self._places[key]:
-                del self._places[key]
-                family = self._following[place.parent_key]
+            location = self._locations[key].pop(name)
+            if not self._locations[key]:
+                del self._locations[key]
+                family = self._following[location.parent_key]
                 del family[key]
                 if not family:
-                    del self._following[place.parent_key]
+                    del self._following[location.parent_key]

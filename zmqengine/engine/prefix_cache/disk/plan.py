@@ -24,18 +24,18 @@ def plan_restore(
     wanted: list[bytes] = []
     for key, end in _known_blocks(tokens, salt, memory, directory, cut_anywhere=cut_anywhere):
         keys.append(key)
-        node, place = memory.get(key), directory.find(key)
+        node, location = memory.get(key), directory.find(key)
         is_in_memory = node is not None and in_memory == len(keys) - 1
         in_memory += is_in_memory
         if is_in_memory and node is not None and (cut_anywhere or node.block.checkpoint is not None):
             usable = end
-        elif place is None:
+        elif location is None:
             continue
-        elif cut_anywhere or place.has_state:
+        elif cut_anywhere or location.has_state:
             # All blocks that memory lacks, up to this one; of one that it has, the checkpoint.
             wanted = keys[min(in_memory, len(keys) - 1) :]
-            best, best_bytes = end, bytes_ + place.bytes
-        bytes_ += 0 if is_in_memory or place is None else place.bytes
+            best, best_bytes = end, bytes_ + location.bytes
+        bytes_ += 0 if is_in_memory or location is None else location.bytes
     return RestorePlan(wanted, best_bytes, best - usable) if best > usable else None
 
 

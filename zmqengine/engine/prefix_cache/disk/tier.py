@@ -13,11 +13,11 @@ import numpy as np
 from zmqengine.engine.disk_cache import RestorePlan
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.prefix_cache.block import PREFIX_TOKENS_MIN, Checkpoint, StoredBlock, shared_tokens
+from zmqengine.engine.prefix_cache.block_pool import LowerTier
 from zmqengine.engine.prefix_cache.disk.block_file import HostArray, HostBlock
 from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds, Rate
 from zmqengine.engine.prefix_cache.disk.plan import plan_restore
-from zmqengine.engine.prefix_cache.disk.writer import Writer
-from zmqengine.engine.prefix_cache.pool import LowerTier
+from zmqengine.engine.prefix_cache.disk.write_thread import Writer
 from zmqengine.engine.prefix_cache.store import PrefixCache
 
 FILE_BYTES_MAX = 64 << 20
@@ -26,29 +26,29 @@ _WAIT_S = 0.1
 
 
 def open_tier(
-    store: PrefixCache, salt: bytes, options: EngineOptions, ring: Callable[[], None] = lambda: None
+    store: PrefixCache, salt: bytes, options: EngineOptions, wake: Callable[[], None] = lambda: None
 ) -> DiskTier:
     """Open the tier in `options.cache_path` for a model of this `salt`. Raises `ConfigError` for an unusable path."""
     assert options.cache_path is not None
     bounds = DiskBounds(options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes)
-    return DiskTier(store, Directory(options.cache_path, salt, bounds), ring)
+    return DiskTier(store, Directory(options.cache_path, salt, bounds), wake)
 
 
 class DiskTier(LowerTier):
     """Copies the blocks of `store` to `directory`, and restores them; the engine's `DiskCache`.
 
-    Blocks of a prompt are copied one after the other and written as one file, a run. `ring` is called by a thread when
+    Blocks of a prompt are copied one after the other and written as one file, a run. `wake` is called by a thread when
     more can be written.
     """
 
     def __init__(
-        self, store: PrefixCache, directory: Directory, ring: Callable[[], None] = lambda: None
+        self, store: PrefixCache, directory: Directory, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._store = store
         self._memory = store.pool.index
         self._cut_anywhere = store.pool.cut_anywhere
         self._directory = directory
-        self._writer = Writer(directory, ring)
+        self._writer = Writer(directory, wake)
         # Blocks in memory that are not on disk, the oldest first, and the run that is being copied.
         self._unsaved: dict[bytes, None] = {}
         self._run: list[HostBlock] = []
@@ -61,7 +61,7 @@ class DiskTier(LowerTier):
 
     def on_add(self, block: StoredBlock) -> None:
         """Note a block, or its checkpoint, that was added to memory."""
-        # A checkpoint saves the prefill of all tokens before it, a block that of its own.
+        # A checkpoint saves the prefill of all tokens before it, a block only that of its own tokens.
         tokens = len(block.tokens) if block.checkpoint is None else block.end
         if self._is_unsaved(block) and self._is_faster(block.bytes, tokens):
             self._unsaved[block.key] = None
@@ -79,7 +79,7 @@ class DiskTier(LowerTier):
                 continue
             room_bytes -= block.bytes
             if room_bytes < 0:
-                # Blocks after a missing one could not be found.
+                # Blocks after a missing one would not be found.
                 self._writer.count_lost(sum(map(self._is_unsaved, blocks[number:])))
                 break
             if run and run[-1].key != block.parent_key:
@@ -111,7 +111,7 @@ class DiskTier(LowerTier):
         return done
 
     def close(self, seconds: float = 0.0, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Save what is left while `goes_on`, for at most `seconds`, and stop the writer."""
+        """Save the remaining blocks while `goes_on`, for at most `seconds`, and stop the writer."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s and goes_on():
             if self.has_work:
@@ -125,8 +125,8 @@ class DiskTier(LowerTier):
     def _is_unsaved(self, block: StoredBlock) -> bool:
         if block.end < PREFIX_TOKENS_MIN:
             return False
-        place = self._directory.find(block.key)
-        return place is None or (block.checkpoint is not None and not place.has_state)
+        location = self._directory.find(block.key)
+        return location is None or (block.checkpoint is not None and not location.has_state)
 
     def _next_block(self) -> StoredBlock | None:
         """The next block of the run; None if the run was complete and was passed to the writer, or none is left."""
@@ -147,7 +147,7 @@ class DiskTier(LowerTier):
         return self._take(first.block)
 
     def _take(self, block: StoredBlock) -> StoredBlock | None:
-        """Take a block off the list; None if another worker, or an eviction, had it written meanwhile."""
+        """Remove a block from the list; None if another worker or an eviction has caused its write already."""
         del self._unsaved[block.key]
         return block if self._is_unsaved(block) else None
 
@@ -184,8 +184,9 @@ class DiskTier(LowerTier):
         return blocks
 
     def restore(self, blocks: deque[HostBlock], bytes_max: int, awaited_by: Hashable) -> None:
-        """Add the first of `blocks`, `bytes_max` or a little more, to memory, where they stay until `release` if there
-        is room; removes them from `blocks`, and all others where there is no room for more."""
+        """Add the first of `blocks`, `bytes_max` or a little more, to memory and hold them until `release`.
+
+        Removes them from `blocks`, and all others where memory has no room for more."""
         taken: list[HostBlock] = []
         while blocks and bytes_max > 0:
             taken.append(blocks.popleft())
@@ -203,17 +204,18 @@ class DiskTier(LowerTier):
     # --- speeds and figures ---
 
     def note_prefill(self, tokens_per_s: float) -> None:
-        """Note the speed of prefill. Blocks that come back slower are neither written nor read."""
+        """Note the speed of prefill. Blocks whose restore takes longer than their prefill are neither written nor
+        read."""
         self._tokens_per_s = tokens_per_s
 
     def measure(self) -> None:
-        """Measure how fast blocks come back, if there are any. Waits for the disk."""
+        """Measure the speed of restores, if there are blocks on disk. Waits for the disk."""
         self._directory.look()
         self._made(self._directory.read(self._directory.largest_file()))
 
     @property
-    def told(self) -> dict[str, str]:
-        """Directory and speeds, for the log."""
+    def description(self) -> dict[str, str]:
+        """Directory and speeds in words, for the log."""
         rates = {"read": self._directory.read_rate.bytes_per_s, "made arrays": self._made_rate.bytes_per_s}
         known = [f"{name} at {rate / 1e6:.0f} MB/s" for name, rate in rates.items() if rate]
         return {
@@ -234,7 +236,7 @@ class DiskTier(LowerTier):
         }
 
     def _is_faster(self, bytes_: int, tokens: int) -> bool:
-        """Whether `bytes_` come back from disk sooner than `tokens` are prefilled, as far as both speeds are known."""
+        """Whether a restore of `bytes_` is faster than the prefill of `tokens`; True while a speed is unknown."""
         seconds = self._directory.read_rate.seconds(bytes_) + self._made_rate.seconds(bytes_)
         return not self._tokens_per_s or seconds < tokens / self._tokens_per_s
 
@@ -266,7 +268,7 @@ def _from_host(block: HostBlock) -> StoredBlock:
 
 
 def _array(array: HostArray) -> Any:
-    # NumPy has no bfloat16: its bytes pass as those of another type.
+    # NumPy has no bfloat16: its bytes are viewed as another type.
     is_bfloat16 = array.dtype == "bfloat16"
     kind = np.dtype("uint16" if is_bfloat16 else array.dtype)
     numbers = np.frombuffer(array.data, kind) if len(array.data) else np.zeros(0, kind)

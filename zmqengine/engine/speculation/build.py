@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqengine.engine.host.memory import logits_allowance, padding_allowance
+from zmqengine.engine.host.device_memory import logits_allowance, padding_allowance
 from zmqengine.engine.kv import PLAIN, KVKernels
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.load.probe import probe

@@ -1,4 +1,4 @@
-"""Bytes: what MLX may hold, what padding may take of it, and the limit on wired memory."""
+"""Memory of the device: MLX's limit, the allowance for padding, and the limit on wired memory."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from zmqengine.checkpoint.estimate import PADDING_BYTES_MIN
 from zmqengine.engine.options import WiredLimit
 
 _BUFFER_CACHE_BYTES_MIN = 256 << 20
-# Of the logits of a step with drafts. To choose tokens takes three times as much for a moment, and a tenth of the limit
-# is set aside for such things anyway.
+# Share of the limit for logits of a verify block. Sampling takes three times as much transiently, and a tenth of the
+# limit is reserved for transient memory anyway.
 _LOGITS_BYTES_MAX, _LOGITS_PART = 128 << 20, 32
-# The rest is left to the system and to other programs.
+# Share of the machine's memory for MLX; the rest is for the system and other programs.
 _SHARE = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def padding_allowance(parameter_bytes: int) -> int:
-    """Bytes that padding may take in all batches of rows.
+    """Maximum bytes of padding in all batches of rows.
 
-    Up to the size of the weights, padding is cheaper to read than the weights are a second time; but it may not
-    take more than a quarter of what they leave of the memory limit.
+    Up to the size of the weights, reading padding is cheaper than a second model call, which reads the weights again;
+    at most a quarter of the memory limit without the weights.
     """
     left = (mx.get_memory_limit() - parameter_bytes) // 4
     return max(PADDING_BYTES_MIN, min(parameter_bytes, left))
 
 
 def logits_allowance() -> int:
-    """Bytes that the logits of one step with drafts may take, float32: less where memory is small."""
+    """Maximum bytes of the float32 logits of one verify block, by the size of memory."""
     return min(_LOGITS_BYTES_MAX, mx.get_memory_limit() // _LOGITS_PART)
 
 
 def recommended_bytes() -> int:
-    """Bytes that MLX may hold: Metal's recommendation, else most of the memory of the device or container."""
+    """Bytes for MLX: Metal's recommendation, else most of the memory of the device or container."""
     facts = mx.device_info()
     if int(facts.get("max_recommended_working_set_size", 0)) > 0:
         return int(facts["max_recommended_working_set_size"])
@@ -45,7 +45,7 @@ def recommended_bytes() -> int:
 
 
 def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
-    """Memory of this machine, or of the container that this process runs in if that is less."""
+    """Memory of this machine, or of this process's container if that is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(machine, int(control_group.read_text()))
@@ -55,7 +55,7 @@ def system_bytes(control_group: Path = _CONTROL_GROUP) -> int:
 
 
 def limit_mlx(memory_limit_bytes: int, parameter_bytes: int) -> None:
-    """Tell MLX what it may hold in all, and how much of that in freed buffers."""
+    """Set MLX's limits on memory and on freed buffers."""
     mx.set_memory_limit(memory_limit_bytes)
     mx.set_cache_limit(buffer_cache_bytes(memory_limit_bytes, parameter_bytes))
 
@@ -63,45 +63,45 @@ def limit_mlx(memory_limit_bytes: int, parameter_bytes: int) -> None:
 def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
     """Bytes of freed buffers that MLX may keep for reuse.
 
-    Left alone it keeps what it ever had up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
+    By default MLX keeps all freed buffers up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
     """
     most = memory_limit_bytes // 8
-    # On CUDA memory that is given back is unmapped, which takes longer than what it was used for.
+    # On CUDA, released memory is unmapped, which takes longer than its use.
     return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
 
 
 class WiredMemory:
     """MLX's wired limit, set once the weights are loaded and put back by `restore`. Does nothing without Metal.
 
-    Wired memory is never paged out, so a model that has rested is as fast as before. MLX wires every buffer that fits
-    below the limit when it is allocated and unwires it when it is freed, each with a commit of the residency set. With
-    room left, KV caches and temporaries are wired and unwired throughout every step, and macOS up to 26 panics under
-    that load ("completeMemory() prepare count underflow", github.com/ml-explore/mlx/issues/3186). A limit that the
-    weights fill leaves no room, so hardly any later buffer is wired.
+    Wired memory is never paged out, so an idle model stays fast. MLX wires every buffer that fits below the limit when
+    it is allocated and unwires it when it is freed, each with a commit of the residency set. With room left, KV caches
+    and temporaries are wired and unwired throughout every step, and macOS up to 26 panics under that load
+    ("completeMemory() prepare count underflow", github.com/ml-explore/mlx/issues/3186). A limit that the weights fill
+    leaves no room, so hardly any later buffer is wired.
     """
 
     def __init__(self, limit: WiredLimit = "weights") -> None:
-        self.told = ""
-        """The choice for people; empty without Metal."""
+        self.description = ""
+        """The limit in words; empty without Metal."""
         self._limit_before: int | None = None
         self._follows = limit == "all"
         if not mx.metal.is_available():
             return
-        self.told = str(limit)
+        self.description = str(limit)
         if limit in ("off", 0):
             return
         if limit == "weights":
-            # What loading left in the buffer cache would be wired with the weights.
+            # Buffers left by loading would be wired with the weights.
             mx.clear_cache()
             wanted = mx.get_active_memory()
         else:
             wanted = mx.get_memory_limit() if limit == "all" else int(limit)
         wired_bytes = min(wanted, int(mx.device_info()["max_recommended_working_set_size"]))
-        self.told = f"{limit} ({wired_bytes / (1 << 30):.2f} GiB)"
+        self.description = f"{limit} ({wired_bytes / (1 << 30):.2f} GiB)"
         self._limit_before = mx.set_wired_limit(wired_bytes)
 
     def follow(self, memory_limit_bytes: int) -> None:
-        """Wire no more than the memory limit, where all of it was to be wired."""
+        """Lower the wired limit to a new memory limit, if it is `all`."""
         if self._follows and self._limit_before is not None:
             most = int(mx.device_info()["max_recommended_working_set_size"])
             mx.set_wired_limit(min(memory_limit_bytes, most))

@@ -18,19 +18,19 @@ QUEUE_BYTES_MAX = 128 << 20
 TIDY_S = 60.0
 REASONS = ("room", "daily_writes", "error")
 REFUSED_WAIT_S = 60.0
-"""Time from a write that failed to the next attempt."""
+"""Seconds from a failed write to the next attempt."""
 
 
 class Writer:
     """Queue of runs, written in order by a thread of its own. One other thread calls it.
 
-    `ring` is called by the thread when there is room for more. Blocks that are not written are counted in the
-    directory's `counts`: by the reason of the last refusal, or as lost to a slow disk.
+    `wake` is called by the thread when there is room for more. Unwritten blocks are counted in the directory's
+    `counts`: by the reason of the last refusal, or as lost to a slow disk.
     """
 
-    def __init__(self, directory: Directory, ring: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, directory: Directory, wake: Callable[[], None] = lambda: None) -> None:
         self._directory = directory
-        self._ring = ring
+        self._wake = wake
         self._progress = threading.Event()
         self._queue: queue.SimpleQueue[list[HostBlock] | None] = queue.SimpleQueue()
         self._queued_bytes = self._done_bytes = 0
@@ -51,7 +51,7 @@ class Writer:
         return 0 if self._is_refusing else QUEUE_BYTES_MAX - self.waiting_bytes
 
     def write(self, blocks: Sequence[HostBlock]) -> None:
-        """Queue a run, each block the parent of the next. It can be read from now on."""
+        """Queue a run, each block the parent of the next. It is readable from now on."""
         run = list(blocks)
         self._directory.announce(run)
         self._queued_bytes += sum(block.bytes for block in run)
@@ -90,7 +90,7 @@ class Writer:
                 self._write(blocks)
             self._done_bytes += sum(block.bytes for block in blocks)
             self._progress.set()
-            self._ring()
+            self._wake()
 
     def _write(self, blocks: list[HostBlock]) -> None:
         counts = self._directory.counts
@@ -101,6 +101,6 @@ class Writer:
             except Refused as refused:
                 self._refused_s, self._reason = time.monotonic(), refused.reason
                 if not counts[f"refused_{self._reason}"]:
-                    log.warning("prompts are not kept on disk", extra={"reason": str(refused)})
+                    log.warning("prompts are not written to disk", extra={"reason": str(refused)})
         self._directory.retract(blocks)
         counts[f"refused_{self._reason}"] += len(blocks)

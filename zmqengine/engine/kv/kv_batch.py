@@ -9,15 +9,15 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kv import generations, rotating
+from zmqengine.engine.kv.grouped_copies import RowGroup, group_rows
 from zmqengine.engine.kv.kernels import PLAIN, KeysValues, KVKernels, Move, take_rows
 from zmqengine.engine.kv.layer import RaggedKVCache
 from zmqengine.engine.kv.layout import Layout
-from zmqengine.engine.kv.parts import Part, parts_of
-from zmqengine.engine.kv.rows import arrays, byte_count, single_caches, start
+from zmqengine.engine.kv.row_caches import arrays, byte_count, single_caches, start
 from zmqengine.engine.models.mlx_lm import CacheList, KVCache
 from zmqengine.engine.row import Caches
 
-# The share of allocated rows that may be empty.
+# Maximum share of allocated rows that are empty.
 _EMPTY_ROWS_SHARE = 1 / 8
 
 
@@ -41,7 +41,7 @@ class KVBatch:
 
     @classmethod
     def merge(cls, rows: Sequence[Caches], lengths: Sequence[int], kernels: KVKernels = PLAIN) -> KVBatch:
-        """Copy caches of single rows, which hold `lengths` tokens, into a batch; they stay as they are."""
+        """Copy caches of single rows, which hold `lengths` tokens, into a batch; the originals are unchanged."""
         layout = Layout(kernels, lengths)
 
         def merged(layer: Sequence[Any], number: int) -> RaggedKVCache:
@@ -114,7 +114,7 @@ class KVBatch:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether `roll_back` works: every layer sees all tokens of a row, and keeps all of them."""
+        """Whether `roll_back` is supported: every layer attends to all tokens of a row and caches all of them."""
         return not self._others
 
     def join(self, other: KVBatch) -> None:
@@ -128,13 +128,14 @@ class KVBatch:
             self._join_by_copy(other)
         self._rows_changed()
 
-    def keep_rows(self, places: Sequence[int]) -> list[int]:
-        """Keep the rows at `places` only, and return `places` in their new order, since rows may move into freed slots.
+    def keep_rows(self, indices: Sequence[int]) -> list[int]:
+        """Keep only the rows at `indices`, and return `indices` in their new order, since rows may move into freed
+        slots.
 
-        Copies that were cut out of the batch are started before.
+        Starts the copies that were cut out of the batch first.
         """
         self.start_copies()
-        order = list(places)
+        order = list(indices)
         if not order:
             self._take([], Layout(self._kernels, []), is_merged=True)
         else:
@@ -174,7 +175,7 @@ class KVBatch:
         return mx.array(padded, dtype=mx.uint32)
 
     def end_prefill(self) -> None:
-        """Drop the padding of the texts that the model has read."""
+        """Drop the padding of the texts after the model's call."""
         padding, self._right_padding = self._right_padding, []
         if any(padding):
             self._drop_right(padding)
@@ -183,23 +184,23 @@ class KVBatch:
         for cache in filter(rotating.is_sliding, self._others):
             rotating.trim_to_window(cache)
 
-    def extract(self, place: int, length: int | None = None) -> Caches:
+    def extract(self, index: int, length: int | None = None) -> Caches:
         """Copy the caches of one row, and start the copy.
 
         Only its first `length` tokens where the batch can roll back, else all.
         """
-        columns = self._layout.columns_of(place)[:length]
+        columns = self._layout.columns_of(index)[:length]
         span = as_slice(columns)
 
         def single(cache: Any) -> Any:
             if isinstance(cache, CacheList):
                 return CacheList(*map(single, cache.caches))  # type: ignore[no-untyped-call]
             if type(cache) is not RaggedKVCache:
-                return cache.extract(place)
+                return cache.extract(index)
             alone = KVCache()  # type: ignore[no-untyped-call]
             if cache.keys is not None:
                 alone.keys, alone.values = (
-                    mx.contiguous(array[place : place + 1, :, span]) for array in (cache.keys, cache.values)
+                    mx.contiguous(array[index : index + 1, :, span]) for array in (cache.keys, cache.values)
                 )
                 alone.offset = len(columns)
             return alone
@@ -208,16 +209,16 @@ class KVBatch:
         start(arrays(found))
         return found
 
-    def row(self, place: int) -> BatchRow:
-        """The row at `place`, as a source for the prefix cache."""
-        return BatchRow(self, place)
+    def row(self, index: int) -> BatchRow:
+        """The row at `index`, as a source for the prefix cache."""
+        return BatchRow(self, index)
 
-    def leaving(self, places: Sequence[int]) -> dict[int, BatchRow | Caches]:
-        """Rows at `places`, in ascending order, as sources for the prefix cache; short ones are copied together."""
+    def leaving(self, indices: Sequence[int]) -> dict[int, BatchRow | Caches]:
+        """Rows at ascending `indices` as sources for the prefix cache; short ones are copied together."""
         if not self._is_merged:
-            return dict.fromkeys(places, self.caches)
-        parts = parts_of(places, self._layout)
-        return {place: BatchRow(self, place, parts[place]) for place in places}
+            return dict.fromkeys(indices, self.caches)
+        parts = group_rows(indices, self._layout)
+        return {index: BatchRow(self, index, parts[index]) for index in indices}
 
     def cut(self, copies: Sequence[mx.array]) -> None:
         """Note copies that are built and not started: they are started before a row leaves or another joins."""
@@ -232,7 +233,7 @@ class KVBatch:
                 self._layout.generations.started(generations.COPY)
 
     def launch(self, *values: Any) -> None:
-        """Start to compute what the step that was begun last makes, before anything else is done with the batch."""
+        """Start the computation of `results` of the current step, before any other use of the batch."""
         mx.async_eval(*values)  # type: ignore[no-untyped-call]
         if self._layout.generations is not None:
             self._layout.generations.started(generations.STEP)
@@ -262,7 +263,8 @@ class KVBatch:
         self._layout.begin_step(width, idle=idle)
 
     def _join_in_place(self, other: KVBatch) -> bool:
-        """Add rows where rows have left. False, and nothing is done, if there is no room or rows do not move."""
+        """Add rows in the slots of rows that left; returns False, without a change, if there is no room or rows do not
+        move."""
         before = self._layout.columns - other._layout.columns
         if not self._moves_rows or not other._room or before < 0:
             return False
@@ -294,7 +296,7 @@ class KVBatch:
                 for name in ("keys", "values"):
                     known = [getattr(ours, name), getattr(theirs, name)]
                     parts = [
-                        _placed(_or_zeros(array, rows, known), before, size)
+                        _padded_to(_or_zeros(array, rows, known), before, size)
                         for array, rows, before in zip(known, (len(self), len(other)), left, strict=True)
                     ]
                     setattr(ours, name, mx.concatenate(parts))
@@ -303,39 +305,39 @@ class KVBatch:
             ours.extend(theirs)
         self._layout.join(other._layout)
 
-    def _keep_in_place(self, places: Sequence[int]) -> bool:
-        """Keep the rows at `places`, in the order of `fewest_moves`.
+    def _keep_in_place(self, indices: Sequence[int]) -> bool:
+        """Keep the rows at `indices`, in the order of `fewest_moves`.
 
-        False, and nothing is done, if rows do not move, or if a copy would save too much memory.
+        Returns False, without a change, if rows do not move, or if a copy would free enough memory.
         """
-        count = len(places)
-        if not self._moves_rows or any(place != at and place < count for at, place in enumerate(places)):
+        count = len(indices)
+        if not self._moves_rows or any(index != at and index < count for at, index in enumerate(indices)):
             return False
         layout, layers = self._layout, [layer.all_rows() for layer in self._ragged]
         rows, _, columns, _ = layers[0][0].shape
         # A copy of a batch with gaps has as many columns.
-        longest = max(layout.lengths[place] for place in places)
+        longest = max(layout.lengths[index] for index in indices)
         if rows - count > rows * _EMPTY_ROWS_SHARE or (
             layout.gaps is None and columns > layout.with_room(longest)
         ):
             return False
-        moves = [Move(place, at, 0, 0, layout.columns) for at, place in enumerate(places) if place != at]
+        moves = [Move(index, at, 0, 0, layout.columns) for at, index in enumerate(indices) if index != at]
         if moves:
             self._move(layers, layers, moves)
         for layer, whole in zip(self._ragged, layers, strict=True):
             layer.show_rows(count, whole)
-        layout.keep_rows(places)
+        layout.keep_rows(indices)
         return True
 
-    def _keep_by_copy(self, places: Sequence[int]) -> None:
+    def _keep_by_copy(self, indices: Sequence[int]) -> None:
         layout = self._layout
-        lengths = [layout.lengths[place] for place in places]
+        lengths = [layout.lengths[index] for index in indices]
         columns = slice(None)
         if layout.gaps is None:
             begin = layout.columns - max(lengths)
             columns = slice(begin, begin + layout.with_room(max(lengths)))
         layout.replaced()
-        rows = self._kernels.small(places)
+        rows = self._kernels.small(indices)
         for layer in self._ragged:
             if layer.keys is not None:
                 layer.keys, layer.values = (
@@ -344,31 +346,31 @@ class KVBatch:
                 )
         for cache in self._others:
             if rotating.is_sliding(cache):
-                rotating.keep_rows(cache, places, lengths)
+                rotating.keep_rows(cache, indices, lengths)
             else:
-                cache.filter(list(places))
+                cache.filter(list(indices))
         if layout.gaps is None:
-            layout.place(lengths)
+            layout.set_rows(lengths)
         else:
-            # To close them would take longer than the step.
-            layout.keep_rows(places)
+            # Closing gaps would take longer than the step.
+            layout.keep_rows(indices)
 
     def _close_gaps(self) -> None:
         if self._layout.gaps is not None:
             self._justify()
 
     def _justify(self) -> None:
-        """Copy the batch: its rows end in the same column, the longest begins in the first, and none has a gap."""
+        """Copy the batch right-justified and without gaps; the longest row begins in the first column."""
         layout, lengths = self._layout, self.lengths
         longest = max(lengths)
         order = np.zeros((len(lengths), layout.with_room(longest)), np.uint32)
         for row, length in enumerate(lengths):
             order[row, longest - length : longest] = layout.columns_of(row)
         self._take_columns(mx.array(order))
-        layout.place(lengths)
+        layout.set_rows(lengths)
 
     def _drop_right(self, padding: Sequence[int]) -> None:
-        """Drop the last `padding[i]` columns of row i, which hold nothing, by moving its tokens to the right."""
+        """Drop the last `padding[i]` unused columns of row i by moving its tokens to the right."""
         layout = self._layout
         common = min(padding)
         columns = layout.columns - common
@@ -378,7 +380,7 @@ class KVBatch:
             order = np.arange(self._room, dtype=np.uint32)[None].repeat(len(moved), axis=0)
             order[:, :columns] = (np.arange(columns)[None] - np.array(moved)[:, None]) % columns
             self._take_columns(mx.array(order))
-        layout.place(
+        layout.set_rows(
             lengths, columns, [before + count for before, count in zip(layout.padding, moved, strict=True)]
         )
 
@@ -398,10 +400,10 @@ class BatchRow:
     `part`: rows that are copied together with it, if there are any.
     """
 
-    def __init__(self, batch: KVBatch, place: int, part: Part | None = None) -> None:
+    def __init__(self, batch: KVBatch, index: int, part: RowGroup | None = None) -> None:
         self._batch = batch
         self._generation = batch.generation
-        self.place = place
+        self.index = index
         self.part = part
 
     @property
@@ -413,33 +415,33 @@ class BatchRow:
     @property
     def length(self) -> int:
         """Cached tokens, those of a verify block in flight included."""
-        return self.batch.lengths[self.place]
+        return self.batch.lengths[self.index]
 
     def cut(self, names: Sequence[tuple[int, str]], start: int, end: int) -> mx.array:
         """Tokens `start` to `end` in arrays of one shape, (arrays, 1, heads, tokens, width), to be copied.
 
-        `names`: (place of the cache among all single caches, attribute) of each array.
+        `names`: (index of the cache among all single caches, attribute) of each array.
         """
-        layout, place = self.batch.layout, self.place
+        layout, index = self.batch.layout, self.index
         singles = list(single_caches(self.batch.caches))
-        columns = layout.columns_of(place)[start:end]
+        columns = layout.columns_of(index)[start:end]
         if layout.generations is not None:
-            layout.generations.built(generations.COPY, place, columns)
+            layout.generations.built(generations.COPY, index, columns)
         if self.part is not None:
-            return self.part.cut(singles, names, place, start, end)
+            return self.part.cut(singles, names, index, start, end)
         span = as_slice(columns)
         return mx.concatenate(
-            [getattr(singles[cache], name)[place : place + 1, :, span] for cache, name in names]
+            [getattr(singles[cache], name)[index : index + 1, :, span] for cache, name in names]
         )[:, None]
 
-    def extract(self, places: Sequence[int]) -> dict[int, Any]:
-        """Caches of this row alone, of the single caches at `places`."""
+    def extract(self, indices: Sequence[int]) -> dict[int, Any]:
+        """Caches of this row alone; of all single caches those at `indices`."""
         singles = list(single_caches(self.batch.caches))
-        return {place: singles[place].extract(self.place) for place in places}
+        return {index: singles[index].extract(self.index) for index in indices}
 
 
 def can_merge(caches: Caches) -> bool:
-    """Whether rows with such caches can be stepped together."""
+    """Whether rows with these caches can be merged into a batch."""
     return all(hasattr(cache, "merge") for cache in single_caches(caches))
 
 
@@ -451,12 +453,12 @@ def as_slice(columns: np.ndarray) -> Any:
     return slice(begin, end) if end - begin == len(columns) else mx.array(columns)
 
 
-def fewest_moves(places: Sequence[int]) -> list[int]:
-    """`places` in the order in which the fewest rows of a batch move."""
-    count = len(places)
-    staying = {place for place in places if place < count}
-    last = [place for place in places if place >= count]
-    return [place if place in staying else last.pop() for place in range(count)]
+def fewest_moves(indices: Sequence[int]) -> list[int]:
+    """`indices` in the order in which the fewest rows of a batch move."""
+    count = len(indices)
+    staying = {index for index in indices if index < count}
+    last = [index for index in indices if index >= count]
+    return [index if index in staying else last.pop() for index in range(count)]
 
 
 def _merged(layer: Sequence[Any], name: str, layout: Layout) -> mx.array | None:
@@ -466,21 +468,21 @@ def _merged(layer: Sequence[Any], name: str, layout: Layout) -> mx.array | None:
         return None
     size = layout.with_room(layout.columns)
     parts = [
-        _placed(_or_zeros(array, 1, known)[..., :length, :], layout.columns - length, size)
+        _padded_to(_or_zeros(array, 1, known)[..., :length, :], layout.columns - length, size)
         for array, length in zip(known, layout.lengths, strict=True)
     ]
     return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def _or_zeros(array: mx.array | None, rows: int, others: Sequence[mx.array | None]) -> mx.array:
-    """`array`, or one without columns for rows that hold nothing yet, in the shape of `others`."""
+    """`array`; for None, an array without columns in the shape of `others`."""
     if array is not None:
         return array
     like = next(other for other in others if other is not None)
     return mx.zeros((rows, like.shape[1], 0, like.shape[3]), like.dtype)
 
 
-def _placed(array: mx.array, left: int, size: int) -> mx.array:
+def _padded_to(array: mx.array, left: int, size: int) -> mx.array:
     """`array` after `left` empty columns, in `size` columns in all."""
     right = size - left - array.shape[2]
     if right < 0:

@@ -28,10 +28,10 @@ def single_caches(caches: Iterable[Any]) -> Iterator[Any]:
             yield from single_caches(nested)
 
 
-def begin_alone(caches: Caches, tokens: Sequence[int]) -> mx.array:
+def begin_row_prefill(caches: Caches, tokens: Sequence[int]) -> mx.array:
     """Make room for tokens of one row, and return them for the model, [1, tokens].
 
-    `end_alone` must follow the model's call.
+    `end_row_prefill` must follow the model's call.
     """
     for cache in single_caches(caches):
         if type(cache) is KVCache:
@@ -39,17 +39,17 @@ def begin_alone(caches: Caches, tokens: Sequence[int]) -> mx.array:
     return mx.array([tokens], dtype=mx.uint32)
 
 
-def end_alone(caches: Caches) -> None:
-    """Cut the caches of one row to what they need, after the model has read tokens into them."""
+def end_row_prefill(caches: Caches) -> None:
+    """Trim the caches of one row after the model's call."""
     for cache in single_caches(caches):
         if rotating.is_sliding(cache):
             rotating.trim_to_window(cache)
 
 
-def read_alone(model: Any, caches: Caches, tokens: Sequence[int]) -> mx.array:
+def prefill_row(model: Any, caches: Caches, tokens: Sequence[int]) -> mx.array:
     """Prefill one row in a call of its own; returns the logits, not computed yet."""
-    logits: mx.array = model(begin_alone(caches, tokens), cache=caches)
-    end_alone(caches)
+    logits: mx.array = model(begin_row_prefill(caches, tokens), cache=caches)
+    end_row_prefill(caches)
     return logits
 
 
@@ -71,12 +71,12 @@ def start(*values: Any) -> None:
 
 
 def byte_count(caches: Iterable[Any]) -> int:
-    """Bytes that these caches hold now."""
+    """Bytes of these caches."""
     return sum(cache.nbytes for cache in caches)
 
 
 def _drop_slack(cache: Any, count: int) -> None:
-    # A cache that grows cuts off its unused columns, unless it holds a multiple of its step: then it would keep
+    # A growing cache drops its unused columns, unless its length is a multiple of its growth step: then it would keep
     # both, and be larger than projected.
     spare = cache.keys is not None and cache.keys.shape[2] > cache.offset
     if spare and cache.offset % cache.step == 0 and cache.offset + count > cache.keys.shape[2]:

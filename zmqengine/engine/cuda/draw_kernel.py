@@ -1,4 +1,4 @@
-"""Draws tokens on CUDA with one kernel, where MLX's operations take some twenty and an array of each step."""
+"""The draw of tokens on CUDA in one kernel, in place of some twenty MLX operations."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import inverse_temperature, top_k_of
 
 _THREADS = 1024
-_TOLD_EACH = 2
-_TOLD_MIN = 16
+_PAIR = 2
+_PAIRS_MIN = 16
 _NOT_FINITE = 1 << 31
 
 
 class Drawn(NamedTuple):
     """The sampling parameters of one row.
 
-    `key` and `place` name its next random number, `inverse` is 1 / temperature, 0 for a greedy row. Of the likeliest
-    `top_k` tokens are left, of those the fewest with `top_p` of the weight, and of those the ones whose scaled logit is
-    at most `floor` below the best.
+    `key` and `output_index` determine its next random number; `inverse` is 1 / temperature, 0 for a greedy row.
+    Filters: the likeliest `top_k` tokens, of those the fewest with `top_p` of the weight, and of those the ones whose
+    scaled logit is at most `floor` below the best.
     """
 
     key: int
-    place: int
+    output_index: int
     inverse: float
     top_k: int
     top_p: float
@@ -58,12 +58,12 @@ class KernelPlan:
         """See `DrawPlan.draw`."""
         counts = {row.sampled - first for row, first in zip(self._rows, self._first, strict=False)}
         if self._columns is None or len(counts) != 1:
-            # Rows gained unequal numbers of tokens since the columns were made: the kernel adds one number for all.
+            # Rows gained unequal numbers of tokens since the columns were built, and the kernel adds one number to all.
             self._first = [row.sampled for row in self._rows]
             self._columns = columns([self._drawn(row) for row in self._rows])
             counts = {0}
         found = choose(logits, self._columns, counts.pop() + ahead, width)
-        return found.tokens, found.told
+        return found.tokens, found.pairs
 
     def read(self, arrays: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
         """See `DrawPlan.read`."""
@@ -82,18 +82,18 @@ class KernelPlan:
 
 
 class TokenArrays(NamedTuple):
-    """Tokens [rows] on the device, and the small arrays from which `read` gets them on the host."""
+    """Tokens [rows] on the device, and in `pairs` the small arrays from which `read` gets them on the host."""
 
     tokens: mx.array
-    told: tuple[mx.array, ...]
+    pairs: tuple[mx.array, ...]
 
 
 def columns(rows: Sequence[Drawn]) -> mx.array:
-    """The parameters of these rows in the device's memory, as the kernel reads them."""
+    """The parameters of these rows as the kernel reads them, in device memory."""
     found = np.zeros((len(rows), _COLUMNS), np.uint32)
-    for place, row in enumerate(rows):
-        found[place, :3] = row.key & 0xFFFFFFFF, row.key >> 32, row.place
-        found[place, 4] = row.top_k
+    for index, row in enumerate(rows):
+        found[index, :3] = row.key & 0xFFFFFFFF, row.key >> 32, row.output_index
+        found[index, 4] = row.top_k
     floats = found.view(np.float32)
     floats[:, 3] = [row.inverse for row in rows]
     floats[:, 5] = [row.top_p for row in rows]
@@ -107,25 +107,25 @@ _COLUMNS = 7
 def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> TokenArrays:
     """A token for each of `logits` [rows * width, vocab], `width` consecutive ones for each row of a plan.
 
-    `plan` comes from `columns`; `drawn`: tokens that every row has drawn since it was made.
+    `plan` comes from `columns`; `drawn`: tokens that each row has drawn since then.
     """
     count = logits.shape[0]
-    pairs = max(_TOLD_MIN, 1 << (-(-count // _TOLD_EACH) - 1).bit_length())
-    tokens, *told = _kernel(pairs)(
+    pair_count = max(_PAIRS_MIN, 1 << (-(-count // _PAIR) - 1).bit_length())
+    tokens, *pairs = _kernel(pair_count)(
         inputs=[logits, plan, mx.array([drawn, width])],
         template=[("T", logits.dtype), ("COLUMNS", _COLUMNS)],
         grid=(count * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(max(WORDS, count),)] + [(_TOLD_EACH,)] * pairs,
-        output_dtypes=[mx.uint32] * (1 + pairs),
+        output_shapes=[(max(WORDS, count),)] + [(_PAIR,)] * pair_count,
+        output_dtypes=[mx.uint32] * (1 + pair_count),
     )
-    return TokenArrays(tokens[:count], tuple(told[: -(-count // _TOLD_EACH)]))
+    return TokenArrays(tokens[:count], tuple(pairs[: -(-count // _PAIR)]))
 
 
-def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
+def read(pairs: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
     """Wait for the tokens and their logits: 0, or NaN for a logit that is not finite."""
     numbers: list[Any] = []
-    for pair in told:
+    for pair in pairs:
         numbers += pair.tolist()  # type: ignore[arg-type]
     return (
         [number & ~_NOT_FINITE for number in numbers[:count]],
@@ -134,19 +134,19 @@ def read(told: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]:
 
 
 @cache
-def _kernel(pairs: int) -> Any:
-    # Arrays of 8 bytes are in memory that the device sees where it is, so that no page moves when the host looks at
-    # them (mlx/backend/cuda/allocator.cpp, SmallSizePool).
-    names = [f"told_{place}" for place in range(pairs)]
-    tell = (
-        "  auto tell = [&](int at, unsigned int number) {\n"
+def _kernel(pair_count: int) -> Any:
+    # Arrays of 8 bytes are in host memory that the device maps, so no page migrates when the host reads them
+    # (mlx/backend/cuda/allocator.cpp, SmallSizePool).
+    names = [f"pair_{index}" for index in range(pair_count)]
+    write_pair = (
+        "  auto write_pair = [&](int at, unsigned int number) {\n"
         f"    unsigned int* const pairs[] = {{{', '.join(names)}}};\n"
-        f"    pairs[at / {_TOLD_EACH}][at % {_TOLD_EACH}] = number;\n"
+        f"    pairs[at / {_PAIR}][at % {_PAIR}] = number;\n"
         "  };\n"
     )
     return mx.fast.cuda_kernel(
-        name=f"draw_tokens_{pairs}",
-        input_names=["logits", "columns", "place"],
+        name=f"draw_tokens_{pair_count}",
+        input_names=["logits", "columns", "gained"],
         output_names=["tokens", *names],
-        source=tell + kernel_text("draw.cu"),
+        source=write_pair + kernel_text("draw.cu"),
     )

@@ -1,8 +1,8 @@
 """Weights of the decoder family, read from the model that mlx-lm has loaded.
 
-Products that read the same input are joined: queries, keys and values, and the two halves of a gated MLP. A device
-reads one wide matrix faster than several narrow ones. mlx-lm's modules are left with views of the joined arrays, so its
-model can still run, and takes no memory of its own.
+Products with the same input are joined: queries, keys and values, and the two halves of a gated MLP. A device reads one
+wide matrix faster than several narrow ones. mlx-lm's modules get views of the joined arrays, so its model can still run
+and needs no memory of its own.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from zmqengine.engine.models.mlx_lm import (
     YarnRoPE,
 )
 
-# Modules of mlx-lm that define this family. Mistral is loaded as a Llama.
+# Modules of mlx-lm that define this family. mlx-lm loads Mistral as a Llama.
 _FAMILY = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _PLAIN = (LinearModule, Embedding, SwitchLinear)
 _QUANTISED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
 
 
 class NotOfTheFamily(Exception):
-    """The model has a part that the decoder does not know; mlx-lm's own code runs it."""
+    """The decoder does not support a part of the model; mlx-lm's own code runs it."""
 
 
 class Linear(NamedTuple):
-    """Weights [outputs, inputs], or [experts, outputs, inputs]; with `bits` they are packed, and have `scales`.
+    """Weights [outputs, inputs], or [experts, outputs, inputs]; with `bits` they are quantised, and have `scales`.
 
-    `transposed` is a view of full-width weights as a product needs them, or a full-width copy of packed ones.
+    `transposed`: a view of the weights as a product needs it, or a dequantised copy of quantised ones.
     """
 
     weight: mx.array
@@ -54,17 +54,17 @@ class Linear(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Numbers that the product makes for a token."""
+        """Outputs for a token."""
         return self.weight.shape[-2]
 
     @property
     def inputs(self) -> int:
-        """Numbers of a token that the product reads."""
+        """Inputs of a token."""
         return self.weight.shape[-1] * 32 // self.bits if self.bits else self.weight.shape[-1]
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type that the weights stand for."""
+        """The type of the dequantised weights."""
         return self.weight.dtype if self.scales is None else self.scales.dtype
 
 
@@ -76,7 +76,7 @@ class Norm(NamedTuple):
 
 
 class RotaryEmbedding(NamedTuple):
-    """Rotary embedding in the terms of `mx.fast.rope`; the rotated dimensions are multiplied by `factor` before."""
+    """Rotary embedding as arguments of `mx.fast.rope`; the rotated dimensions are multiplied by `factor` before."""
 
     dims: int
     traditional: bool
@@ -96,9 +96,10 @@ class QueryKeyNorms(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """Shape of queries, keys and values, `heads` and `key_heads` of `dim` numbers, and their way to attention.
+    """Shape of queries, keys and values: `heads` and `key_heads` of `dim` dimensions; norms and rotation before
+    attention.
 
-    Scores are multiplied by `scale`. With a `window` a token sees so many columns, its own included.
+    Scores are multiplied by `scale`. With a `window` a token sees that number of columns, its own included.
     """
 
     heads: int
@@ -112,14 +113,14 @@ class HeadShape(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """A gated MLP. `gate_up` is one product that makes both halves, or two."""
+    """A gated MLP. `gate_up`: one joined product for both halves, or two."""
 
     gate_up: tuple[Linear, ...]
     down: Linear
 
 
 class Experts(NamedTuple):
-    """A mixture of gated MLPs: `router` chooses `per_token` of them; their shares add up to 1 if `normalised`."""
+    """A mixture of gated MLPs: `router` chooses `per_token` of them; their weights add up to 1 if `normalised`."""
 
     router: Linear
     gate_up: tuple[Linear, ...]
@@ -129,7 +130,7 @@ class Experts(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A decoder layer. `qkv` is one product that makes queries, keys and values, or three."""
+    """A decoder layer. `qkv`: one joined product for queries, keys and values, or three."""
 
     input_norm: Norm
     qkv: tuple[Linear, ...]
@@ -160,12 +161,12 @@ def read_weights(model: Any) -> DecoderWeights:
     inner = model.model
     _expect(inner, "embed_tokens", "layers", "norm")
     _expect(model, "model", *(() if model.args.tie_word_embeddings else ("lm_head",)))
-    # Every part is looked at before one is changed.
+    # Check all parts before the first is changed.
     for layer in inner.layers:
         _check_layer(layer)
     head = inner.embed_tokens if model.args.tie_word_embeddings else model.lm_head
     layers = tuple(_layer(layer, getattr(inner, "sliding_window", None)) for layer in inner.layers)
-    # Joined weights were there twice for a moment.
+    # While weights were joined they were in memory twice.
     mx.clear_cache()
     return DecoderWeights(linear_of(inner.embed_tokens), layers, _norm(inner.norm), linear_of(head))
 
@@ -265,11 +266,11 @@ def _rotation(rope: Any) -> RotaryEmbedding:
 
 
 def _joined(modules: Sequence[Any]) -> tuple[Linear, ...]:
-    """One product in place of several where their weights are alike; their modules get views of it."""
+    """Join products whose weights have equal form; their modules get views of the joined arrays."""
     parts = [linear_of(module) for module in modules]
     if len({_likeness(part) for part in parts}) > 1:
         return tuple(parts)
-    ends = [sum(part.outputs for part in parts[: place + 1]) for place in range(len(parts))]
+    ends = [sum(part.outputs for part in parts[:count]) for count in range(1, len(parts) + 1)]
     arrays = {
         # A bias has no axis of inputs.
         name: mx.concatenate([module[name] for module in modules], axis=-1 if name == "bias" else -2)
@@ -287,14 +288,14 @@ def _joined(modules: Sequence[Any]) -> tuple[Linear, ...]:
 
 
 def _likeness(part: Linear) -> object:
-    """All that products must have in common to be joined: everything but their outputs."""
+    """Form that products must share to be joined: everything but the number of outputs."""
     *experts, _, inputs = part.weight.shape
     packing = part.bits, part.group_size, part.mode, part.biases is None
     return tuple(experts), inputs, part.weight.dtype, part.dtype, packing, part.bias is None
 
 
 def linear_of(module: Any) -> Linear:
-    """The weights of a product or an embedding of mlx-lm's."""
+    """The weights of one of mlx-lm's products or embeddings."""
     if type(module) not in _QUANTISED:
         return _with_view(Linear(module["weight"], bias=module.get("bias")))
     return Linear(
@@ -310,7 +311,7 @@ def linear_of(module: Any) -> Linear:
 
 
 def _with_view(linear: Linear) -> Linear:
-    # A view that is kept, instead of one that every step makes.
+    # One view for all steps, instead of a new one in each.
     if linear.bits:
         return linear
     transposed = linear.weight.swapaxes(-1, -2)

@@ -1,7 +1,7 @@
-"""Choices that an earlier start measured on this machine.
+"""Choices of kernel variants that an earlier start measured on this machine.
 
-To measure again would make a start slower, and might come out otherwise. Ways differ by rounding, so a worker that
-starts again after a crash must take those it took before.
+A new measurement would slow the start and might choose otherwise. Variants differ by rounding, so a worker that
+restarts after a crash must use the same ones, or resumed streams would differ.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from zmqengine.paths import cache_directory
 log = logging.getLogger("zmqengine.engine")
 
 
-class Remembered:
-    """Choices by their names, for one device and one release of MLX. What cannot be read or written is forgotten."""
+class SavedChoices:
+    """Choices by name, for one device and one release of MLX. A file that cannot be read or written is no error."""
 
     def __init__(self, device: str, mlx_version: str, directory: Path | None = None) -> None:
         name = sha256(f"{device} {mlx_version}".encode()).hexdigest()[:16]
@@ -32,7 +32,7 @@ class Remembered:
             return
 
     def keep(self, choices: dict[str, str]) -> None:
-        """Remember these too."""
+        """Add `choices` to the file."""
         if choices.items() <= self.choices.items():
             return
         self.choices |= choices
@@ -43,4 +43,7 @@ class Remembered:
                 json.dump({"choices": self.choices}, file, indent=1, sort_keys=True)
             os.replace(name, self._path)
         except OSError as error:
-            log.info("what was measured is not kept", extra={"reason": str(error)})
+            log.info(
+                "autotune: choices cannot be saved, the next start measures again",
+                extra={"reason": str(error)},
+            )

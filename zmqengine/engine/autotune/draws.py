@@ -1,4 +1,4 @@
-"""The fastest way to draw tokens, for one size of vocabulary."""
+"""The fastest variant of the draw, for one size of vocabulary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.autotune.remembered import Remembered
+from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.autotune.variants import fastest
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Row
@@ -17,22 +17,22 @@ _ROWS = 32
 _ALIKE_MIN = 0.9
 
 
-def choose_draw(vocab_size: int, draws: Mapping[str, Draw], dtype: mx.Dtype, remembered: Remembered) -> str:
+def choose_draw(vocab_size: int, draws: Mapping[str, Draw], dtype: mx.Dtype, saved: SavedChoices) -> str:
     """The name of the fastest of `draws`, for logits [rows, vocab_size] of `dtype`."""
-    # The name by which earlier starts remember it.
+    # Its name in the saved choices.
     name = f"drawing from {vocab_size} words"
-    best = remembered.choices.get(name, "")
+    best = saved.choices.get(name, "")
     if best not in draws:
         best = _fastest(vocab_size, draws, dtype)
-        remembered.keep({name: best})
+        saved.keep({name: best})
     return best
 
 
 def _fastest(vocab_size: int, draws: Mapping[str, Draw], dtype: mx.Dtype) -> str:
     logits = (mx.random.normal((_ROWS, vocab_size)) * 2).astype(dtype)
     rows = [
-        Row(RowRequest(row=place, prompt=[0], max_tokens=2, sampling=SAMPLED[0], seed=place), vocab_size, 4)
-        for place in range(_ROWS)
+        Row(RowRequest(row=index, prompt=[0], max_tokens=2, sampling=SAMPLED[0], seed=index), vocab_size, 4)
+        for index in range(_ROWS)
     ]
     mx.eval(logits)
 
@@ -44,6 +44,6 @@ def _fastest(vocab_size: int, draws: Mapping[str, Draw], dtype: mx.Dtype) -> str
 
 
 def _mostly_alike(got: mx.array, wanted: mx.array) -> bool:
-    # A token whose weight is next to a threshold may go either way.
+    # Rounding decides about a token whose weight is next to a threshold.
     alike: Any = (got == wanted).astype(mx.float32).mean().item()
     return bool(alike >= _ALIKE_MIN)

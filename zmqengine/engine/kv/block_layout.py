@@ -1,7 +1,7 @@
 """Blocks of tokens, cut out of caches for the prefix cache, and caches built of blocks.
 
-Keys and values of plain caches are cut at any token. Everything else, a sliding window or a recurrent state, is good
-only as a whole and at the token after which it was copied.
+Keys and values of plain caches are cut at any token. Everything else, a sliding window or a recurrent state, is usable
+only as a whole and only after the token at which it was copied.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
-from zmqengine.engine.kv.batch import BatchRow
-from zmqengine.engine.kv.rows import new_caches, single_caches, start
+from zmqengine.engine.kv.kv_batch import BatchRow
+from zmqengine.engine.kv.row_caches import new_caches, single_caches, start
 from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
 
 _COPIED_TOKENS = 1024
 _ARRAY = "array"
 _RESTORED_BYTES = 256 << 20
-"""Of a restored prompt in one computation, as of weights that are loaded: macOS ends a command buffer after 5 s, and
-one that restored 9 GB was ended (MTPLX issue 422)."""
+"""Maximum bytes of a restored prompt in one computation: macOS ends a command buffer after 5 s, and did so to one that
+restored 9 GB (MTPLX issue 422)."""
 
 Source = Caches | BatchRow
 """The caches of one row, or a row of a batch; copies of the latter are started before the rows of its batch change."""
 
 
 class State(NamedTuple):
-    """The state of all layers that cannot be cut; `form` is JSON with the place of each array in it."""
+    """The state of all layers that cannot be cut; `form`: JSON that locates each array in it."""
 
     form: str
     arrays: tuple[mx.array, ...]
 
 
 class _Group(NamedTuple):
-    """Arrays of one shape and type, kept as one: (place of the cache, attribute) of each."""
+    """Arrays of one shape and type, stored as one: (index of the cache, attribute) of each."""
 
     arrays: list[tuple[int, str]]
     heads: int
@@ -45,20 +45,20 @@ class _Group(NamedTuple):
 
 
 class BlockLayout:
-    """How caches of one model are cut into blocks; `caches` are those of a row that holds at least one token."""
+    """Layout of one model's blocks; `caches`: those of a row with at least one token."""
 
     def __init__(self, caches: Caches) -> None:
         groups: dict[tuple[int, int, mx.Dtype], _Group] = {}
         self._states: list[int] = []
-        for place, cache in enumerate(single_caches(caches)):
+        for index, cache in enumerate(single_caches(caches)):
             if type(cache) is not KVCache:
-                self._states.append(place)
+                self._states.append(index)
                 continue
             for name in ("keys", "values"):
                 array = getattr(cache, name)
                 if array is not None:
                     shape = (array.shape[1], array.shape[3], array.dtype)
-                    groups.setdefault(shape, _Group([], *shape)).arrays.append((place, name))
+                    groups.setdefault(shape, _Group([], *shape)).arrays.append((index, name))
         self._groups = list(groups.values())
 
     @property
@@ -83,7 +83,7 @@ class BlockLayout:
         """
         parts: list[list[mx.array]] = []
         while len(parts) < len(cuts):
-            # Not all at once: both copies of what is taken are held for a moment.
+            # In pieces, since two copies of a piece exist at once.
             taken = [cut for cut in cuts[len(parts) :] if cut - start <= _COPIED_TOKENS] or [cuts[len(parts)]]
             whole = [_stack(source, group, start, taken[-1]) for group in self._groups]
             begins = [start, *taken]
@@ -104,7 +104,7 @@ class BlockLayout:
             source.extract(self._states) if isinstance(source, BatchRow) else list(single_caches(source))
         )
         arrays: list[mx.array] = []
-        form = [_flatten(singles[place].state, arrays) for place in self._states]
+        form = [_flatten(singles[index].state, arrays) for index in self._states]
         state = State(json.dumps(form), tuple(map(mx.contiguous, arrays)))
         if isinstance(source, BatchRow):
             source.batch.cut(state.arrays)
@@ -124,25 +124,25 @@ class BlockLayout:
         for number, group in enumerate(self._groups):
             spare = mx.zeros((1, group.heads, GROWTH_TOKENS, group.width), group.dtype)
             array_bytes = (tokens + GROWTH_TOKENS) * group.heads * group.width * group.dtype.size
-            # The index of some sparse attention has values of no width.
+            # Some sparse attention's index has values of width 0.
             lot = max(1, _RESTORED_BYTES // max(1, array_bytes))
             for first in range(0, len(group.arrays), lot):
-                # All arrays of a lot at once: one piece a block, and not one a block and an array.
+                # All arrays of a group at once: one copy for each block, not one for each block and array.
                 pieces = [part[number][first : first + lot] for part in parts]
                 pieces[-1] = pieces[-1][..., : tokens - whole, :]
                 merged = mx.concatenate(pieces, axis=-2)
                 restored = []
-                for (place, name), array in zip(group.arrays[first : first + lot], merged, strict=True):
-                    # An array of its own for each, or its first write would copy all of them once more.
+                for (index, name), array in zip(group.arrays[first : first + lot], merged, strict=True):
+                    # A separate array for each cache, or its first write would copy all of them again.
                     restored.append(mx.concatenate([array, spare], axis=-2))
-                    setattr(singles[place], name, restored[-1])
-                    singles[place].offset = tokens
+                    setattr(singles[index], name, restored[-1])
+                    singles[index].offset = tokens
                 if len(restored) < len(group.arrays):
                     start(restored)
         if state is not None:
             form, arrays = state
-            for place, nested in zip(self._states, json.loads(form), strict=True):
-                singles[place].state = _unflatten(nested, arrays)
+            for index, nested in zip(self._states, json.loads(form), strict=True):
+                singles[index].state = _unflatten(nested, arrays)
         return caches
 
 
@@ -169,7 +169,7 @@ def _flatten(state: Any, arrays: list[mx.array]) -> Any:
 
 def _unflatten(form: Any, arrays: Sequence[mx.array]) -> Any:
     if isinstance(form, dict):
-        # Not the array itself: caches write into theirs.
+        # A copy, since caches write into their arrays.
         return mx.array(arrays[form[_ARRAY]])
     if isinstance(form, list):
         return [_unflatten(item, arrays) for item in form]

@@ -1,4 +1,4 @@
-"""Short rows that leave a batch in the same step: copied out of it at once, and not each out of every layer."""
+"""Grouped copies of short rows that leave a batch in the same step, instead of a copy for each row and layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import mlx.core as mx
 
 from zmqengine.engine.kv.layout import Layout
 
-# A part is held twice for a moment: as a whole and as the blocks that are cut out of it.
+# Maximum tokens of a group: its copy and the blocks cut out of it exist at once.
 _TOKENS_MAX = 2048
 
 
-class Part:
-    """Rows of a batch without gaps that are copied together, good for one step."""
+class RowGroup:
+    """Rows of a batch without gaps that are copied together; valid for one step."""
 
     def __init__(self, rows: Sequence[int], layout: Layout) -> None:
         self._rows = list(rows)
@@ -27,13 +27,13 @@ class Part:
     ) -> mx.array:
         """Tokens `start` to `end` of one of the rows, in arrays of one shape: (arrays, 1, heads, tokens, width).
 
-        `names`: (place in `caches`, attribute) of each array. Copy the result: it holds what all rows share.
+        `names`: (index in `caches`, attribute) of each array. The result is a view of the group's copy, to be copied.
         """
         if names[0] not in self._stacks:
             self._stacks[names[0]] = self._copy(caches, names)
         shift = self._columns - self._layout.lengths[row]
-        place = self._rows.index(row)
-        return self._stacks[names[0]][:, place : place + 1, :, shift + start : shift + end]
+        index = self._rows.index(row)
+        return self._stacks[names[0]][:, index : index + 1, :, shift + start : shift + end]
 
     def _copy(self, caches: Sequence[Any], names: Sequence[tuple[int, str]]) -> mx.array:
         first, last = self._rows[0], self._rows[-1]
@@ -43,25 +43,25 @@ class Part:
         stop = self._layout.columns
         whole = mx.concatenate(
             [
-                getattr(caches[place], name)[..., stop - self._columns : stop, :][chosen]
-                for place, name in names
+                getattr(caches[index], name)[..., stop - self._columns : stop, :][chosen]
+                for index, name in names
             ]
         )
         return whole.reshape(len(names), len(self._rows), *whole.shape[1:])
 
 
-def parts_of(places: Sequence[int], layout: Layout) -> dict[int, Part | None]:
-    """The part of each row at `places`, in ascending order; None for one that is better copied alone."""
+def group_rows(indices: Sequence[int], layout: Layout) -> dict[int, RowGroup | None]:
+    """The group of each row at ascending `indices`; None for a row that is copied alone."""
     groups: list[list[int]] = []
     longest = 0
-    for place in places:
-        longest = max(longest, layout.lengths[place])
+    for index in indices:
+        longest = max(longest, layout.lengths[index])
         if not groups or longest * (len(groups[-1]) + 1) > _TOKENS_MAX:
             groups.append([])
-            longest = layout.lengths[place]
-        groups[-1].append(place)
-    found: dict[int, Part | None] = {}
+            longest = layout.lengths[index]
+        groups[-1].append(index)
+    found: dict[int, RowGroup | None] = {}
     for group in groups:
-        part = Part(group, layout) if len(group) > 1 and layout.gaps is None else None
+        part = RowGroup(group, layout) if len(group) > 1 and layout.gaps is None else None
         found |= dict.fromkeys(group, part)
     return found
