@@ -47,7 +47,7 @@ def test_a_worker_that_is_stopped_past_every_lease_loses_no_session(
             REQUEST.prompt, max_tokens=300, seed=4
         ).read().tokens == expected_tokens(REQUEST)
         assert client.counters.worker_restarts == 0
-    assert "the worker stood still" in worker.log
+    assert "the worker was interrupted" in worker.log
     assert "lease ran out" not in worker.log
 
 

@@ -112,7 +112,7 @@ def test_a_claim_is_withdrawn_and_others_are_named(tmp_path, children):
     children.append(Child(tmp_path, "first", weights=5))
     mine = MemoryShare(tmp_path, "mine", None)
     view = mine.claim(0, 12 * GIB)
-    assert view.told == f"6.00 GiB of 12.00 GiB; first (pid {children[0].process.pid}) has 6.00 GiB"
+    assert view.description == f"6.00 GiB of 12.00 GiB; first (pid {children[0].process.pid}) has 6.00 GiB"
     assert not view.is_too_much
     assert mine.look() == view
     mine.close()
@@ -223,7 +223,7 @@ def test_a_worker_starts_where_no_claim_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path))
     with WorkerProcess(None, supervise=False) as worker:
         assert status_of(worker).memory["limit"] > 1 << 28
-        assert "cannot take other workers on this machine into account" in worker.log
+        assert "other workers on this machine are not taken into account" in worker.log
 
 
 @given(

@@ -76,7 +76,7 @@ def test_macos_is_asked_for_an_assertion_and_every_string_is_released(
     assertion.release()
     assertion.release()
     assert frameworks.held == {}
-    assert assertion.told == "released"
+    assert assertion.description == "released"
 
 
 def test_a_refusal_of_macos_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_a_refusal_of_macos_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assertion = power_assertion(wanted=True)
     assertion.hold()
     assertion.release()
-    assert assertion.told == "refused: IOPMAssertionCreateWithName gave 0x2c2"
+    assert assertion.description == "refused: IOPMAssertionCreateWithName gave 0x2c2"
 
 
 def test_a_mac_without_the_frameworks_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_a_mac_without_the_frameworks_serves_all_the_same(monkeypatch: pytest.Mo
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assertion = power_assertion(wanted=True)
     assertion.hold()
-    assert assertion.told.startswith("refused: dlopen")
+    assert assertion.description.startswith("refused: dlopen")
 
 
 def test_where_nobody_can_be_asked_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_where_nobody_can_be_asked_nothing_happens(monkeypatch: pytest.MonkeyPat
     ):
         assertion.hold()
         assertion.release()
-        assert assertion.told == told
+        assert assertion.description == told
 
 
 @pytest.mark.parametrize(("platform", "clock"), [("linux", "CLOCK_BOOTTIME"), ("darwin", "CLOCK_MONOTONIC")])

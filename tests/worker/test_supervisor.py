@@ -223,7 +223,7 @@ def test_a_second_signal_reaches_the_worker_too(supervise: Start) -> None:
     run.process.terminate()
     code, stderr = run.end()
     assert code == 1
-    assert "while it was told to stop" in stderr
+    assert "while it was stopping" in stderr
     assert run.lives() == 1
 
 
@@ -244,7 +244,7 @@ def test_a_third_signal_kills_the_worker(supervise: Start) -> None:
     run.process.terminate()
     code, stderr = run.end()
     assert code == 1
-    assert "the worker was killed by SIGKILL while it was told to stop" in stderr
+    assert "the worker was killed by SIGKILL while it was stopping" in stderr
     wait_until_dead(pid)
 
 

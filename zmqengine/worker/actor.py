@@ -32,14 +32,14 @@ log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
 STILL_S = 1.0
-"""A pass that takes longer was held up: the process was stopped, the machine slept, or the device hung for a while. No
-front-end could be heard in that time."""
+"""Seconds above which a pass counts as an interruption: the process was stopped, the machine slept, or the device hung.
+No command was read in that time."""
 
 __all__ = ["Actor", "EngineBroken", "PassReport"]
 
 
 class Actor:
-    """Serves sessions on two sockets with one engine. Everything happens on the thread that built it."""
+    """Serves sessions on two sockets with one engine. Every method runs on the thread that built it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Actor:
         self._poller = zmq.Poller()
         for source in (sockets.cmd, sockets.out, self._board.wakeup):
             self._poller.register(source, zmq.POLLIN)
-        # Whoever asks for the status as soon as the state is ready finds every number there.
+        # A status request right after the state becomes ready must find every number.
         self._write_board()
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class Actor:
         self._prompt_disk.save_all(self._timers.drain_left_s, self._may_go_on)
 
     def run_pass(self, wait_ms: int = 0) -> PassReport:
-        """One pass; with nothing to do, wait up to `wait_ms` for something first."""
+        """Make one pass; without work, wait up to `wait_ms` for an event first."""
         asked_s = self._context.clock()
         if wait_ms > 0:
             self._wait(wait_ms)
@@ -129,11 +129,11 @@ class Actor:
         return report
 
     def fail_all(self, message: str) -> None:
-        """Tell every session that the worker is about to exit. Their requests go on in the next epoch."""
+        """Tell every session that the worker is about to exit. Their requests continue in the next epoch."""
         self.outgoing.fatal(message)
 
     def close(self) -> None:
-        """Stop the watchdog and what is being prepared. Idempotent."""
+        """Stop the watchdog and running preparations. Idempotent."""
         self.lifecycle.close()
         if self._watchdog is not None:
             self._watchdog.close()
@@ -149,7 +149,7 @@ class Actor:
         ready = self._poller.poll(wait_ms)
         self._board.wakeup.clear()
         if any(source is self._cmd for source, _ in ready):
-            # Requests of one moment share a prefill step; the first alone would hold up the rest.
+            # Requests that arrive together share a prefill step; otherwise the first would delay the others by a step.
             time.sleep(LOOK_S)
 
     def _await_more(self, report: PassReport, now_s: float) -> None:

@@ -25,8 +25,8 @@ class EngineBroken(Exception):
 class Batch:
     """Runs the engine's steps for the rows that the scheduler chose.
 
-    A failed step ends the requests found guilty with `error`, and the others run again. A failure of the device finds
-    nobody guilty: `device_errors` has the remedy. Too many failures raise `EngineBroken`.
+    A failed step ends the guilty requests with `error`, and the others run again. A failure of the device has no guilty
+    request: `device_errors` has the remedy. Too many failures raise `EngineBroken`.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Batch:
 
     @property
     def rows_decoding(self) -> int:
-        """Rows that decode now."""
+        """Number of rows in decode."""
         return self._engine.stats().rows_decoding
 
     def share_device(self, rows_decoding: int) -> None:
-        """Shorten prefill for rows that decode in other workers."""
+        """Shorten prefill chunks for rows that decode in other workers."""
         self._engine.share_device(rows_decoding)
 
     def keep_warm(self) -> bool:
-        """Keep the device's clock up; False if that is not needed."""
+        """Keep an idle device's clock up; False if the device does not need it."""
         return self._engine.keep_warm()
 
     def release_buffers(self) -> None:
-        """Give back memory that only speeds up the next request, after a while without work."""
+        """Release memory that only speeds up the next request."""
         self._engine.release_buffers()
 
     def step(self, report: PassReport, now_s: float) -> int:
@@ -84,7 +84,7 @@ class Batch:
         report.stepped = True
         report.tokens = len(result.tokens) - result.forced
         self._settle(result)
-        # A row decodes one token of its own, and those of its draft tokens that were accepted.
+        # A row decodes one token, and its accepted draft tokens.
         rows = max(1, report.tokens - sum(draft.accepted for draft in result.drafts))
         prefill_tokens_per_s = self._scheduler.note_step(report.tokens, rows, step_ns / 1e9)
         self._lifecycle.prompt_disk.note_prefill(prefill_tokens_per_s)
@@ -159,8 +159,8 @@ class Batch:
             return
         self._lifecycle.prompt_disk.forget(request)
         self._scheduler.note_prefill(request, prefill)
-        # A prompt that is prefilled in one pass has no progress to report but its cached part, which a client may want
-        # to know with the first token.
+        # A prompt that is prefilled in one pass has no progress to report except its cached part, which goes with the
+        # first token.
         if request.embeds:
             return
         if prefill.done < prefill.total or prefill.cached or request.progress_told:

@@ -1,4 +1,4 @@
-"""Context of a worker's parts: facts that do not change, and the counters that all of them add to."""
+"""Context of a worker's parts: constant facts, and the counters that all of them add to."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """`memory_limit_bytes` is what the engine may hold at first; `memory_share` follows what other workers leave.
+    """`memory_limit_bytes` is the engine's first memory limit; `memory_share` adjusts it to the other workers.
 
-    `clock` gives seconds and never goes back.
+    `clock`: seconds, monotonic.
     """
 
     config: WorkerConfig
@@ -33,13 +33,13 @@ class WorkerContext:
     model: ModelInfo
     memory_limit_bytes: int
     compiler: ConstraintCompiler | None = None
-    """Compiler of constraints for this model; None where the engine cannot follow any."""
+    """Compiler of constraints for this model; None where the engine supports none."""
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     memory_share: MemoryShare | None = None
     power: PowerAssertion = field(default_factory=lambda: PowerAssertion(None))
     asleep_s: Callable[[], float] = lambda: 0.0
-    """How long the machine has slept in all, by a clock that goes on meanwhile."""
+    """Seconds that the machine has slept in all."""
     memory_pressure: Source = lambda: "normal"
     """Pressure on the memory that the engine's device shares with the system."""
     tokenizer_json: bytes | None = None
@@ -47,5 +47,5 @@ class WorkerContext:
 
     @property
     def epoch(self) -> bytes:
-        """This life of the worker."""
+        """Identifier of this life of the worker."""
         return self.board.epoch

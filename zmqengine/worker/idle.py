@@ -1,4 +1,4 @@
-"""The pause between requests: memory is given back, the GPU stays warm for a while, and the machine may sleep."""
+"""Idle time between requests: memory is released, the GPU stays warm for a while, and the machine may sleep."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from zmqengine.worker.batch import Batch
 from zmqengine.worker.context import WorkerContext
 
 REST_S = 5.0
-"""Without work, until memory that is kept for speed alone is given back; where the GPU is kept warm, when that ends."""
+"""Idle seconds after which buffers are released; where the GPU is kept warm, the end of that."""
 WARM_EVERY_S = 0.5
-"""After about a second without work a GPU of Apple lowers its clock, and the next step takes 56 to 320 ms longer
-(github.com/ggml-org/llama.cpp/issues/10119, 17766)."""
+"""Seconds between warming computations. After about a second without work an Apple GPU lowers its clock, and the next
+step takes 56 to 320 ms longer (github.com/ggml-org/llama.cpp/issues/10119, 17766)."""
 AWAKE_S = 60.0
-"""Without work, until the machine may sleep: pauses of a conversation do not ask the system each time."""
+"""Idle seconds after which the machine may sleep: pauses of a conversation should not change the assertion each
+time."""
 
 
 class Idle:
@@ -46,7 +47,7 @@ class Idle:
             self._tell()
 
     def next_s(self) -> float | None:
-        """When something is due, if nothing comes; None if nothing is."""
+        """Time of the next due action without further work; None if there is none."""
         due = [when for when in (self._rest_at_s, self._sleep_at_s) if when is not None]
         if self._rest_at_s is not None and self._warm_at_s < self._warm_until_s:
             due.append(self._warm_at_s)
@@ -63,9 +64,9 @@ class Idle:
         is_warmed = self._warm_s > 0 and self._batch.keep_warm()
         self._warm_until_s = now_s + self._warm_s if is_warmed else 0.0
         self._warm_at_s = now_s + WARM_EVERY_S
-        # To give buffers back and to take them again would undo it.
+        # Releasing buffers would force the next request to allocate them again.
         self._rest_at_s = max(now_s + REST_S, self._warm_until_s)
 
     def _tell(self) -> None:
         board = self._context.board
-        board.facts = {**board.facts, "power_assertion": self._context.power.told}
+        board.facts = {**board.facts, "power_assertion": self._context.power.description}

@@ -40,7 +40,7 @@ class Lifecycle:
         self._shares, self._priorities_min = context.config.shares, context.config.priorities_min
         self._scheduler = scheduler
         self._outgoing = outgoing
-        self._preparer = Preparer(context.board.wakeup.ring)
+        self._preparer = Preparer(context.board.wakeup.wake)
         memory = scheduler.memory
         self.prompt_disk = PromptDisk(
             disk,
@@ -76,11 +76,11 @@ class Lifecycle:
 
     @property
     def parked(self) -> int:
-        """Number of requests that were preempted and have no row yet."""
+        """Number of preempted requests without a row."""
         return sum(request.phase == "parked" for request in self._live)
 
     def waits_for(self, request: LiveRequest, now_s: float) -> str:
-        """Why a request without a row waits; empty if it has one."""
+        """Reason for which a request has no row, for people; empty if it has one."""
         if request.phase == "preparing":
             return "preparation"
         return self._scheduler.waits_for(request, now_s) if request.phase in ("queued", "parked") else ""
@@ -88,7 +88,8 @@ class Lifecycle:
     # --- start ---
 
     def check_authorized(self, command: Insert | Embed, session: Session) -> None:
-        """Raise `NotAuthorized` if the session may not have this request, whatever else stands against it."""
+        """Raise `NotAuthorized` if the session may not send this request; checked before all other reasons to refuse
+        it."""
         urgency = int(self._priorities_min.of(session.client, session.user))
         if command.priority < urgency:
             raise NotAuthorized(
@@ -98,8 +99,8 @@ class Lifecycle:
     def add(self, command: Insert | Embed, session: Session, now_s: float) -> LiveRequest:
         """Accept an authorized request whose token ids have been checked.
 
-        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded` or `DeadlineExceeded`; nothing is
-        kept of a refused request.
+        Raises `Draining`, `BadRequest`, `ContextExceeded`, `NeverFits`, `Overloaded` or `DeadlineExceeded`; a refused
+        request leaves no state.
         """
         if self._draining:
             raise Draining("the worker is draining: it takes no new requests")
@@ -192,7 +193,7 @@ class Lifecycle:
         return ticket
 
     def _cache_scope(self, insert: Insert | Image, session: Session) -> str:
-        """Name of the share of caches that a request or image is in. It outlives the worker, as the secret does."""
+        """Scope of caches for this request or image. It outlives the worker, as the session's secret does."""
         scope = insert.cache_scope or self._context.config.cache_scope
         if scope == "shared":
             return ""
@@ -246,7 +247,7 @@ class Lifecycle:
         )
 
     def end_all(self, requests: Iterable[LiveRequest], finish: Finish, message: str) -> None:
-        """End those of the requests that have not ended."""
+        """End the requests that have not ended."""
         for request in list(requests):
             if request.end is None:
                 self.end(request, finish, message)
@@ -277,5 +278,5 @@ class Lifecycle:
         return self._scheduler.rates.retry_after_ms()
 
     def close(self) -> None:
-        """Cancel what is being prepared."""
+        """Cancel running preparations."""
         self._preparer.close()

@@ -43,18 +43,18 @@ log = logging.getLogger("zmqengine.worker")
 
 FLUSH_MS = 2_000
 TEXTS_MAX = 256
-"""Texts of one embed: the queue then holds at most that many times its places, and an answer is a few MB."""
+"""Maximum texts of one embed. Bounds the texts in the queue, and keeps an answer at a few MB."""
 IMAGES_MAX = 64
-"""Images of one insert: an agent sends a screenshot each turn, and 64 of them fill most contexts."""
+"""Maximum images of one insert: an agent sends a screenshot each turn, and 64 of them fill most contexts."""
 MESSAGE_BYTES = 65_536
-"""For everything in a message beside tokens and pixels."""
+"""Bytes of a frame for everything except tokens and pixels."""
 TEXT_TOKENS = 512
-"""Usual length of a text to embed: encoders that are trained on more are rare."""
+"""Usual maximum length of a text to embed: encoders trained on longer texts are rare."""
 FINDING = "finding the model"
 
 
 class _StoppedEarly(BaseException):
-    """A stop signal came before the worker was ready. Not an Exception: nothing may swallow it."""
+    """A stop signal arrived before the worker was ready. A BaseException, so that no handler swallows it."""
 
 
 def serve(config: WorkerConfig) -> int:
@@ -75,7 +75,7 @@ def serve(config: WorkerConfig) -> int:
 class Worker:
     """One life of a worker; `run` binds, loads, serves and cleans up on the calling thread.
 
-    A `watchdog` takes the process's one timer and SIGALRM: none for a worker in a thread of somebody else's process.
+    A `watchdog` takes the process's one timer and SIGALRM: a worker in a thread of another program has none.
     """
 
     def __init__(self, config: WorkerConfig, board: SharedStatus, watchdog: Watchdog | None = None) -> None:
@@ -130,9 +130,9 @@ class Worker:
     def _load_and_serve(self, sockets: Sockets) -> int:
         # Importing MLX and mlx-lm is most of the wait for a small model.
         self._report_progress("starting the engine", None)
-        # A worker that is started again had a device before.
+        # A restarted worker had a device before.
         probe = self._board.restarts == 0
-        opened = open_engine(self._config, self._report_progress, self._board.wakeup.ring, probe=probe)
+        opened = open_engine(self._config, self._report_progress, self._board.wakeup.wake, probe=probe)
         try:
             self._board.state = "warming"
             self._report_progress("warming up", None)
@@ -200,7 +200,7 @@ class Worker:
 
     def _serve(self, actor: Actor) -> int:
         if threading.current_thread() is threading.main_thread():
-            # In a thread, for tests, most of the process is another's.
+            # In a thread, as in tests, most of the process belongs to another program.
             set_apart()
         self._expect_within(0)
         self._board.progress = Progress("ready", 1.0)
@@ -228,7 +228,7 @@ class Worker:
         return EXIT_OK
 
     def _report_progress(self, stage: str, fraction: float | None) -> None:
-        # Finding a model may be a download of hours, which has time-outs of its own.
+        # Finding a model may include a download of hours, which has time-outs of its own.
         self._expect_within(0 if stage == FINDING else self._config.load_timeout_s)
         self._board.progress = Progress(stage, fraction)
         log.info("progress", extra={"stage": stage} | ({} if fraction is None else {"fraction": fraction}))
@@ -239,7 +239,7 @@ class Worker:
 
 
 def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:
-    """Bytes that suffice for any insert that fits the context: longer ones need not be decoded to be refused.
+    """Maximum bytes of a frame: enough for any insert that fits the context; longer ones are refused without decoding.
 
     A token id takes at most 5 bytes, in `prompt`, `emitted`, `forced` or `prediction`. An embed may have as many texts
     of the usual length as its limit allows.
@@ -249,7 +249,7 @@ def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:
 
 
 def _stop_this_process() -> None:
-    """As a signal from outside would: it reaches the main thread in whatever it does, loading included."""
+    """Send SIGTERM to this process: it interrupts the main thread, loading included."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -264,7 +264,7 @@ def _stop_signals(board: SharedStatus) -> Iterator[None]:
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     earlier = {number: signal.signal(number, stop) for number in numbers}
-    # Rings even when another thread receives the signal, so that an idle actor drains at once.
+    # Wakes the actor even if another thread receives the signal, so that an idle actor drains at once.
     earlier_fd = signal.set_wakeup_fd(board.wakeup.signal_fd, warn_on_full_buffer=False)
     try:
         yield

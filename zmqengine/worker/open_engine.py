@@ -1,4 +1,4 @@
-"""Gets an engine and its tokenizer ready, reporting how far it is."""
+"""Opens an engine and its tokenizer, and reports the progress."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Report = Callable[[str, "float | None"], None]
 log = logging.getLogger("zmqengine.worker")
 
 MEASURED_TOKENS = (64, 512)
-"""Prompts that are read at the start, to know how fast that is; the longer one where the other took not long."""
+"""Lengths of prompts prefilled at the start to measure the speed; the longer one where the shorter took little time."""
 MEASURED_S = 0.25
 CLAIMS_DIRECTORY = ".memory"
-"""Beside the directories of named workers; no worker can have this name."""
+"""Directory beside those of named workers; no worker can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An engine with what its front-ends need to know.
+    """An engine with its tokenizer, facts and memory limit.
 
-    `memory_limit_bytes` is what the engine may hold in all.
+    `memory_limit_bytes`: the engine's memory limit, weights included.
     """
 
     engine: Engine
@@ -55,30 +55,30 @@ class Opened:
     memory_pressure: Source = lambda: "normal"
 
     def close(self) -> None:
-        """Free the engine, and let others have its memory."""
+        """Free the engine, and withdraw its claim on memory."""
         self.engine.close()
         if self.memory_share is not None:
             self.memory_share.close()
 
 
 def open_engine(
-    config: WorkerConfig, report: Report, ring: Callable[[], None] = lambda: None, *, probe: bool = False
+    config: WorkerConfig, report: Report, wake: Callable[[], None] = lambda: None, *, probe: bool = False
 ) -> Opened:
     """Build the engine of `config` on this thread. Raises `ConfigError` or `ModelLoadError`.
 
-    `ring` is called by another thread when the engine has something to do in the next pass. `probe` asks first, in a
-    child process, whether MLX works here: where it does not, importing it may end the process.
+    `wake` is called by another thread when the engine has work for the next pass. `probe`: first test MLX in a child
+    process, since an import of MLX that does not work may end the process.
     """
     if config.engine.startswith("fake:"):
         return _open_fake(config)
-    return _open_mlx(config, report, ring, probe=probe)
+    return _open_mlx(config, report, wake, probe=probe)
 
 
 def warm_up(engine: Engine) -> None:
-    """Take one short row through prefill and decode; it is gone afterwards, also when a step raises.
+    """Take one short row through prefill and decode, and remove it, even if a step raises.
 
-    It is masked: what applies masks may take a second to compile, and everybody would wait for it. A model of vectors
-    makes one first.
+    The row has a mask: the kernel that applies masks may take a second to compile. A model of vectors computes one
+    first.
     """
     if isinstance(engine, VectorEngine):
         _warm_up_vectors(engine)
@@ -113,9 +113,9 @@ def _warm_up_vectors(engine: VectorEngine) -> None:
 
 
 def measure_disk(engine: Engine) -> None:
-    """Find out whether prompts are back from disk sooner than they are computed, where they are kept there.
+    """Measure whether a restore from disk is faster than prefill, where the prefix cache is on disk.
 
-    Nothing of what is read for that stays in the engine.
+    The prompts of this measurement are removed from the engine.
     """
     if engine.disk is None:
         return
@@ -129,7 +129,7 @@ def measure_disk(engine: Engine) -> None:
     engine.reset()
     engine.disk.note_prefill(rate)
     engine.disk.measure()
-    log.info("prompts on disk", extra=engine.disk.told)
+    log.info("prompts on disk", extra=engine.disk.description)
 
 
 def _read_seconds(engine: Engine, prompt: list[int]) -> float:
@@ -144,18 +144,18 @@ def _read_seconds(engine: Engine, prompt: list[int]) -> float:
     return time.perf_counter() - started_s
 
 
-def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None], *, probe: bool) -> Opened:
+def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *, probe: bool) -> Opened:
     is_bundled = config.model in BUNDLED
-    # A name that can be no model is refused at once: what is imported next takes seconds.
+    # Refuse an impossible model name at once: the imports below take seconds.
     for name in (None if is_bundled else config.model, config.draft):
         if name is not None:
             local_directory(name)
     if probe:
         _check_device()
     if config.tf32:
-        # MLX reads it once, when it is imported.
+        # MLX reads the variable once, at its import.
         os.environ.setdefault(TF32_VARIABLE, "1")
-    # Loaded here and not above: the fake engine must run where no MLX is installed.
+    # Imported here: the fake engine must run without MLX.
     from zmqengine.engine.open import open_mlx_engine  # isort: skip - it chooses what MLX binds to
     from zmqengine.checkpoint.recipe import read_recipe
     from zmqengine.engine.embedding.opening import open_encoder, with_texts
@@ -170,7 +170,7 @@ def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None], *,
             return config.memory_limit_bytes or recommended_bytes
         total_bytes = min(recommended_bytes, config.memory_total_bytes or recommended_bytes)
         view = share.claim(weights_bytes, total_bytes)
-        told["memory"] = view.told
+        told["memory"] = view.description
         log.info("memory limit", extra=told)
         if view.is_too_much:
             log.warning(
@@ -184,7 +184,7 @@ def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None], *,
     is_hub_id = not is_bundled and not Path(config.model).expanduser().exists()
     named = config.model_name or (config.model if is_bundled or is_hub_id else "")
     recipe = read_recipe(directory)
-    # A GPU of CUDA has memory of its own: nothing there helps the system.
+    # A CUDA GPU has memory of its own: the system's pressure does not concern it.
     memory_pressure: Source = (lambda: "normal") if cuda_version() else pressure_source()
     if recipe.family:
         encoder = open_encoder(
@@ -204,10 +204,10 @@ def _open_mlx(config: WorkerConfig, report: Report, ring: Callable[[], None], *,
             memory_pressure=memory_pressure,
         )
     opened = open_mlx_engine(
-        str(directory), config, name=named, limit_memory=limit_memory, report=report, ring=ring
+        str(directory), config, name=named, limit_memory=limit_memory, report=report, wake=wake
     )
     compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
-    # Beside what else there is to do: the first request with a constraint waits for it, nobody else does.
+    # On a thread: only the first request with a constraint waits for it.
     threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
     return Opened(
         engine=with_texts(opened.engine, opened.model.model, recipe),
@@ -233,7 +233,7 @@ def _memory_share(config: WorkerConfig) -> MemoryShare | None:
     try:
         return MemoryShare(directory, config.name, config.memory_limit_bytes)
     except OSError as error:
-        log.warning("cannot take other workers on this machine into account", extra={"reason": str(error)})
+        log.warning("other workers on this machine are not taken into account", extra={"reason": str(error)})
         return None
 
 

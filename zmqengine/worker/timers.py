@@ -21,14 +21,14 @@ WATERMARK_S = 1.0
 HOUSEKEEPING_S = 0.05
 MEMORY_S = 1.0
 TOUCH_S = 3600.0
-"""Between two touches of the files in /tmp, which macOS removes after 3 days without."""
+"""Seconds between two touches of the files in /tmp, which macOS removes after 3 days without one."""
 IDLE_WAIT_MS_MAX = 10_000
 ACK_WAIT_S = 2.0
-"""After the last request of a drain, for front-ends to read and acknowledge."""
+"""Seconds after the last request of a drain for front-ends to read and acknowledge."""
 
 
 class Timers:
-    """Ends what has run out of time. `keep` is cheap enough for every pass."""
+    """Ends requests and sessions whose time is up. `keep` is cheap enough for every pass."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class Timers:
             self._touch_files()
 
     def stood_still(self, seconds: float, now_s: float) -> None:
-        """Give every session a whole lease: nobody could be heard while this process, or the machine, stood still, and
-        a lost connection may take its front-end a while to replace."""
-        log.info("the worker stood still", extra={"seconds": round(seconds, 1)})
+        """Give every session a whole lease after an interruption: no command was read while this process or the machine
+        was stopped, and a lost connection may take its front-end a while to replace."""
+        log.info("the worker was interrupted", extra={"seconds": round(seconds, 1)})
         self._forgiving_until_s = now_s + self._context.config.lease_ms / 1000
         for session in self._sessions:
             session.lease_deadline_s = self._forgiving_until_s
 
     def idle_wait_ms(self) -> int:
-        """How long there is nothing to do if nobody sends anything."""
+        """Milliseconds until the next due timer."""
         now_s = self._context.clock()
         due = [now_s + IDLE_WAIT_MS_MAX / 1000]
         others = (
@@ -105,7 +105,7 @@ class Timers:
 
     @property
     def is_drained(self) -> bool:
-        """Whether all is done and read, or there is no more time to wait for readers."""
+        """Whether every request has ended and was acknowledged, or the time for draining is over."""
         if self._ack_deadline_s is None:
             return False
         unread = any(session.requests for session in self._sessions)
@@ -117,7 +117,7 @@ class Timers:
 
     @property
     def drain_left_s(self) -> float:
-        """How much of the time for draining is left."""
+        """Remaining seconds of the time for draining."""
         if self._drain_deadline_s is None:
             return 0.0
         return max(0.0, self._drain_deadline_s - self._context.clock())
@@ -130,9 +130,9 @@ class Timers:
         self._batch.share_device(view.rows_decoding)
         self._scheduler.resize(view.limit_bytes, self._lifecycle.live())
         board = self._context.board
-        if board.facts.get("memory") != view.told:
-            board.facts = {**board.facts, "memory": view.told}
-            log.info("memory limit", extra={"memory": view.told})
+        if board.facts.get("memory") != view.description:
+            board.facts = {**board.facts, "memory": view.description}
+            log.info("memory limit", extra={"memory": view.description})
 
     def _relieve_memory(self) -> None:
         level = self._context.memory_pressure()
@@ -143,7 +143,7 @@ class Timers:
             self._context.board.facts = others if level == "normal" else {**others, "pressure": level}
             self._batch.release_buffers()
         elif level == "critical":
-            # At a warning once is enough: small Macs have one for hours, and buffers save time.
+            # Once for each warning: small Macs have one for hours, and buffers save time.
             self._batch.release_buffers()
 
     def _touch_files(self) -> None:

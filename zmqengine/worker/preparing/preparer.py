@@ -77,10 +77,10 @@ def _compile(insert: Insert, compiler: ConstraintCompiler) -> tuple[Grammar | No
 
 
 class Preparer:
-    """Runs preparations on threads. `ring` is called from a thread when one is done; the rest is the actor's alone."""
+    """Runs preparations on threads. `wake` is called from a thread when one is done; the rest is the actor's alone."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._lanes: dict[LaneName, _Lane] = {}
         self._running: dict[LiveRequest, tuple[_Lane, Ticket]] = {}
         self._done: deque[tuple[LiveRequest, Ticket, Prepared | BaseException]] = deque()
@@ -101,7 +101,7 @@ class Preparer:
             self._done.append((request, ticket, result))
 
         self._running[request] = (lane, ticket)
-        lane.start(ticket, run, self._ring)
+        lane.start(ticket, run, self._wake)
 
     def finished(self) -> list[tuple[LiveRequest, Prepared | BaseException]]:
         """Results and errors of the preparations that finished since the last call."""
@@ -176,9 +176,9 @@ class _Lane:
         with self._changed:
             return len(self._stuck) >= self._threads_max
 
-    def start(self, ticket: Ticket, run: Callable[[], None], ring: Callable[[], None]) -> None:
+    def start(self, ticket: Ticket, run: Callable[[], None], wake: Callable[[], None]) -> None:
         with self._changed:
-            self._tasks[ticket] = (run, ring)
+            self._tasks[ticket] = (run, wake)
             self._order.enqueue(ticket, time.monotonic())
             if len(self._threads) < min(self._threads_max, len(self._tasks)):
                 thread = threading.Thread(target=self._serve, name=f"prepare: {self._name}", daemon=True)
@@ -205,7 +205,7 @@ class _Lane:
 
     def _serve(self) -> None:
         while (task := self._next()) is not None:
-            ticket, run, ring = task
+            ticket, run, wake = task
             started_s = time.monotonic()
             run()
             with self._changed:
@@ -215,7 +215,7 @@ class _Lane:
                 self._stuck.discard(ticket)
                 del self._tasks[ticket]
             # Rung when the thread is free, so that the actor can give it the next one.
-            ring()
+            wake()
 
     def _next(self) -> tuple[Ticket, Callable[[], None], Callable[[], None]] | None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Gives memory that was freed back to the system, where the C library would keep it."""
+"""Returns freed memory to the system, where the C library would keep it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWN_BYTES = 32 << 20
-"""Above the least that was ever held, it is worth asking."""
+"""Bytes above the least resident size from which a trim is worthwhile."""
 FREED_BYTES = 1 << 20
 INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
-"""Between two times; longer and longer while nothing comes of it."""
+"""Seconds between two trims; doubled while they free nothing."""
 _STATM = Path("/proc/self/statm")
 
 
 class Heap:
-    """The C library's heap. glibc keeps what a burst of messages took for as long as the process lives, unless asked.
+    """The C library's heap. glibc keeps the memory of a burst of messages until the process ends, unless it is trimmed.
 
-    Elsewhere (macOS, musl) there is nothing to ask for, and `keep` does nothing.
+    `keep` does nothing on other systems (macOS, musl).
     """
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class Heap:
         self._next_s = self._checked_s = 0.0
 
     def expect(self) -> None:
-        """Much may just have been freed: do not wait longer than usual."""
+        """Note that much memory may just have been freed: the next trim is not delayed."""
         self._interval_s = INTERVAL_S
         self._next_s = min(self._next_s, self._checked_s + INTERVAL_S)
 
     def keep(self, now_s: float) -> None:
-        """About once a second, and less often while it is in vain, give back what can be given."""
+        """Trim the heap about once a second, and less often while that frees nothing."""
         if self._trim is None or now_s < self._next_s:
             return
         self._checked_s = now_s
@@ -51,8 +51,8 @@ class Heap:
 
 
 def set_apart() -> None:
-    """All objects that there are now will stay: Python's collector looks at none of them any more. Looking at what a
-    worker has imported takes it longer than a step takes a GPU."""
+    """Exclude all present objects from Python's garbage collection: to scan the imported modules takes longer than a
+    step of a GPU."""
     gc.collect()
     gc.freeze()
 

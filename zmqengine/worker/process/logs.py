@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, its fields as key=value or as JSON, whatever front-ends say."""
+"""Structured logs: one line an event, with fields as key=value or JSON; text from front-ends cannot forge a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqengine.protocol.printable import printable
 FIELD_CHARS_MAX = 1000
 LIST_ITEMS_MAX = 32
 LINES_MAX = 200
-"""Of one event in a window; what comes after is counted. It keeps 20 s of a flood well under 1 MB."""
+"""Maximum lines of one event in a window; further ones are counted. Keeps 20 s of a flood well under 1 MB."""
 TRACEBACKS_MAX = 20
 WINDOW_S = 10.0
 
@@ -35,15 +35,15 @@ def set_up(level: LogLevel, form: LogFormat) -> None:
 
 
 def formatter(form: LogFormat) -> logging.Formatter:
-    """How lines of this format are made."""
+    """The formatter of a log format."""
     return _Json() if form == "json" else _Text()
 
 
 class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to standard error at a bounded rate: a front-end that provokes an event again and again fills no disk.
+    """Writes to standard error at a bounded rate: a front-end that provokes an event repeatedly fills no disk.
 
-    Of each event `LINES_MAX` lines a window come through, of one with a traceback `TRACEBACKS_MAX`. How many more there
-    were is told when the window is over and something is logged again, or the handler is closed.
+    Each event gets `LINES_MAX` lines a window, or `TRACEBACKS_MAX` with a traceback. The number of suppressed lines is
+    logged with the first line of a later window, or at the close.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,7 +88,7 @@ class _Text(logging.Formatter):
         line = f"{line} {fields}" if fields else line
         if not record.exc_info:
             return line
-        # Indented: the message of an exception may hold a front-end's text, and must not look like a line of ours.
+        # Indented: an exception's message may contain a front-end's text, which must not look like a log line.
         trace = (
             printable(text, FIELD_CHARS_MAX) for text in self.formatException(record.exc_info).splitlines()
         )

@@ -1,4 +1,4 @@
-"""Memory pressure of this machine and of the container, asked for about once a second.
+"""Memory pressure of this machine and of the container, read about once a second.
 
 Memory that a GPU shares with the system is neither swapped nor compressed, so a worker that fills it up takes the
 machine down: macOS panics without free pages (github.com/jundot/omlx/issues/3065), Linux kills.
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Literal
 
 Level = Literal["normal", "warning", "critical"]
-"""`warning`: keep less for speed. `critical`: start nothing new; the system is about to kill."""
+"""`warning`: hold less memory for speed. `critical`: start no request; the system is about to kill processes."""
 
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 30.0
-"""Percent of the last 10 s in which all work waited for memory. systemd-oomd kills at 60 by default (oomd.conf)."""
+"""Percent of the last 10 s in which all tasks waited for memory. systemd-oomd kills at 60 by default (oomd.conf)."""
 USED_WARNING, USED_CRITICAL = 0.9, 0.95
-"""Share of a control group's limit, at which the kernel kills; what it can reclaim apart."""
+"""Share of a control group's limit in use, without reclaimable memory; at 1 the kernel kills."""
 _SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# Of the sysctl, as in DISPATCH_MEMORYPRESSURE_WARN and _CRITICAL; 1 is normal.
+# Values of the sysctl, as DISPATCH_MEMORYPRESSURE_WARN and _CRITICAL; 1 is normal.
 _MACOS_WARNING, _MACOS_CRITICAL = 2, 4
 
 Source = Callable[[], Level]
@@ -84,7 +84,7 @@ def _upwards(group: Path, base: Path) -> Iterator[Path]:
 
 
 def _used(group: Path) -> float:
-    """Used share of a group's limit. Its cache of files that nobody has read lately is free."""
+    """Used share of a group's limit. Its inactive file cache counts as free."""
     try:
         limit = int((group / "memory.max").read_text())
         current = int((group / "memory.current").read_text())

@@ -1,8 +1,8 @@
 """Shares of this machine's memory, one for each worker, and of the time of its device.
 
-Every live worker of a user has a file in one directory, locked for as long as its process lives, that says what it
-claims. A worker whose memory limit was given claims just that; the others share what is left beside all weights in
-equal parts. So two workers that were started without any option never hold more than the machine has.
+Every live worker of a user has a file with its claim in one directory, locked for as long as its process lives. A
+worker with a given memory limit claims that; the others divide the remainder without all weights in equal parts. So two
+workers started without options never exceed the machine's memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import msgspec
 log = logging.getLogger("zmqengine.worker")
 
 LOCK_WAIT_S = 1.0
-"""Then we go on without: whoever holds the directory's lock for so long was stopped."""
+"""Seconds to wait for the directory's lock: a process that holds it longer was stopped, and the lock is ignored."""
 
 
 class Claim(msgspec.Struct, frozen=True):
     """One worker's claim. `limit_bytes` is None for an equal part of the remainder.
 
-    `rows_decoding` is no memory, but the same worker's claim on the device's time.
+    `rows_decoding` is the worker's claim on the device's time.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def share_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> int:
-    """Bytes that `mine` may hold of `total_bytes`, weights included: perhaps less than those, never negative."""
+    """Bytes of `total_bytes` for `mine`, weights included; may be less than the weights, never negative."""
     if mine.limit_bytes is not None:
         return mine.limit_bytes
     sharing = [mine, *(other for other in others if other.limit_bytes is None)]
@@ -49,14 +49,14 @@ def share_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> int:
 
 
 class View(NamedTuple):
-    """How the memory of this machine is divided now: this worker's limit, and who holds what, for people.
+    """The present division of this machine's memory: this worker's limit, and a description of all claims.
 
-    `is_too_much` says that all workers together may hold more than there is: somebody was given too high a limit.
-    `rows_decoding` counts the rows of the others.
+    `is_too_much`: all limits together exceed the machine's memory, since one was set too high. `rows_decoding` counts
+    the rows of the others.
     """
 
     limit_bytes: int
-    told: str
+    description: str
     is_too_much: bool
     rows_decoding: int
 
@@ -74,9 +74,9 @@ def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
 
 
 class MemoryShare:
-    """The claim of this process among those of all others. `directory` is made if it is not there.
+    """The claim of this process among those of all others. Creates a missing `directory`.
 
-    Raises OSError where there can be no such directory.
+    Raises OSError where it cannot be created.
     """
 
     def __init__(self, directory: Path, name: str, limit_bytes: int | None) -> None:
@@ -89,7 +89,7 @@ class MemoryShare:
             self._write()
 
     def claim(self, weights_bytes: int, total_bytes: int) -> View:
-        """Say how large this worker's model is, now that it is known, and divide `total_bytes`."""
+        """Claim memory for this worker's weights, and divide `total_bytes`."""
         self._claim = msgspec.structs.replace(self._claim, weights_bytes=weights_bytes)
         self._total_bytes = total_bytes
         with self._locked(LOCK_WAIT_S):
@@ -97,10 +97,10 @@ class MemoryShare:
             return view_of(self._claim, self._others(), total_bytes)
 
     def look(self, rows_decoding: int = 0) -> View | None:
-        """Tell others how many rows decode here, and see how things are now.
+        """Publish the number of rows in decode, and return the present division.
 
-        None if another worker is looking at this moment, or the directory cannot be used.
-        Writes the claim anew if its file is gone. Never waits and never raises.
+        None if another worker has the lock, or the directory cannot be used. Rewrites the claim if its file is gone.
+        Never waits and never raises.
         """
         try:
             with self._locked(0) as is_locked:
@@ -115,7 +115,7 @@ class MemoryShare:
             return None
 
     def touch(self) -> None:
-        """Set the times of the claim to now, so that what cleans /tmp does not take it for forgotten."""
+        """Set the file times of the claim to now, so that cleaners of /tmp leave it alone."""
         for path in (self._directory, self._path):
             with contextlib.suppress(OSError):
                 os.utime(path)
@@ -140,14 +140,14 @@ class MemoryShare:
                 os.close(self._file)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX)
-        # In place and not by a rename: the lock is on this file.
+        # Written in place, without a rename: the lock is on this file.
         text = msgspec.json.encode(self._claim)
         os.pwrite(self._file, text, 0)
         os.ftruncate(self._file, len(text))
 
     @contextlib.contextmanager
     def _locked(self, wait_s: float) -> Iterator[bool]:
-        """Between a file's creation and its lock it would look like one of a dead process."""
+        """Lock the directory: between a file's creation and its lock it would look like a dead process's file."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -165,8 +165,8 @@ class MemoryShare:
 
 
 def live_claims(directory: Path) -> list[Claim]:
-    """The claims of all live workers, for who makes none. Raises OSError where there is no such directory."""
-    # Without the directory's lock nothing is removed: a file may not be locked yet.
+    """The claims of all live workers, for a process without a claim. Raises OSError without the directory."""
+    # Without the directory's lock no file is removed: a new one may not be locked yet.
     found = [_read_live(path, remove=False) for path in sorted(directory.glob("*.json"))]
     return [claim for claim in found if claim is not None]
 
@@ -176,7 +176,7 @@ def _gib(size: int) -> str:
 
 
 def _read_live(path: Path, *, remove: bool = True) -> Claim | None:
-    """The claim in `path`; None if the process that made it is gone, and with `remove` the file is then as well."""
+    """The claim in `path`; None if its process has ended. `remove`: delete the file then."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,6 @@
-"""How a process notices that the one above it is gone, and how a worker reports to its supervisor.
+"""Watches of the parent process, and the worker's reports to its supervisor.
 
-A watch has a `fileno()` for a poller, readable when there may be news, and a `check()` that calls `on_gone`
-once.
+A watch has a `fileno()` for a poller, readable on a change, and a `check()` that calls `on_gone` once.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ SUPERVISOR_FD = "ZMQENGINE_SUPERVISOR_FD"
 WORKER_CONFIG = "ZMQENGINE_WORKER_CONFIG"
 RESTARTS = "ZMQENGINE_RESTARTS"
 
-# What a worker exits with; the supervisor and the service files in deploy/ know them.
+# Exit codes of a worker, known to the supervisor and the service files in deploy/.
 EXIT_OK = 0
 EXIT_FAILED = 1
-"""Starting again may help."""
+"""Exit code for a failure that a restart may fix."""
 EXIT_USAGE = 2
 EXIT_HOPELESS = 78
-"""It would fail again: no such model, a bad option, the address is in use. (EX_CONFIG of sysexits.h.)"""
+"""Exit code for a failure that a restart repeats: no such model, a bad option, an address in use (EX_CONFIG of
+sysexits.h)."""
 
 
 _POLL_EVERY_S = 0.5
@@ -47,7 +47,7 @@ class SupervisorLink:
     def __init__(self, fd: int, on_gone: Callable[[], None]) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
-        # What the worker starts must not keep the link open.
+        # Child processes of the worker must not keep the link open.
         self._socket.set_inheritable(False)
         self._on_gone = on_gone
         self._gone = False
@@ -71,12 +71,12 @@ class SupervisorLink:
         return self._gone
 
     def report(self, *, endpoints: Endpoints | None = None, ready: bool = False) -> None:
-        """Tell the supervisor the real addresses, which a restart gets again, or that requests are taken."""
+        """Report the real addresses, which a restarted worker gets again, or that the worker is ready."""
         line = msgspec.json.encode(Report(endpoints=endpoints, ready=ready)) + b"\n"
         try:
             self._socket.sendall(line)
         except OSError:
-            # The supervisor is gone; check() says so in a moment.
+            # The supervisor is gone; the next check() reports it.
             return
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class ParentProcess:
 
 
 def restarts_so_far() -> int:
-    """How often this worker's supervisor has started it again; 0 without one."""
+    """Number of restarts by this worker's supervisor; 0 without one."""
     given = os.environ.pop(RESTARTS, "0")
     return int(given) if given.isdigit() else 0
 
@@ -132,12 +132,12 @@ def _exit_fd(pid: int) -> int:
             queue = select.kqueue()
             event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
             queue.control([event], 0)
-            # The descriptor outlives the object.
+            # The descriptor stays open after the object is freed.
             fd = os.dup(queue.fileno())
             queue.close()
             return fd
     except OSError:
-        # An old kernel, a sandbox that forbids it, or a parent that is gone already.
+        # An old kernel, a sandbox that forbids it, or a parent that has ended.
         return _polled_exit_fd(pid)
     return _polled_exit_fd(pid)
 

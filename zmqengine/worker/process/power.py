@@ -1,4 +1,4 @@
-"""Sleep of the machine: how long it was, and a power assertion, while which it does not begin by itself.
+"""Sleep of the machine: its duration, and a power assertion that prevents idle sleep.
 
 macOS: `IOPMAssertionCreateWithName` of IOKit, which `pmset -g assertions` lists. Linux: `systemd-inhibit` around a
 process that waits for the end of its standard input. The end of this process drops the assertion. Closing a
@@ -28,7 +28,7 @@ _SYSTEMD = Path("/run/systemd/system")
 
 
 def asleep_s() -> float:
-    """Seconds that this machine has slept since its start, give or take the drift of two clocks.
+    """Seconds that this machine has slept since its start, up to the drift between two clocks.
 
     `time.monotonic` stands still in sleep, on macOS (mach_absolute_time) and on Linux (CLOCK_MONOTONIC); these go on:
     macOS' CLOCK_MONOTONIC (clock_gettime(3)) and Linux' CLOCK_BOOTTIME.
@@ -46,12 +46,12 @@ class _Backend(Protocol):
 
 
 class PowerAssertion:
-    """Held or not; `told` says it for people. Neither call raises."""
+    """A power assertion, held or not; `description` says which. Neither call raises."""
 
-    def __init__(self, backend: _Backend | None, told: str = "released") -> None:
+    def __init__(self, backend: _Backend | None, description: str = "released") -> None:
         self._backend = backend
         self._held = False
-        self.told = told
+        self.description = description
 
     def hold(self) -> None:
         """Keep the machine awake. Idempotent; once the system has refused, it is not asked again."""
@@ -61,22 +61,22 @@ class PowerAssertion:
             self._backend.take()
         except OSError as error:
             self._backend = None
-            self.told = f"refused: {error}"
+            self.description = f"refused: {error}"
             log.warning("the machine may sleep while requests run", extra={"reason": str(error)})
             return
         self._held = True
-        self.told = "held"
+        self.description = "held"
 
     def release(self) -> None:
         """Let the machine sleep. Idempotent."""
         if self._held and self._backend is not None:
             self._held = False
-            self.told = "released"
+            self.description = "released"
             self._backend.drop()
 
 
 def power_assertion(*, wanted: bool) -> PowerAssertion:
-    """The assertion of this system; one that does nothing where there is none, or it is not wanted."""
+    """The assertion of this system; a no-op where there is none, or it is not `wanted`."""
     if not wanted:
         return PowerAssertion(None, "off")
     try:
@@ -85,7 +85,7 @@ def power_assertion(*, wanted: bool) -> PowerAssertion:
     except (OSError, AttributeError) as error:
         return PowerAssertion(None, f"refused: {error}")
     command = shutil.which("systemd-inhibit")
-    # Without systemd, as in a container, there is nobody to ask, and nothing that sends the machine to sleep.
+    # Without systemd, as in a container, nothing sends the machine to sleep.
     if command is None or not _SYSTEMD.exists():
         return PowerAssertion(None, "no systemd")
     return PowerAssertion(_Inhibitor(command))

@@ -1,4 +1,4 @@
-"""Signals as something to wait for."""
+"""Signals as bytes on a socket, for a poller."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 def signals_as_bytes(numbers: Sequence[signal.Signals]) -> Iterator[socket.socket]:
     """A non-blocking socket that gets the number of each of these signals as a byte.
 
-    They do nothing else meanwhile; the earlier handlers come back at the end. Call it on the main thread.
+    Inside the context their handlers do nothing else; earlier handlers are restored at its end. For the main thread.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        # In this order: a signal between the two acts as before instead of being lost.
+        # In this order, a signal between the two acts as before instead of being lost.
         earlier_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         earlier = {number: signal.signal(number, lambda *_: None) for number in numbers}
         try:

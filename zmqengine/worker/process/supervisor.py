@@ -1,4 +1,4 @@
-"""Keeps one worker process running: starts it again when it dies, ends with it when it is told to."""
+"""The supervisor: restarts a worker process that dies, and stops with it on a signal."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class _Supervisor:
                     return code
                 if self._stops:
                     if code == -signal.SIGTERM:
-                        # It died of the signal before it could catch it.
+                        # It died of the signal before its handler was set.
                         return EXIT_OK
-                    _log.error("the worker %s while it was told to stop", _how_it_ended(code))
+                    _log.error("the worker %s while it was stopping", _how_it_ended(code))
                     return EXIT_FAILED
                 if not self._may_restart(child, code):
                     return EXIT_FAILED
@@ -110,7 +110,7 @@ class _Supervisor:
                     SUPERVISOR_FD: str(theirs.fileno()),
                     RESTARTS: str(self._starts),
                 },
-                # A Ctrl-C in the terminal reaches the worker once, from here, and not twice.
+                # A process group of its own: a Ctrl-C in the terminal reaches the worker once, from here.
                 start_new_session=True,
             )
         self._starts += 1
@@ -130,7 +130,7 @@ class _Supervisor:
                 child.kill_at_s = None
             self._wait(child.kill_at_s)
             self._read_reports(child)
-        # What it said before it died: a port that was chosen stays chosen.
+        # Reports from before its death: a chosen port is used again.
         self._read_reports(child)
         return code
 
@@ -178,7 +178,7 @@ class _Supervisor:
         return True
 
     def _wait_to_restart(self, code: int) -> bool:
-        """Back off; False if told to stop meanwhile."""
+        """Back off; False if a stop signal arrives."""
         wait_ms = min(
             self._config.restart_wait_ms * 2 ** min(self._restarts - 1, 30), self._config.restart_wait_max_ms
         )
@@ -195,12 +195,12 @@ class _Supervisor:
         return not self._stops
 
     def _wait(self, until_s: float | None) -> None:
-        """Sleep until something happens: a signal, a report, the end of a process, or the time."""
+        """Sleep until a signal, a report, the end of a process, or `until_s`."""
         timeout_s = None if until_s is None else max(0.0, until_s - time.monotonic())
         self._selector.select(timeout_s)
         self._read_signals()
         if self._parent is not None and self._parent.check():
-            # It stays readable.
+            # A closed link stays readable.
             self._selector.unregister(self._parent)
             self._parent.close()
             self._parent = None

@@ -7,7 +7,7 @@ import os
 
 
 class Wakeup:
-    """A pipe whose read end the actor polls. `ring()` never blocks and is safe in a signal handler."""
+    """A pipe whose read end the actor polls. `wake()` never blocks and is safe in a signal handler."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -20,23 +20,23 @@ class Wakeup:
 
     @property
     def signal_fd(self) -> int:
-        """For `signal.set_wakeup_fd`: a signal rings even if another thread receives it."""
+        """For `signal.set_wakeup_fd`: a signal wakes the actor even if another thread receives it."""
         return self._writer
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the actor, now or at its next poll."""
-        # A full pipe means that it will wake anyway; a closed one that it is gone.
+        # With a full pipe the actor wakes anyway; with a closed one it is gone.
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._writer, b"!")
 
     def clear(self) -> None:
-        """Take all rings that have come."""
+        """Drain the pipe."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reader, 4096):
                 pass
 
     def close(self) -> None:
-        """Free the pipe. Idempotent: whoever rings later must not write to what has got its number since."""
+        """Free the pipe. Idempotent: a later `wake` must not write to another file with the same number."""
         reader, writer, self._reader, self._writer = self._reader, self._writer, -1, -1
         for fd in (reader, writer):
             if fd >= 0:

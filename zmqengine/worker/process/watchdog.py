@@ -1,4 +1,4 @@
-"""Ends the process when one pass takes too long, or loading stands still, whatever holds it up."""
+"""Ends the process when one pass takes too long or loading makes no progress, whatever the cause."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import TracebackType
 
 _TICK_S = 1.0
 _LOCKED = 10
-"""A hang that keeps the counting thread from running looks like a process that was stopped: both are ended only after
-this many times the time-out."""
+"""Factor of the time-out for a hang that blocks the counting thread, which is indistinguishable from a stopped
+process."""
 
 
 class Watchdog:
@@ -20,11 +20,10 @@ class Watchdog:
     A thread counts ticks without a beat, at most one of them while the process is stopped (SIGSTOP, a debugger, a
     paused container). After `timeout_s` of ticks it sends SIGALRM to the main thread, whose handler in C writes the
     stack of that thread: one that another thread writes while it changes may end in a crash instead. Native code that
-    holds the interpreter's lock holds up the counting as well. A timer, which every tick sets anew, ends the process
-    then, after ten times `timeout_s`; it runs on while the process is stopped. A pass shorter than `timeout_s` is never
-    ended; a longer one at most two ticks after `timeout_s`. Nothing is watched before the first beat, except between
-    two words of progress while loading. A `timeout_s` of 0 watches no pass. There is one watchdog a process, for its
-    main thread.
+    holds the interpreter's lock blocks the counting as well. A timer, reset by every tick, ends the process then, after
+    ten times `timeout_s`; it continues while the process is stopped. A pass shorter than `timeout_s` is never ended; a
+    longer one at most two ticks after `timeout_s`. Nothing is watched before the first beat, except between two reports
+    of progress while loading. A `timeout_s` of 0 watches no pass. There is one watchdog a process, for its main thread.
     """
 
     def __init__(self, timeout_s: float, *, fd: int = 2) -> None:
@@ -37,15 +36,15 @@ class Watchdog:
         self._is_watching = threading.Event()
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
-        # What SIGALRM did before comes after the stack: the system's default ends the process.
+        # The earlier action of SIGALRM follows the stack: the system's default ends the process.
         faulthandler.register(signal.SIGALRM, file=fd, all_threads=False, chain=True)
 
     def beat(self) -> None:
-        """Say that a pass begins."""
+        """Note that a pass begins."""
         self._watch(self._pass_ticks)
 
     def expect_within(self, timeout_s: float) -> None:
-        """Say that loading got further, and is to get further again within `timeout_s`; 0 watches nothing till then."""
+        """Note progress of loading, and expect more within `timeout_s`; 0 watches nothing until the next call."""
         self._watch(self._ticks(timeout_s))
 
     def pause(self) -> None:
@@ -79,7 +78,7 @@ class Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._count, name="watchdog", daemon=True)
                 self._thread.start()
-            # Here as well: the thread may not run once more before a hang.
+            # Set here as well: the counting thread may not run again before a hang.
             self._set_timer(limit)
             self._is_watching.set()
 
@@ -91,7 +90,7 @@ class Watchdog:
             if limit is None:
                 self._set_timer(0)
                 self._is_watching.clear()
-                # Of a beat between the two lines.
+                # A beat happened between the two lines.
                 if self._limit is not None:
                     self._is_watching.set()
                 continue

@@ -65,12 +65,12 @@ class SharedStatus:
     def ask_to_end(self, session: str, request: str) -> None:
         """Called by the control thread."""
         self.to_end.append((session, request))
-        self.wakeup.ring()
+        self.wakeup.wake()
 
     def ask_to_drain(self) -> None:
         """Called by a signal handler or by the control thread."""
         self.drain_requests += 1
-        self.wakeup.ring()
+        self.wakeup.wake()
 
 
 class PassTimes:
