@@ -73,7 +73,7 @@ def test_a_decoder_that_raises_is_not_used(
     def fail(*_: Any) -> Any:
         raise RuntimeError("no such operation here")
 
-    monkeypatch.setattr(PlainOps, "turn", fail)
+    monkeypatch.setattr(PlainOps, "rotate", fail)
     model = build_model(LLAMA)
     assert opened(model).model is model
     assert "the decoder fails" in caplog.text
