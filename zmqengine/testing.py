@@ -140,7 +140,7 @@ class _Thread:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._board: SharedStatus | None = None
+        self._shared_status: SharedStatus | None = None
         self.pid = os.getpid()
 
     def start(self, config: WorkerConfig) -> WorkerConfig:
@@ -148,8 +148,8 @@ class _Thread:
         from zmqengine.worker.process.wakeup import Wakeup
         from zmqengine.worker.telemetry.shared_status import SharedStatus
 
-        self._board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
-        worker = Worker(config, self._board)
+        self._shared_status = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
+        worker = Worker(config, self._shared_status)
         self._thread = threading.Thread(target=worker.run, name="fake-worker", daemon=True)
         self._thread.start()
         return config
@@ -158,17 +158,17 @@ class _Thread:
         raise RuntimeError("a thread cannot be killed: give process=True")
 
     def stop(self) -> None:
-        if self._thread is None or self._board is None:
+        if self._thread is None or self._shared_status is None:
             return
         # A second stop ends at once, whatever still runs.
-        self._board.ask_to_drain()
-        self._board.ask_to_drain()
+        self._shared_status.ask_to_drain()
+        self._shared_status.ask_to_drain()
         self._thread.join(STOP_S)
         stopped = not self._thread.is_alive()
         self._thread = None
         if not stopped:
             raise TimeoutError(f"the worker thread did not end within {STOP_S} s")
-        self._board.wakeup.close()
+        self._shared_status.wakeup.close()
 
 
 class _Process:

@@ -82,7 +82,7 @@ class Harness:
         self.clock = FakeClock()
         self.pressure: Level = "normal"
         self.asleep_s = 0.0
-        self.board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
+        self.shared_status = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
         info = self.engine.info
         context_tokens = min(info.context_tokens, self.config.context_max or info.context_tokens)
         limits = Limits(
@@ -100,7 +100,7 @@ class Harness:
         )
         context = WorkerContext(
             self.config,
-            self.board,
+            self.shared_status,
             limits,
             info,
             memory_limit_bytes,
@@ -183,7 +183,7 @@ class Harness:
         self.actor.close()
         # 0 is for sockets on which nothing waits.
         self.sockets.close(linger_ms=CLOSE_MS)
-        self.board.wakeup.close()
+        self.shared_status.wakeup.close()
 
 
 class FrontEnd:
@@ -222,7 +222,7 @@ class FrontEnd:
 
     @property
     def epoch(self) -> bytes:
-        return self.harness.board.epoch
+        return self.harness.shared_status.epoch
 
     def say_hello(self) -> Welcome:
         reply = self.call(Hello(next(self._calls), (1, 1), "test", self.secret))

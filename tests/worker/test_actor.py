@@ -210,7 +210,7 @@ def test_drain_finishes_what_runs_and_answers_the_rest(make_harness: Make) -> No
     for name in ("running", "queued"):
         front_end.send(front_end.insert_message(name, max_tokens=30))
     harness.read_commands(2)
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     ends = front_end.wait_for_end("running", "queued")
     assert [end.finish for end in ends] == ["length", "shutdown"]
     assert front_end.rejected("late").code == "draining"
@@ -221,7 +221,7 @@ def test_drain_ends_the_rest_at_its_time_limit(make_harness: Make) -> None:
     harness = make_harness(FakeEngineConfig(context_tokens=100_000), drain_timeout_s=10)
     front_end = harness.front_end()
     front_end.accepted("endless", max_tokens=90_000)
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     harness.passes(5)
     front_end.read()
     assert "endless" not in front_end.ends
@@ -232,7 +232,7 @@ def test_drain_ends_the_rest_at_its_time_limit(make_harness: Make) -> None:
 
 def test_run_returns_once_drained_and_acknowledged(harness: Harness) -> None:
     """The loop ends by itself; nothing spins and nothing hangs."""
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     harness.actor.run()
     assert harness.actor.counters.passes <= 3
 
@@ -256,10 +256,10 @@ def test_a_second_request_to_drain_does_not_wait_for_readers(
         return run_pass(0)
 
     monkeypatch.setattr(harness.actor, "run_pass", no_wait)
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     with pytest.raises(StillWaits):
         harness.actor.run()
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     harness.actor.run()
 
 

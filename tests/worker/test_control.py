@@ -42,12 +42,12 @@ class Served:
     """A control thread on sockets of its own, and a DEALER to it."""
 
     def __init__(self, directory: Path) -> None:
-        self.board = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
+        self.shared_status = SharedStatus(epoch=os.urandom(8), wakeup=Wakeup())
         self.sockets = Sockets(
             Endpoints(*(f"ipc://{directory}/{name}" for name in ("ctl", "cmd", "out"))), frame_bytes_max=4096
         )
         self.control = ControlThread(
-            self.sockets.ctl, self.board, name="test", endpoints=self.sockets.endpoints
+            self.sockets.ctl, self.shared_status, name="test", endpoints=self.sockets.endpoints
         )
         self.context: zmq.Context[Any] = zmq.Context()
 
@@ -66,7 +66,7 @@ class Served:
         self.context.destroy(linger=0)
         self.control.stop()
         self.sockets.close(linger_ms=CLOSE_MS)
-        self.board.wakeup.close()
+        self.shared_status.wakeup.close()
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def test_once_a_drain_is_answered_nobody_is_told_that_the_worker_is_ready(served: Served) -> None:
     """Though the actor may be in a long step: a load balancer that drained it sends nothing more."""
     served.control.start()
-    served.board.state = "ready"
+    served.shared_status.state = "ready"
     dealer = served.dealer()
     assert isinstance(served.ask(dealer, Drain(1)), Done)
     for question in (Describe(2), GetStatus(3)):
@@ -124,7 +124,7 @@ def test_a_loop_that_fails_begins_again_and_is_counted(served: Served) -> None:
     served.control.start()
     dealer = served.dealer()
     os.write(writer, b"!")
-    while served.board.control_failures == 0:
+    while served.shared_status.control_failures == 0:
         assert isinstance(served.ask(dealer, Ping(1)), Done)
     reply = served.ask(dealer, GetStatus(2))
     assert reply.numbers["control_failures"] == 1  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ def test_a_key_check_that_fails_lets_nobody_in_and_goes_on(
 def test_long_replies_that_nobody_reads_are_bounded_in_bytes(served: Served) -> None:
     """A tokenizer of megabytes asked for again and again: one waits, the rest is refused, and others get theirs."""
     size = 4 << 20
-    served.board.tokenizer = TokenizerBundle(0, "h", os.urandom(size), None, [0])
+    served.shared_status.tokenizer = TokenizerBundle(0, "h", os.urandom(size), None, [0])
     served.control.start()
     glutton = served.dealer(receive_max=1)
     for call in range(1, 41):

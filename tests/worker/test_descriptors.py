@@ -18,7 +18,7 @@ import zmq
 
 from tests.support.workers import START_S, wait_until
 from zmqengine.protocol.addresses import Endpoints
-from zmqengine.worker.wire import connection_limiter as doorman_module
+from zmqengine.worker.wire import connection_limiter as limiter_module
 from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
 from zmqengine.worker.wire.descriptors import RESERVED, ConnectionBounds, files_open, lowest_free
 from zmqengine.worker.wire.sockets import Sockets
@@ -60,7 +60,7 @@ def test_news_of_one_socket_close_the_doors_on_a_flood_at_another(directory: Pat
     sockets = Sockets(Endpoints(*(f"ipc://{directory}/w/{name}" for name in names)), frame_bytes_max=4096)
     connections: list[socket.socket] = []
     try:
-        doorman = ConnectionLimiter(sockets.monitors, sockets.files, connections_max=3)
+        limiter = ConnectionLimiter(sockets.monitors, sockets.files, connections_max=3)
         full = files_open() + RESERVED + 3
         while lowest_free() < full:
             connection = _connect(f"ipc://{directory}/w/{'cmd' if connections else 'ctl'}")
@@ -70,13 +70,13 @@ def test_news_of_one_socket_close_the_doors_on_a_flood_at_another(directory: Pat
             lambda: bool(int(sockets.monitors[0].getsockopt(zmq.EVENTS)) & zmq.POLLIN),
             "the connection to ctl was not told of",
         )
-        doorman.watches[0].check()
-        assert doorman.connections == 1
+        limiter.watches[0].check()
+        assert limiter.connections == 1
         assert not any((directory / "w" / name).exists() for name in names)
     finally:
         for connection in connections:
             connection.close()
-        doorman.open_doors()
+        limiter.accept_again()
         sockets.close(linger_ms=0)
 
 
@@ -84,23 +84,23 @@ def test_doors_close_and_open_where_no_file_can_be_opened(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To look needs a descriptor: without one the answer is that there is no room."""
-    monkeypatch.setattr(doorman_module, "CLOSED_S", 0.0)
-    door = directory / "ctl"
-    door.touch()
-    doorman = ConnectionLimiter([], [door], connections_max=1000)
-    doorman.look_for_flood()
-    assert door.exists()
+    monkeypatch.setattr(limiter_module, "CLOSED_S", 0.0)
+    watch = directory / "ctl"
+    watch.touch()
+    limiter = ConnectionLimiter([], [watch], connections_max=1000)
+    limiter.check_for_flood()
+    assert watch.exists()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free(), before[1]))
     try:
-        doorman.look_for_flood()
-        doorman.look_for_room()
-        is_open = door.exists()
+        limiter.check_for_flood()
+        limiter.check_for_room()
+        is_open = watch.exists()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert not is_open
-    doorman.look_for_room()
-    assert door.exists()
+    limiter.check_for_room()
+    assert watch.exists()
 
 
 class LimitedWorker:

@@ -94,12 +94,12 @@ def test_the_machine_stays_awake_while_requests_run_and_a_minute_longer(make_har
     assert backend.calls == []
     for turn in range(3):
         serve_one(harness, f"turn{turn}")
-        assert harness.board.facts["power_assertion"] == "held"
+        assert harness.shared_status.facts["power_assertion"] == "held"
         idle(harness, AWAKE_S / 2)
     assert backend.calls == ["take"]
     idle(harness, AWAKE_S)
     assert backend.calls == ["take", "drop"]
-    assert harness.board.facts["power_assertion"] == "released"
+    assert harness.shared_status.facts["power_assertion"] == "released"
     idle(harness, 600)
     serve_one(harness, "again")
     assert backend.calls == ["take", "drop", "take"]
@@ -113,7 +113,7 @@ def test_a_system_that_refuses_is_asked_once(make_harness, caplog: pytest.LogCap
         serve_one(harness, f"turn{turn}")
         idle(harness, 2 * AWAKE_S)
     assert backend.calls == ["take"]
-    assert harness.board.facts["power_assertion"] == "refused: not allowed"
+    assert harness.shared_status.facts["power_assertion"] == "refused: not allowed"
     assert caplog.text.count("the machine may sleep") == 1
 
 

@@ -113,7 +113,7 @@ def test_cached_prompts_and_buffers_go_first(make_harness) -> None:
         look(harness)
     assert 0 < harness.engine.memory().prompt_cache <= held // 2
     assert [call.method for call in harness.engine.calls].count("release_buffers") == 1
-    assert harness.board.facts["pressure"] == "warning"
+    assert harness.shared_status.facts["pressure"] == "warning"
     harness.pressure = "critical"
     for _ in range(3):
         look(harness)
@@ -122,7 +122,7 @@ def test_cached_prompts_and_buffers_go_first(make_harness) -> None:
     assert harness.engine.memory().prompt_cache == 0
     harness.pressure = "normal"
     look(harness)
-    assert "pressure" not in harness.board.facts
+    assert "pressure" not in harness.shared_status.facts
     assert fill_prompt_cache(harness) > 0
 
 

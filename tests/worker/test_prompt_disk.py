@@ -381,6 +381,6 @@ def test_saving_does_not_make_up_for_steps_in_which_there_was_nothing_to_save(
 
 def test_a_drain_saves_in_the_time_that_is_left(harness: DiskHarness) -> None:
     """After the last answer was given, and not when the worker is told to stop at once."""
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     harness.actor.run()
     assert harness.disk.closed_with == harness.config.drain_timeout_s

@@ -402,7 +402,7 @@ def test_a_request_can_be_aborted_while_it_is_prepared(make_harness: Make, gate:
     harness.clock.advance(2)
     assert front_end.wait_for_end("late")[0].finish == "deadline"
     front_end.accepted("drained")
-    harness.board.ask_to_drain()
+    harness.shared_status.ask_to_drain()
     assert front_end.wait_for_end("drained")[0].finish == "shutdown"
     gate.set()
     harness.passes(5)

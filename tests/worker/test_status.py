@@ -88,7 +88,7 @@ def test_requests_and_sessions_are_listed_by_name(harness: Harness) -> None:
     front_end.accepted("waits", max_tokens=5, priority=3)
     harness.clock.advance(1)
     harness.pass_()
-    listed = status(harness.board, 0)
+    listed = status(harness.shared_status, 0)
     assert front_end.welcome is not None
     session = front_end.welcome.session
     runs, waits = listed.requests
@@ -113,7 +113,7 @@ def test_what_does_not_fit_waits_for_memory_and_the_next_for_its_turn(make_harne
     front_end.accepted("small", max_tokens=2)
     harness.clock.advance(1)
     harness.pass_()
-    reasons = {info.request: info.waits_for for info in status(harness.board, 0).requests}
+    reasons = {info.request: info.waits_for for info in status(harness.shared_status, 0).requests}
     assert (reasons["runs"], reasons["large"]) == ("", "memory")
     assert reasons["small"].startswith("turn: ")
 
@@ -124,12 +124,12 @@ def test_an_operator_ends_a_request_of_any_session(harness: Harness) -> None:
     front_end.accepted("r", max_tokens=2000)
     other.accepted("r", max_tokens=2000)
     assert front_end.welcome is not None
-    harness.board.ask_to_end(front_end.welcome.session, "r")
-    harness.board.ask_to_end(front_end.welcome.session, "no such")
-    harness.board.ask_to_end("nobody", "r")
+    harness.shared_status.ask_to_end(front_end.welcome.session, "r")
+    harness.shared_status.ask_to_end(front_end.welcome.session, "no such")
+    harness.shared_status.ask_to_end("nobody", "r")
     (end,) = front_end.wait_for_end("r")
     assert (end.finish, end.message) == ("abort", "an operator ended this request")
-    harness.board.ask_to_end(front_end.welcome.session, "r")
+    harness.shared_status.ask_to_end(front_end.welcome.session, "r")
     harness.passes(3)
     assert harness.actor.counters.ended["abort"] == 1
     assert "r" not in other.ends
@@ -158,7 +158,7 @@ def test_memory_is_told_by_part(harness: Harness) -> None:
     front_end.accepted("r", max_tokens=50)
     harness.clock.advance(1)
     harness.pass_()
-    memory = status(harness.board, 0).memory
+    memory = status(harness.shared_status, 0).memory
     assert {"weights", "kv", "prompt_cache", "buffers", "workspace", "limit"} <= set(memory)
     assert memory["kv"] == harness.engine.memory().kv > 0
 

@@ -49,7 +49,7 @@ class Actor:
         watchdog: Watchdog | None = None,
     ) -> None:
         self._context = context
-        self._board = context.board
+        self._shared_status = context.shared_status
         self._engine = engine
         self._cmd = sockets.cmd
         self._watchdog = watchdog
@@ -73,7 +73,7 @@ class Actor:
         self._board_s = 0.0
         self._asleep_s = context.asleep_s()
         self._poller = zmq.Poller()
-        for source in (sockets.cmd, sockets.out, self._board.wakeup):
+        for source in (sockets.cmd, sockets.out, self._shared_status.wakeup):
             self._poller.register(source, zmq.POLLIN)
         # A status request right after the state becomes ready must find every number.
         self._write_board()
@@ -91,7 +91,7 @@ class Actor:
         if wait_ms > 0:
             self._wait(wait_ms)
         started_ns = time.perf_counter_ns()
-        now_s = self._board.pass_started_s = self.counters.latencies.now_s = self._context.clock()
+        now_s = self._shared_status.pass_started_s = self.counters.latencies.now_s = self._context.clock()
         asleep_s, self._asleep_s = self._asleep_s, self._context.asleep_s()
         still_s = now_s - asked_s - wait_ms / 1000 + self._asleep_s - asleep_s
         if still_s > STILL_S:
@@ -141,13 +141,13 @@ class Actor:
     def _may_go_on(self) -> bool:
         if self._watchdog is not None:
             self._watchdog.pause()
-        return self._board.drain_requests <= 1
+        return self._shared_status.drain_requests <= 1
 
     def _wait(self, wait_ms: int) -> None:
         if self._watchdog is not None:
             self._watchdog.pause()
         ready = self._poller.poll(wait_ms)
-        self._board.wakeup.clear()
+        self._shared_status.wakeup.clear()
         if any(source is self._cmd for source, _ in ready):
             # Requests that arrive together share a prefill step; otherwise the first would delay the others by a step.
             time.sleep(LOOK_S)
@@ -197,12 +197,14 @@ class Actor:
         except Exception as error:
             log.error("engine statistics failed", exc_info=error)
             return
-        self._board.pass_times = self.times
-        self._board.histograms = self.counters.latencies.snapshot()
-        self._board.sessions = list_sessions(self.sessions, self.outgoing)
-        self._board.requests = list_requests(self.scheduler, self.lifecycle, self._board.pass_started_s)
-        self._board.memory = self.scheduler.memory.parts(memory)
-        self._board.numbers = {
+        self._shared_status.pass_times = self.times
+        self._shared_status.histograms = self.counters.latencies.snapshot()
+        self._shared_status.sessions = list_sessions(self.sessions, self.outgoing)
+        self._shared_status.requests = list_requests(
+            self.scheduler, self.lifecycle, self._shared_status.pass_started_s
+        )
+        self._shared_status.memory = self.scheduler.memory.parts(memory)
+        self._shared_status.numbers = {
             **self.counters.numbers(),
             **self.scheduler.memory.numbers(memory),
             **self._prompt_disk.numbers(),

@@ -28,7 +28,7 @@ class WorkerContext:
     """
 
     config: WorkerConfig
-    board: SharedStatus
+    shared_status: SharedStatus
     limits: Limits
     model: ModelInfo
     memory_limit_bytes: int
@@ -48,4 +48,4 @@ class WorkerContext:
     @property
     def epoch(self) -> bytes:
         """Identifier of this life of the worker."""
-        return self.board.epoch
+        return self.shared_status.epoch

@@ -68,5 +68,5 @@ class Idle:
         self._rest_at_s = max(now_s + REST_S, self._warm_until_s)
 
     def _tell(self) -> None:
-        board = self._context.board
-        board.facts = {**board.facts, "power_assertion": self._context.power.description}
+        shared_status = self._context.shared_status
+        shared_status.facts = {**shared_status.facts, "power_assertion": self._context.power.description}

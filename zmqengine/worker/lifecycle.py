@@ -40,7 +40,7 @@ class Lifecycle:
         self._shares, self._priorities_min = context.config.shares, context.config.priorities_min
         self._scheduler = scheduler
         self._outgoing = outgoing
-        self._preparer = Preparer(context.board.wakeup.wake)
+        self._preparer = Preparer(context.shared_status.wakeup.wake)
         memory = scheduler.memory
         self.prompt_disk = PromptDisk(
             disk,

@@ -61,10 +61,10 @@ def serve(config: WorkerConfig) -> int:
     """Run a worker on this process's main thread until it is drained; returns the exit code of `parent`."""
     logs.set_up(config.log_level, config.log_format)
     wakeup = Wakeup()
-    board = SharedStatus(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())
+    shared_status = SharedStatus(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())
     try:
-        with _stop_signals(board), Watchdog(config.pass_timeout_s) as watchdog:
-            return Worker(config, board, watchdog).run()
+        with _stop_signals(shared_status), Watchdog(config.pass_timeout_s) as watchdog:
+            return Worker(config, shared_status, watchdog).run()
     except (ConfigError, ModelLoadError) as error:
         print(f"zmqengine worker: {error}", file=sys.stderr)
         return EXIT_HOPELESS
@@ -78,9 +78,11 @@ class Worker:
     A `watchdog` takes the process's one timer and SIGALRM: a worker in a thread of another program has none.
     """
 
-    def __init__(self, config: WorkerConfig, board: SharedStatus, watchdog: Watchdog | None = None) -> None:
+    def __init__(
+        self, config: WorkerConfig, shared_status: SharedStatus, watchdog: Watchdog | None = None
+    ) -> None:
         self._config = config
-        self._board = board
+        self._shared_status = shared_status
         self._supervisor: SupervisorLink | None = watch_supervisor(_stop_this_process)
         self._parent = ParentProcess(_stop_this_process) if config.die_with_parent else None
         self._watchdog = watchdog
@@ -96,45 +98,49 @@ class Worker:
             guard=guard,
             backlog=bounds.backlog,
         )
-        doorman = ConnectionLimiter(sockets.monitors, sockets.files, bounds.connections_max)
+        limiter = ConnectionLimiter(sockets.monitors, sockets.files, bounds.connections_max)
         control = ControlThread(
             sockets.ctl,
-            self._board,
+            self._shared_status,
             name=self._config.name,
             endpoints=sockets.endpoints,
             guard=guard,
             keep_ctl=sockets.keep_ctl,
         )
-        for door in doorman.watches:
-            control.watch(door)
+        for watch in limiter.watches:
+            control.watch(watch)
         if self._supervisor is not None:
             self._supervisor.report(endpoints=sockets.endpoints)
             control.watch(self._supervisor)
         elif self._parent is not None:
             control.watch(self._parent)
-        log.info("listening", extra={"address": sockets.endpoints.ctl, "epoch": self._board.epoch.hex()})
+        log.info(
+            "listening", extra={"address": sockets.endpoints.ctl, "epoch": self._shared_status.epoch.hex()}
+        )
         control.start()
         try:
             return self._load_and_serve(sockets)
         except BaseException as error:
-            self._board.message = str(error)
-            self._board.state = "failed"
+            self._shared_status.message = str(error)
+            self._shared_status.state = "failed"
             raise
         finally:
             if self._watchdog is not None:
                 self._watchdog.close()
             control.stop()
-            doorman.open_doors()
+            limiter.accept_again()
             sockets.close(linger_ms=FLUSH_MS)
 
     def _load_and_serve(self, sockets: Sockets) -> int:
         # Importing MLX and mlx-lm is most of the wait for a small model.
         self._report_progress("starting the engine", None)
         # A restarted worker had a device before.
-        probe = self._board.restarts == 0
-        opened = open_engine(self._config, self._report_progress, self._board.wakeup.wake, probe=probe)
+        probe = self._shared_status.restarts == 0
+        opened = open_engine(
+            self._config, self._report_progress, self._shared_status.wakeup.wake, probe=probe
+        )
         try:
-            self._board.state = "warming"
+            self._shared_status.state = "warming"
             self._report_progress("warming up", None)
             warm_up(opened.engine)
             measure_disk(opened.engine)
@@ -169,10 +175,10 @@ class Worker:
             images_max=0 if info.vision is None else IMAGES_MAX,
             image_patches_max=patches_max,
         )
-        self._board.limits = limits
-        self._board.tokenizer = opened.tokenizer
-        self._board.facts = {**opened.facts, "model": self._config.model}
-        self._board.model = ModelCard(
+        self._shared_status.limits = limits
+        self._shared_status.tokenizer = opened.tokenizer
+        self._shared_status.facts = {**opened.facts, "model": self._config.model}
+        self._shared_status.model = ModelCard(
             name=info.name,
             vocab_size=info.vocab_size,
             context_tokens=info.context_tokens,
@@ -185,7 +191,7 @@ class Worker:
         )
         context = WorkerContext(
             self._config,
-            self._board,
+            self._shared_status,
             limits,
             info,
             opened.memory_limit_bytes,
@@ -203,16 +209,16 @@ class Worker:
             # In a thread, as in tests, most of the process belongs to another program.
             set_apart()
         self._expect_within(0)
-        self._board.progress = Progress("ready", 1.0)
-        self._board.state = "ready"
+        self._shared_status.progress = Progress("ready", 1.0)
+        self._shared_status.state = "ready"
         if self._supervisor is not None:
             self._supervisor.report(ready=True)
-        card = self._board.model
+        card = self._shared_status.model
         assert card is not None
         facts = {"model": card.name, "context_tokens": card.context_tokens}
-        device = self._board.facts.get("device")
+        device = self._shared_status.facts.get("device")
         log.info("ready", extra=facts | ({"device": device} if device else {}))
-        log.debug("engine", extra={**self._board.facts})
+        log.debug("engine", extra={**self._shared_status.facts})
         if sys.stderr.isatty() and card.generates:
             name = "" if self._config.name == DEFAULT_NAME else f" --worker {self._config.name}"
             log.info("try `zmqengine chat%s`, or `zmqengine http%s` for other programs", name, name)
@@ -230,7 +236,7 @@ class Worker:
     def _report_progress(self, stage: str, fraction: float | None) -> None:
         # Finding a model may include a download of hours, which has time-outs of its own.
         self._expect_within(0 if stage == FINDING else self._config.load_timeout_s)
-        self._board.progress = Progress(stage, fraction)
+        self._shared_status.progress = Progress(stage, fraction)
         log.info("progress", extra={"stage": stage} | ({} if fraction is None else {"fraction": fraction}))
 
     def _expect_within(self, timeout_s: float) -> None:
@@ -254,22 +260,22 @@ def _stop_this_process() -> None:
 
 
 @contextlib.contextmanager
-def _stop_signals(board: SharedStatus) -> Iterator[None]:
+def _stop_signals(shared_status: SharedStatus) -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP drain; before the worker is ready they end it at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        board.ask_to_drain()
-        if board.state in ("loading", "warming"):
+        shared_status.ask_to_drain()
+        if shared_status.state in ("loading", "warming"):
             raise _StoppedEarly
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     earlier = {number: signal.signal(number, stop) for number in numbers}
     # Wakes the actor even if another thread receives the signal, so that an idle actor drains at once.
-    earlier_fd = signal.set_wakeup_fd(board.wakeup.signal_fd, warn_on_full_buffer=False)
+    earlier_fd = signal.set_wakeup_fd(shared_status.wakeup.signal_fd, warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(earlier_fd)
         for number, handler in earlier.items():
             signal.signal(number, handler)
-        board.wakeup.close()
+        shared_status.wakeup.close()

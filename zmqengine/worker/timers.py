@@ -57,9 +57,9 @@ class Timers:
         """Run the timers that are due."""
         self._lifecycle.expire(now_s)
         self._idle.keep(now_s)
-        while self._context.board.to_end:
-            self._end_for_operator(*self._context.board.to_end.popleft())
-        if self._context.board.drain_requests:
+        while self._context.shared_status.to_end:
+            self._end_for_operator(*self._context.shared_status.to_end.popleft())
+        if self._context.shared_status.drain_requests:
             self._keep_draining(now_s)
         if now_s < self._housekeeping_s and self._batch.has_work:
             return
@@ -112,7 +112,7 @@ class Timers:
         return (
             not unread
             or self._context.clock() >= self._ack_deadline_s
-            or self._context.board.drain_requests > 1
+            or self._context.shared_status.drain_requests > 1
         )
 
     @property
@@ -129,9 +129,9 @@ class Timers:
             return
         self._batch.share_device(view.rows_decoding)
         self._scheduler.resize(view.limit_bytes, self._lifecycle.live())
-        board = self._context.board
-        if board.facts.get("memory") != view.description:
-            board.facts = {**board.facts, "memory": view.description}
+        shared_status = self._context.shared_status
+        if shared_status.facts.get("memory") != view.description:
+            shared_status.facts = {**shared_status.facts, "memory": view.description}
             log.info("memory limit", extra={"memory": view.description})
 
     def _relieve_memory(self) -> None:
@@ -139,8 +139,10 @@ class Timers:
         if level != self._scheduler.pressure:
             log.warning("memory pressure", extra={"level": level, "before": self._scheduler.pressure})
             self._scheduler.relieve(level)
-            others = {name: fact for name, fact in self._context.board.facts.items() if name != "pressure"}
-            self._context.board.facts = others if level == "normal" else {**others, "pressure": level}
+            others = {
+                name: fact for name, fact in self._context.shared_status.facts.items() if name != "pressure"
+            }
+            self._context.shared_status.facts = others if level == "normal" else {**others, "pressure": level}
             self._batch.release_buffers()
         elif level == "critical":
             # Once for each warning: small Macs have one for hours, and buffers save time.
@@ -182,16 +184,16 @@ class Timers:
                 self._lifecycle.end(request, "abort", "an operator ended this request")
 
     def _keep_draining(self, now_s: float) -> None:
-        board = self._context.board
+        shared_status = self._context.shared_status
         if self._drain_deadline_s is None:
             log.info(
                 "draining",
                 extra={"running": len(self._scheduler.running), "waiting": self._lifecycle.waiting},
             )
-            board.state = "draining"
+            shared_status.state = "draining"
             self._lifecycle.drain()
             self._drain_deadline_s = now_s + self._context.config.drain_timeout_s
-        if now_s >= self._drain_deadline_s or board.drain_requests > 1:
+        if now_s >= self._drain_deadline_s or shared_status.drain_requests > 1:
             self._lifecycle.end_all(
                 self._lifecycle.live(), "shutdown", "the worker stopped before the last token"
             )

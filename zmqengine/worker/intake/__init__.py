@@ -1,1 +1,1 @@
-"""Everything that front-ends ask: commands for the actor, and questions that the control thread answers."""
+"""Intake: commands for the actor, and requests that the control thread answers."""

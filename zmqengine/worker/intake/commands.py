@@ -1,4 +1,4 @@
-"""Handlers of a front-end's commands. Every command gets one reply; none touches the engine's batch."""
+"""Handlers of commands. Every command gets one reply; none touches the engine's batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from zmqengine.worker.wire.session import Session
 log = logging.getLogger("zmqengine.worker")
 
 REPLAY_BYTES_MAX = 256 * 1024
-"""Tokens of one reply to a resume; the front-end asks for the rest."""
+"""Maximum tokens of one reply to a resume; the front-end requests the rest."""
 _STATES: dict[Phase, RequestState] = {
     "preparing": "queued",
     "queued": "queued",
@@ -65,7 +65,7 @@ _STATES: dict[Phase, RequestState] = {
 
 
 class CommandHandler:
-    """Answers commands."""
+    """Answers commands of sessions."""
 
     def __init__(self, context: WorkerContext, sessions: SessionTable, lifecycle: Lifecycle) -> None:
         self._context = context
@@ -76,7 +76,7 @@ class CommandHandler:
         self._lifecycle = lifecycle
 
     def handle(self, command: Command, route: bytes, user: str, now_s: float, peer: str = "") -> CommandReply:
-        """Carry out one command of `user` and, as far as it can be told, `peer`. Errors become a `Rejected`."""
+        """Carry out one command of `user` and, as far as it is known, `peer`. Errors become a `Rejected`."""
         try:
             if isinstance(command, Hello):
                 return self._hello(command, route, user, now_s, peer)
@@ -140,7 +140,7 @@ class CommandHandler:
             raise Aborted("the request was aborted before it was inserted")
         if not session.is_granted:
             raise NotSubscribed("subscribe to the session's topic and wait for `granted` before inserting")
-        # Before anything that depends on the load, which is none of an unauthorized peer's business.
+        # Before every check that depends on the load, which an unauthorized peer must not learn.
         self._lifecycle.check_authorized(insert, session)
         self._check_ids(insert)
         self._check_held(insert, session)
@@ -181,7 +181,8 @@ class CommandHandler:
         if len(session.requests) >= requests_max:
             what = f"{len(session.requests)} requests"
         elif held > bytes_max and isinstance(insert, Embed):
-            # Vectors are kept until they are acknowledged. Tokens take little, and log-probabilities may be dropped.
+            # Vectors are held until they are acknowledged. Tokens take little memory, and log-probabilities may be
+            # dropped.
             what = f"{held} bytes of output"
         else:
             return
@@ -204,9 +205,9 @@ class CommandHandler:
         if request is None:
             raise UnknownRequest(f"the worker holds no request {command.request!r}")
         if command.from_index < request.log.kept_from:
-            # Its tokens come again with their log-probabilities, from a new insert with the same id.
+            # A new insert with the same id computes the tokens and log-probabilities again.
             self._lifecycle.end_all(
-                [request], "abort", "log-probabilities were dropped that a resume asked for"
+                [request], "abort", "a resume requested log-probabilities that were dropped"
             )
             self._sessions.acknowledge(session, request)
             raise UnknownRequest(

@@ -1,4 +1,4 @@
-"""The control thread: answers on ctl whatever the actor is doing. It never touches MLX."""
+"""The control thread: answers on ctl independently of the actor. It never touches MLX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zmqengine.worker.wire.unread_replies import UnreadReplies
 log = logging.getLogger("zmqengine.control")
 
 UNREAD_BYTES_MAX = 1 << 20
-"""Bytes of long replies that one connection has not read; the first may be longer."""
+"""Maximum bytes of unread long replies of one connection; the first reply may be longer."""
 UNREAD_BYTES_ALL_MAX = 64 << 20
 WRONG_REQUESTS_MAX = 1000
 FAILURE_WAIT_S = 0.1
@@ -34,7 +34,7 @@ LOOK_AGAIN_S = 1.0
 
 
 class Watched(Protocol):
-    """Something beside ctl that the control thread serves: the supervisor's pipe, the key check."""
+    """A descriptor that the control thread polls beside ctl: the supervisor's pipe, the key check."""
 
     def fileno(self) -> int:
         """File descriptor to poll for reading."""
@@ -46,7 +46,7 @@ class Watched(Protocol):
 
 
 class ControlThread:
-    """Serves ctl until stopped. The socket is handed over for good: it is only used on this thread.
+    """Serves ctl until stopped. Owns the socket, which is used on this thread only.
 
     With a `guard` it also serves the key check, and only an operator's key may drain the worker. `keep_ctl` is called
     about once a second.
@@ -55,7 +55,7 @@ class ControlThread:
     def __init__(
         self,
         ctl: zmq.Socket[bytes],
-        board: SharedStatus,
+        shared_status: SharedStatus,
         *,
         name: str,
         endpoints: Endpoints,
@@ -64,8 +64,8 @@ class ControlThread:
     ) -> None:
         self._ctl = ctl
         self._keep_ctl = keep_ctl
-        self._board = board
-        self._handler = ControlHandler(board, name, endpoints, guard)
+        self._shared_status = shared_status
+        self._handler = ControlHandler(shared_status, name, endpoints, guard)
         self._with_users = guard is not None
         self._decoder = control_decoder()
         self._replies = UnreadReplies(ctl, bytes_max=UNREAD_BYTES_MAX, all_bytes_max=UNREAD_BYTES_ALL_MAX)
@@ -75,11 +75,11 @@ class ControlThread:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def watch(self, watched: Watched) -> None:
-        """Serve something else as well; before `start`."""
+        """Poll another descriptor as well; called before `start`."""
         self._watched.append(watched)
 
     def start(self) -> None:
-        """From now on ctl answers."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -92,15 +92,15 @@ class ControlThread:
             os.close(self._stop_reader)
 
     def _run(self) -> None:
-        """Serve, and begin again after a failure: without this thread nobody could connect, ask or drain."""
+        """Serve, and continue after a failure: without this thread no peer could connect, ask or drain."""
         while True:
             try:
                 self._serve()
                 return
             except Exception as error:
-                self._board.control_failures += 1
+                self._shared_status.control_failures += 1
                 log.error("the control thread failed and continues", exc_info=error)
-                # Not at once: what failed may be there still.
+                # With a delay, since the cause may persist.
                 if select.select([self._stop_reader], [], [], FAILURE_WAIT_S)[0]:
                     return
 
@@ -110,7 +110,7 @@ class ControlThread:
         poller.register(self._stop_reader, zmq.POLLIN)
         for watched in list(self._watched):
             poller.register(watched.fileno(), zmq.POLLIN)
-            # A ZeroMQ descriptor signals changes only: what was there before it was first looked at goes unsaid.
+            # A ZeroMQ descriptor signals changes only, not messages that arrived before the first poll.
             if watched.check():
                 poller.unregister(watched.fileno())
                 self._watched.remove(watched)
@@ -119,7 +119,7 @@ class ControlThread:
             ready = dict(poller.poll(int(LOOK_AGAIN_S * 1000)))
             if self._stop_reader in ready:
                 return
-            # By the clock: requests may come so often that there is always something ready.
+            # By the clock: under load a socket is always readable.
             is_due = not ready or time.monotonic() >= look_again_s
             if is_due:
                 look_again_s = time.monotonic() + LOOK_AGAIN_S
@@ -132,14 +132,14 @@ class ControlThread:
                 self._answer()
 
     def _answer(self) -> None:
-        """Answer one request; whatever it does to us, the loop goes on."""
+        """Answer one request; an internal error ends this request only."""
         first: Any = self._ctl.recv(zmq.DONTWAIT, copy=False)
         parts: list[bytes] = []
         more = first.more
         while more:
             part = self._ctl.recv(zmq.DONTWAIT)
             more = self._ctl.getsockopt(zmq.RCVMORE)
-            # Of too many parts, enough are kept to see that they are.
+            # Of a message with too many parts, keep enough to refuse it.
             if len(parts) < 3:
                 parts.append(part)
         route, user = first.bytes, user_of(first) if self._with_users else ""

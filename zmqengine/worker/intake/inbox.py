@@ -1,4 +1,4 @@
-"""Everything that front-ends send the actor: subscriptions on out, commands on cmd. Nothing here is unbounded."""
+"""Inbox of the actor: subscriptions on out, commands on cmd. All work here is bounded."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from zmqengine.worker.wire.unread_replies import UnreadReplies
 
 log = logging.getLogger("zmqengine.worker")
 
-# A plain number: an enumeration's own "&" takes longer than the look at the socket.
+# A plain int: the "&" of an enumeration takes longer than the check of the socket.
 _POLLIN = int(zmq.POLLIN)
 SUBSCRIPTIONS_SECONDS_MAX = 0.005
 COMMANDS_SECONDS_MAX = 0.015
 MESSAGES_MAX = 1000
-"""Of each socket in a pass. Both bounds are looked at for every message: what is not read is left to the next pass, for
-the batch must not wait for a flood."""
+"""Maximum messages, and seconds, of each socket in a pass. Unread messages are left for the next pass, so that a flood
+does not delay the batch."""
 WRONG_SUBSCRIPTIONS_MAX = 64
 """In ten seconds; libzmq keeps every refused topic until its connection ends. A well-behaved front-end may have a few:
 topics of a worker that was restarted, or of a session that was taken over."""
 WRONG_COMMANDS_MAX = 1000
 UNREAD_BYTES_MAX = 1 << 20
-"""Bytes of long replies that one connection has not read."""
+"""Maximum bytes of unread long replies of one connection."""
 
 
 class Inbox:
-    """Reads both sockets for a bounded time. `with_users` when connections have keys, which then own sessions.
+    """Reads both sockets for a bounded time. `with_users`: connections have keys, which own sessions.
 
-    Whatever a message does, it ends at that message: an insert is answered, and the worker serves on.
+    An internal error ends only the message that caused it: an insert is answered, and the worker continues.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Inbox:
         self._replies = UnreadReplies(self._cmd, bytes_max=UNREAD_BYTES_MAX)
 
     def read(self, report: PassReport, now_s: float) -> None:
-        """Take in all that front-ends have sent, as far as the time bound allows."""
+        """Read messages within the bounds."""
         report.grants = self.read_subscriptions(now_s)
         report.commands = self.read_commands(now_s)
 
     def read_subscriptions(self, now_s: float) -> int:
-        """Grant what belongs to a session, note who went; returns how many were granted."""
+        """Grant subscriptions of sessions, and note unsubscriptions; returns the number of grants."""
         grants = 0
         until_s = self._clock() + SUBSCRIPTIONS_SECONDS_MAX
         for _ in range(MESSAGES_MAX):
             if not _is_readable(self._out):
-                # All was read: libzmq's lists of messages and of connections agree again.
+                # All messages are read: libzmq's lists of messages and of connections agree again.
                 self._out_of_step = False
                 break
             frame: Any = self._out.recv(zmq.DONTWAIT, copy=False)
@@ -83,7 +83,7 @@ class Inbox:
         return grants
 
     def read_commands(self, now_s: float) -> int:
-        """Carry out and answer the commands that are there; returns how many."""
+        """Carry out and answer waiting commands; returns the number of them."""
         handled = 0
         until_s = self._clock() + COMMANDS_SECONDS_MAX
         for _ in range(MESSAGES_MAX):
@@ -113,7 +113,7 @@ class Inbox:
 
     def _grant(self, frame: zmq.Frame, topic: bytes) -> bool:
         if self._out_of_step:
-            # It comes back by itself, and subscribes again.
+            # The front-end reconnects by itself, and subscribes again.
             self._subscription_offenders.end(frame)
             return False
         session = self._sessions.subscribed(topic, user_of(frame) if self._with_users else "")
@@ -127,7 +127,7 @@ class Inbox:
 
     def _withdraw(self, frame: zmq.Frame, topic: bytes, now_s: float) -> None:
         if self._sessions.unsubscribed(topic, now_s) is None:
-            # At the end of a connection libzmq says this for each of its topics, and names no sender: no strike.
+            # At the end of a connection libzmq sends this for each of its topics, without a sender: no strike.
             self._subscription_offenders.strike(frame)
         elif not self._out_of_step:
             self._out.setsockopt(zmq.UNSUBSCRIBE, topic)
@@ -140,7 +140,7 @@ class Inbox:
     # --- cmd -----------------------------------------------------------------------------------------------
 
     def _command(self, now_s: float) -> bool:
-        """Read and answer one command, or drop one part of a message that has too many; says whether it was one."""
+        """Read and answer one command, or drop one part of an over-long message; returns whether it was a command."""
         first: Any = self._cmd.recv(zmq.DONTWAIT, copy=False)
         if self._skipping:
             self._skipping = first.more
@@ -150,7 +150,7 @@ class Inbox:
         while more and len(parts) < 3:
             parts.append(self._cmd.recv(zmq.DONTWAIT))
             more = self._cmd.getsockopt(zmq.RCVMORE)
-        # The rest of a message of very many parts is dropped within the time of this pass and the next ones.
+        # The rest of a message with very many parts is dropped within the bounds of this pass and the next ones.
         self._skipping = bool(more)
         user = user_of(first) if self._with_users else ""
         self._reply(first.bytes, *self._answer(first, parts, user, now_s))
@@ -186,10 +186,10 @@ class Inbox:
 
     def _reply(self, route: bytes, header: bytes, body: bytes) -> None:
         if not self._replies.send(route, header, body):
-            # The front-end is gone or does not read; it repeats the command if it still wants the answer.
+            # The front-end is gone or does not read; it repeats the command if it still needs the answer.
             log.debug("reply dropped")
 
 
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:
-    # Cheaper than to try and fail, and nothing is there in most passes.
+    # Cheaper than a failing receive, and most passes have no message.
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)

@@ -13,11 +13,11 @@ from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
 
 LISTED_MAX = 256
-"""Entries of each kind: listing is part of a pass and must stay short."""
+"""Maximum entries of each kind, since a listing is part of a pass."""
 
 
 def list_sessions(sessions: Iterable[Session], outgoing: Outgoing) -> list[SessionInfo]:
-    """The first sessions there are, the oldest first."""
+    """The oldest sessions, in order."""
     return [_session(session, outgoing) for session in islice(sessions, LISTED_MAX)]
 
 

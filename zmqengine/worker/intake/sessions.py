@@ -21,13 +21,13 @@ from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session, new_topic
 
 PEER_SESSIONS_MIN = 8
-"""Sessions that every key may have, or a share of very few would be none."""
+"""Sessions that every key may have: a share of a small maximum could be 0."""
 SUBSCRIBE_S = 5.0
-"""From hello until somebody must have subscribed, at the least."""
+"""Minimum seconds from hello to the first subscription."""
 
 
 class SessionTable:
-    """Sessions by secret, by connection and by topic."""
+    """Table of sessions by secret, connection and topic."""
 
     def __init__(self, context: WorkerContext, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
@@ -51,8 +51,8 @@ class SessionTable:
     def hello(self, message: Hello, route: bytes, user: str, now_s: float, peer: str = "") -> Session:
         """Open, find or take over the session of this secret.
 
-        `peer` is who asks, its key or its process, as far as that can be told: nobody gets more than a share of the
-        sessions. Raises `UnsupportedProtocol`, `Overloaded`, or `NotAuthorized` when it belongs to another key.
+        `peer`: the sender's key or process, as far as it is known; each gets a share of the sessions at most. Raises
+        `UnsupportedProtocol`, `Overloaded`, or `NotAuthorized` when the session belongs to another key.
         """
         low, high = message.protocol
         if not low <= PROTOCOL_VERSION <= high:
@@ -87,7 +87,7 @@ class SessionTable:
     def of_route(self, route: bytes, user: str) -> Session:
         """The session of a connection with this key. Raises `UnknownSession` or `Fenced`.
 
-        A connection chooses its own routing id: once the first one is gone, another key may come with the same.
+        A connection chooses its own routing id: after its end, another key may connect with the same one.
         """
         session = self._by_route.get(route)
         if session is not None and session.user != user:
@@ -99,11 +99,11 @@ class SessionTable:
         return session
 
     def renew(self, session: Session, now_s: float) -> None:
-        """Any command shows that the front-end lives."""
+        """Renew a session's lease: any command shows that the front-end lives."""
         session.lease_deadline_s = now_s + self._lease_s
 
     def subscribed(self, topic: bytes, user: str) -> Session | None:
-        """The session to grant this subscription to, or None: then it is nobody's to have."""
+        """The session of this topic, if `user` may subscribe to it; else None."""
         session = self._by_topic.get(topic)
         if session is None or session.user != user:
             return None
@@ -112,11 +112,11 @@ class SessionTable:
         return session
 
     def granted(self, session: Session) -> None:
-        """Its subscription is in force: tell it so."""
+        """Note and report that a session's subscription is in force."""
         self._outgoing.grant(session)
 
     def unsubscribed(self, topic: bytes, now_s: float) -> Session | None:
-        """A subscriber went away; the last one to go starts the grace period."""
+        """Note the end of a subscription; the last one starts the grace period."""
         session = self._by_topic.get(topic)
         if session is None or session.subscribers == 0:
             return None
@@ -126,14 +126,14 @@ class SessionTable:
         return session
 
     def acknowledge(self, session: Session, request: LiveRequest) -> None:
-        """Forget an ended request and its output."""
+        """Drop an ended request and its output."""
         if session.requests.pop(request.id, None) is not None:
             self._outgoing.forget(request)
 
     def forget_oldest_delivered(self, session: Session, *, bytes_max: int, requests_max: int) -> int:
-        """Keep what is held within bounds, at the cost of requests that ended, were sent and never acknowledged.
+        """Bound the held output of a session by dropping requests that ended and were sent, but never acknowledged.
 
-        Returns the bytes that are held now.
+        Returns the bytes still held.
         """
 
         def is_within_bounds() -> bool:
@@ -147,9 +147,9 @@ class SessionTable:
         return self._outgoing.held_bytes(session)
 
     def keep_output_within(self, session: Session, bytes_max: int) -> None:
-        """Keep a session's output within a bound, at the cost of what was sent and not acknowledged.
+        """Bound a session's output by dropping sent and unacknowledged parts of it.
 
-        After the requests that ended, the log-probabilities of others go, those of the largest first.
+        Ended requests are dropped first, then log-probabilities of others, the largest first.
         """
         if self._outgoing.held_bytes(session) <= bytes_max:
             return
@@ -164,7 +164,7 @@ class SessionTable:
                 break
 
     def remove(self, session: Session) -> None:
-        """Tell a session what can still be told, and forget it. Its requests must have been ended before."""
+        """Send a session its remaining output, and remove it. Its requests must have ended before."""
         self._outgoing.close(session)
         self._by_secret.pop(session.secret_digest, None)
         self._by_route.pop(session.route, None)

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
 LONG_PROMPT_TOKENS = 8_192
-"""From this length on, packing and hashing a prompt takes about as long as the rest of a pass."""
+"""Tokens of a prompt from which packing and hashing it takes about as long as the rest of a pass."""
 LaneName = Literal["compile", "pack", "look up", "read"]
 """Kind of a preparation. A slow one holds up none of another kind."""
 _THREADS: dict[LaneName, int] = {"compile": 4, "pack": 1, "look up": 1, "read": 2}
-"""Threads of each lane. Compiling gives the interpreter's lock up, so that some slow grammars leave threads for others;
-of reads two keep a disk busy."""
+"""Threads of each lane. Compilation releases the interpreter's lock, so more threads keep slow grammars from blocking
+others; two reads keep a disk busy."""
 _CLOSE_S = 0.5
-"""Longest wait for running preparations when the worker ends: native code had better return before the interpreter is
-gone. A read that hangs never does."""
+"""Maximum seconds to wait for running preparations when the worker ends: native code should return before the
+interpreter is gone; a hanging read never does."""
 
 Preparation = Callable[[], Prepared]
-"""Runs on a thread. Raises `ZmqEngineError` to refuse its request."""
+"""A preparation, run on a thread. Raises `ZmqEngineError` to refuse its request."""
 
 
 def preparation_of(
@@ -71,7 +71,7 @@ def _compile(insert: Insert, compiler: ConstraintCompiler) -> tuple[Grammar | No
         raise BadRequest(
             f"emitted cannot be the beginning of an output under this constraint: {error}"
         ) from error
-    # For the row, which the actor starts.
+    # Kept for the row, which the actor starts.
     grammar.keep(matcher)
     return grammar, matcher.is_complete
 
@@ -90,7 +90,7 @@ class Preparer:
         lane = self._lanes.get(lane_name)
         if lane is None:
             lane = self._lanes[lane_name] = _Lane(lane_name)
-        # The lane is an order of service of its own, and fair by the time that its threads take.
+        # A lane has an order of service of its own, fair by the time of its threads.
         ticket = replace(request.ticket, phase="new", prompt_tokens=0)
 
         def run() -> None:
@@ -108,7 +108,7 @@ class Preparer:
         results: list[tuple[LiveRequest, Prepared | BaseException]] = []
         while self._done:
             request, ticket, result = self._done.popleft()
-            # Another ticket, or none: the preparation was cancelled meanwhile.
+            # Another ticket, or none: the preparation was cancelled since.
             if self._running.get(request, (None, None))[1] is not ticket:
                 continue
             del self._running[request]
@@ -140,7 +140,7 @@ class Preparer:
         return lane is not None and lane.is_stuck
 
     def close(self) -> None:
-        """Start nothing more. Running preparations are waited for, but not for long."""
+        """Start no further preparation, and wait for running ones within a bound."""
         until_s = time.monotonic() + _CLOSE_S
         for lane in self._lanes.values():
             lane.close()
@@ -159,7 +159,7 @@ class _Lane:
         self._threads_max = _THREADS[name]
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
-        # All below under `_changed`.
+        # The fields below are guarded by `_changed`.
         self._order = ServiceOrder()
         self._tasks: dict[Ticket, tuple[Callable[[], None], Callable[[], None]]] = {}
         self._running: set[Ticket] = set()
@@ -214,7 +214,7 @@ class _Lane:
                 self._running.discard(ticket)
                 self._stuck.discard(ticket)
                 del self._tasks[ticket]
-            # Rung when the thread is free, so that the actor can give it the next one.
+            # Called when the thread is free, so that the actor can give it the next preparation.
             wake()
 
     def _next(self) -> tuple[Ticket, Callable[[], None], Callable[[], None]] | None:

@@ -22,28 +22,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("zmqengine.worker")
 
 RESTORED_TOKENS_MIN = 64
-"""A prompt of at most one block of the prefix cache is not looked up."""
+"""Least tokens of a prompt for a look-up on disk: more than one block of the prefix cache."""
 PASS_BYTES, IDLE_PASS_BYTES = 16 << 20, 64 << 20
-"""Bytes that one pass turns into MLX arrays, while rows are stepped and while none are."""
+"""Bytes that one pass restores to MLX arrays, with and without rows in the engine."""
 SAVED_BYTES = 16 << 20
-"""Bytes that one pass copies for the writing thread while no row is stepped."""
+"""Bytes that one pass copies for the writing thread without rows in the engine."""
 SAVING_SHARE = 0.003
-"""Share of the steps' time for copying while rows are stepped. What the writing thread and the system then do with it
-takes several times as long: with 0.02, rows that decode on two cores lost 12 % of their speed."""
+"""Share of the steps' time for copies while rows are in the engine. The work of the writing thread and the system on
+them takes several times as long: with 0.02, rows in decode on two cores lost 12 % of their speed."""
 _CREDIT_S_MAX = 0.05
 """Bound on the seconds that one pass copies while rows are stepped."""
 LOOK_UP_S = 1.0
-"""Longest look-up: a disk that works takes milliseconds."""
+"""Maximum seconds of a look-up: a working disk takes milliseconds."""
 READ_S = 2.0
-"""Longest read, beside the time that prefill would take: a sleeping disk is left to wake up, a busy one to answer."""
+"""Maximum seconds of a read beyond the time of the prefill that it saves: time for a sleeping disk to wake up and a
+busy one to answer."""
 _FAILED = "a prompt could not be restored from disk"
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """The way of one prompt from disk: looked up, found, read, made arrays, and held for its row.
+    """The restore of one prompt: looked up, found, read, converted to arrays, and held for its row.
 
-    `ticket` is its place in the order of reads, `until_s` the end of the time for a look-up or a read.
+    `ticket`: its position in the order of reads. `until_s`: end of the time for a look-up or a read.
     """
 
     stage: Literal["sought", "found", "read", "made", "held"]
@@ -55,14 +56,14 @@ class _Wanted:
 class PromptDisk:
     """Restores prompts from disk before their rows begin, and saves prompts that were prefilled. Idle without `disk`.
 
-    A request is looked up before it is queued. It stands in line while its prompt waits for room: if its turn comes
-    then, the prompt is prefilled. Prompts are read in an order of service of their own, and while the disk delivers,
-    the scheduler sets a request aside whose turn comes: `awaits`. No request waits for a disk that hangs: past a time,
-    its prompt is prefilled.
+    A prompt is looked up before its request is queued. While the prompt waits for room in memory, the request is in the
+    queue: if its turn comes, the prompt is prefilled. Prompts are read in an order of service of their own; during the
+    read the scheduler sets the request aside if its turn comes (`awaits`). No request waits for a hanging disk: after a
+    time-out its prompt is prefilled.
 
     Restored blocks stay in memory until their request's row begins its prefill. Together they take at most half of
     `room_bytes()`, or what one request needs. A request of a better class takes the room of one of a worse class
-    that has no row; that one's prompt is prefilled.
+    without a row, whose prompt is then prefilled.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class PromptDisk:
         self._prefill_tokens_per_s: float | None = None
         self._credit_s = 0.0
 
-    # --- restoring: looked up and read on threads, made arrays by the actor, a piece a pass ---
+    # --- restore: look-up and read on threads, conversion to arrays by the actor, a piece a pass ---
 
     def seek(self, request: LiveRequest, now_s: float) -> bool:
-        """Look a new request's prompt up; False if that is not worth it, or the disk hangs.
+        """Start the look-up of a new request's prompt; False if the prompt is short or the disk hangs.
 
         Otherwise `advance` returns the request when it may be queued.
         """
@@ -100,7 +101,7 @@ class PromptDisk:
         images, token = request.images, self._image_token
 
         def look_up() -> Prepared:
-            # Imported here: workers without MLX, which start quickly, never need it.
+            # Imported here: workers without MLX start fast and never need it.
             from zmqengine.engine.image_names import named
 
             try:
@@ -117,7 +118,7 @@ class PromptDisk:
         return True
 
     def receive(self, request: LiveRequest, prepared: Prepared) -> bool:
-        """Take over what a look-up or a read found; False if the preparation was none of these."""
+        """Take the result of a look-up or a read; False if the preparation was another one."""
         wanted = self._wanted.get(request)
         if wanted is None:
             return False
@@ -136,7 +137,7 @@ class PromptDisk:
         return True
 
     def advance(self, now_s: float, *, is_busy: bool) -> list[LiveRequest]:
-        """Continue for as long as a pass may take; returns the requests set aside that need to wait no longer."""
+        """Continue restores within a pass's bounds; returns the requests set aside that may be queued again."""
         if self._disk is None:
             return []
         self._give_up(now_s)
@@ -156,7 +157,8 @@ class PromptDisk:
         return ready
 
     def awaits(self, request: LiveRequest) -> bool:
-        """Whether a request's prompt is on its way from disk, or is to follow another that is."""
+        """Whether a request's prompt is being read from disk, or waits for the read of another with the same
+        beginning."""
         wanted = self._wanted.get(request)
         if wanted is None or wanted.stage == "held":
             return False
@@ -166,7 +168,7 @@ class PromptDisk:
         )
 
     def set_aside(self, request: LiveRequest) -> None:
-        """Note a request that has left the line, until `advance` returns it."""
+        """Note a request that has left the queue, until `advance` returns it."""
         self._aside[request] = None
 
     def forget(self, request: LiveRequest) -> None:
@@ -176,11 +178,11 @@ class PromptDisk:
 
     @property
     def is_restoring(self) -> bool:
-        """Whether the next pass would make arrays of a request's blocks."""
+        """Whether the next pass would restore blocks to arrays."""
         return bool(self._to_make)
 
     def next_deadline_s(self) -> float | None:
-        """When a look-up or a read has taken too long, or None."""
+        """Time of the next time-out of a look-up or a read, or None."""
         due = [wanted.until_s for wanted in self._wanted.values() if wanted.until_s is not None]
         return min(due, default=None)
 
@@ -201,14 +203,16 @@ class PromptDisk:
             self._to_make.remove(request)
 
     def _give_up(self, now_s: float) -> None:
-        """Leave the requests to prefill for which the disk takes too long, and all others once it hangs."""
+        """Give up restores past their time-out, and all others once the disk hangs; these prompts are prefilled."""
         late = [
             request
             for request, wanted in self._wanted.items()
             if wanted.until_s is not None and now_s >= wanted.until_s
         ]
         for request in late:
-            log.warning("the disk takes too long: a prompt is computed", extra={"request": request.id})
+            log.warning(
+                "the disk takes too long: a prompt is prefilled instead", extra={"request": request.id}
+            )
             self._preparer.give_up(request)
             self._drop(request)
         if late and self._hangs:
@@ -225,7 +229,7 @@ class PromptDisk:
             restore = wanted.restore
             assert restore is not None
             if request.phase == "running":
-                # Its turn came first: the prompt is being prefilled.
+                # The request's turn came first: its prompt is being prefilled.
                 self._drop(request)
                 continue
             if not self._make_room(request, restore.plan.bytes):
@@ -239,7 +243,7 @@ class PromptDisk:
             self._preparer.start(request, partial(self._read, restore), "read")
 
     def _make_room(self, request: LiveRequest, needed_bytes: int) -> bool:
-        """Whether there is room for a request's blocks, perhaps at the cost of worse classes."""
+        """Whether there is room in memory for a request's blocks, at the cost of worse classes if need be."""
         held = {
             owner: wanted.restore.plan.bytes
             for owner, wanted in self._wanted.items()
@@ -263,7 +267,7 @@ class PromptDisk:
         return True
 
     def _read(self, restore: Restore) -> Prepared:
-        """Read a request's blocks, on a thread. A failure leaves none: it costs time and no request."""
+        """Read a request's blocks, on a thread. A failure returns none: the request continues with prefill."""
         assert self._disk is not None
         try:
             blocks = self._disk.read(restore.plan, restore.tokens)
@@ -293,13 +297,14 @@ class PromptDisk:
             self._credit_s -= time.perf_counter() - started_s
 
     def note_prefill(self, tokens_per_s: float | None) -> None:
-        """Take the measured speed of prefill: blocks that would come back slower are neither restored nor written."""
+        """Take the measured speed of prefill: blocks whose restore would take longer are neither restored nor
+        written."""
         if self._disk is not None and tokens_per_s is not None:
             self._prefill_tokens_per_s = tokens_per_s
             self._disk.note_prefill(tokens_per_s)
 
     def save_all(self, seconds: float, goes_on: Callable[[], bool]) -> None:
-        """Save the rest, for at most `seconds` and only while `goes_on()`."""
+        """Save all remaining prompts, for at most `seconds` and only while `goes_on()`."""
         if self._disk is not None:
             self._disk.close(seconds, goes_on)
 

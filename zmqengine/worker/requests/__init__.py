@@ -1,1 +1,1 @@
-"""One live request: its state, scheduling facts and token log, its deadline, and the compiler of its constraint."""
+"""A live request: its state, scheduling facts, token log and deadline, and the compiler of its constraint."""

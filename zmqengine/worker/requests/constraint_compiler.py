@@ -28,7 +28,7 @@ class ConstraintCompiler:
             self._tokens()
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """A grammar for one request. Raises `BadRequest` that says what is wrong, or what cannot be enforced."""
+        """A grammar for one request. Raises `BadRequest` for a constraint that is malformed or cannot be enforced."""
         return compile_grammar(
             self._tokens(), constraint.kind, constraint.text, constraint.choices, constraint.after
         )

@@ -1,4 +1,4 @@
-"""One live request: the only mutable state of a generation, which every other part refers to."""
+"""A live request: the only mutable state of a generation, shared by all parts of the worker."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
 """Phase of a request. `docs/worker.md` draws the transitions; the scheduler and `finish` make them.
 
-preparing: work that its start needs goes on beside the actor. queued: waits for its first row. running: has a row
-in the engine. parked: lost its row, to preemption or a failed step, and waits for another one. ended: has its terminal
-answer.
+preparing: work before its first row runs beside the actor. queued: waits for its first row. running: has a row in the
+engine. parked: lost its row, to preemption or a failed step, and waits for another one. ended: has its terminal answer.
 """
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,7 +35,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restore:
-    """A prompt on disk: `plan` names its blocks, `blocks` are those that were read and are not yet arrays of MLX."""
+    """A prompt on disk: `plan` names its blocks; `blocks` were read and are not MLX arrays yet."""
 
     plan: RestorePlan
     tokens: np.ndarray
@@ -48,7 +47,7 @@ class Restore:
 class Prepared:
     """Result of a preparation. `packed` is the prompt as an array and the insert's digest.
 
-    `is_whole` says that `emitted` is already a whole output under `grammar`.
+    `is_whole`: `emitted` is already a complete output under `grammar`.
     """
 
     packed: tuple[array[int], bytes] | None = None
@@ -60,12 +59,12 @@ class Prepared:
 class LiveRequest:
     """A request from acceptance to acknowledgement.
 
-    `tokens_max` bounds prompt and output together. A request that *is open* named no limit: its bound is what fits in
-    memory, and may fall with that. `reserved_tokens` of KV cache are reserved for a running request, of which
-    `prefilled_tokens` have been prefilled; at `grows_at` output tokens it needs a larger reservation. `read_tokens` is
-    the most that earlier rows of a preempted request had prefilled or decoded. `grammar` constrains the output;
-    `is_whole`: the emitted tokens are already a whole output of it. `drafts` counts draft tokens proposed and accepted,
-    by drafter.
+    `tokens_max` bounds prompt and output together. A request that *is open* has no limit of its own: its bound is what
+    fits in memory, and may fall with the memory limit. `reserved_tokens` of KV cache are reserved for a running
+    request, of which `prefilled_tokens` have been prefilled; at `grows_at` output tokens it needs a larger reservation.
+    `read_tokens`: maximum tokens that earlier rows of a preempted request had computed. `grammar` constrains the
+    output; `is_whole`: the emitted tokens are already a complete output of it. `drafts` counts proposed and accepted
+    draft tokens by source.
 
     The request of an embed has the vectors of its texts as output. It reserves no KV cache: `tokens_max` is 0.
     """
@@ -231,7 +230,7 @@ class LiveRequest:
         )
 
     def apply(self, prepared: Prepared) -> None:
-        """Take over what a preparation made."""
+        """Store the result of a preparation."""
         if prepared.packed is not None:
             self.prompt, self.digest = prepared.packed
         if prepared.grammar is not None:

@@ -16,7 +16,7 @@ class PriorityClass(IntEnum):
 
     @classmethod
     def of(cls, priority: int) -> PriorityClass:
-        """The class of a priority: a user watches below 0, nobody waits above 0."""
+        """The class of a priority: below 0 a user watches, above 0 the work is not urgent."""
         return cls.INTERACTIVE if priority < 0 else cls.BATCH if priority > 0 else cls.NORMAL
 
 

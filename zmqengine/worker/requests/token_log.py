@@ -9,15 +9,15 @@ from zmqengine.engine.interface import TokenLogprobs
 from zmqengine.protocol.messages import End, TokenLogprob, TokenRow
 
 LOGPROB_MIN = -9999.0
-"""Stands for minus infinity, as in OpenAI's API."""
-# Estimated bytes in memory: of a token, of its log-probability, and of each of the top tokens beside it.
+"""Value sent for minus infinity, as in OpenAI's API."""
+# Estimated bytes in memory: a token, its log-probability, and each top alternative.
 _TOKEN_BYTES, _LOGPROB_BYTES, _TOP_BYTES = 4, 120, 130
 # The same on the wire in msgpack: an int of 32 bits with its tag; an array of an int, a float of 64 bits and its tag.
 _WIRE_TOKEN_BYTES, _WIRE_LOGPROB_BYTES = 5, 15
 
 
 class TokenLog:
-    """Output tokens by index; `sent` is the index of the first one that was not sent yet.
+    """Output tokens by index; `sent`: index of the first token that was not sent yet.
 
     `emitted` are output tokens of an earlier epoch: they have indices, but are never sent. `logprobs` is the number of
     log-probabilities beside the token's own, or None for none at all. `weight` is the size of an entry in a frame, in

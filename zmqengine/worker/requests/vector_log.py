@@ -7,14 +7,14 @@ import numpy as np
 from zmqengine.protocol.messages import End, TokenRow
 
 TOKEN_FLOATS = 16
-"""Floats of a vector that count as one token in a frame: they are copied in the time that a token takes to encode."""
+"""Floats of a vector that count as one token in a frame: copying them takes as long as encoding a token."""
 
 
 class VectorLog:
     """Vectors by text index; `sent` is the index of the first one that was not sent yet.
 
-    Those before `first_index` are the front-end's, from an earlier epoch. `nbytes` counts all `texts` from the
-    beginning: how much the output will hold is known. All vectors are kept.
+    Vectors before `first_index` were sent in an earlier epoch. `nbytes` counts all `texts` from the start, since the
+    size of the output is known.
     """
 
     __slots__ = ("_count", "_first_index", "_vectors", "nbytes", "sent", "weight")
@@ -22,7 +22,7 @@ class VectorLog:
 
     def __init__(self, first_index: int, texts: int, width: int) -> None:
         self._first_index = first_index
-        # Pages of it are taken when they are written.
+        # The system allocates pages of it when they are written.
         self._vectors = np.empty((texts, width), "<f4")
         self._count = 0
         self.sent = first_index
@@ -39,7 +39,7 @@ class VectorLog:
         self._count += count
 
     def forget_sent(self) -> int:
-        """Drop nothing; returns the bytes of that."""
+        """Drop nothing: returns 0."""
         return 0
 
     def stop_within(self, start: int, bytes_max: int) -> int:

@@ -8,8 +8,8 @@ that were answered together are followed by others together: a burst once split 
 from __future__ import annotations
 
 LOOK_S = 0.0003
-"""Seconds between two looks for more. Of eight clients on one machine that were answered together, the next requests
-arrive at most this far apart in nine of ten bursts; a request that comes alone waits no longer than this."""
+"""Seconds between two polls for more requests. Of eight clients on one machine that were answered together, the next
+requests arrive at most this far apart in nine of ten bursts; a single request waits no longer than this."""
 WAIT_S_MAX = 0.005
 """Bound on the delay, in seconds. In 99 of 100 such bursts the last request arrives within 4 ms."""
 AGAIN_S = 0.05
@@ -28,13 +28,14 @@ class BatchingDelay:
         self._ended, self._emptied_s = ended, now_s
 
     def looks_max(self, step_s: float | None) -> int:
-        """Most looks that are worth their time, given the seconds of a decode step; none while that is unknown.
+        """Maximum number of polls, given the seconds of a decode step; 0 while that is unknown.
 
         A request that misses the start waits half a step on average: a longer delay cannot pay.
         """
         return 0 if step_s is None else int(min(WAIT_S_MAX, step_s / 2) / LOOK_S)
 
     def expects_more(self, waiting: int, came: int, now_s: float) -> bool:
-        """Whether more requests are likely within moments, when `came` of the `waiting` came since the last look."""
+        """Whether more requests are likely before the next poll, given that `came` of the `waiting` arrived since the
+        last one."""
         again = self._ended if now_s - self._emptied_s <= AGAIN_S else 0
         return waiting < again or (came > 0 and waiting > max(1, again))

@@ -57,7 +57,7 @@ class MemoryLedger:
         self._engine.limit_memory(self.limit_bytes)
 
     def relieve(self, level: Level) -> None:
-        """Bound the prefix cache while the system is short of memory: to half of what it holds, or to nothing."""
+        """Bound the prefix cache while the system is short of memory: to half of its present size, or to nothing."""
         if level == "normal":
             self._relief_bytes = None
         elif level == "critical":
@@ -75,11 +75,12 @@ class MemoryLedger:
         assert 0 <= self.reserved_bytes <= self.kv_bytes_max, "a reservation was not asked for"
 
     def settle(self) -> None:
-        """Limit the prefix cache to what rows leave. To be called before every step, so that the limit holds in it."""
+        """Limit the prefix cache to the memory that rows leave. Called before every step, so that the limit holds
+        during it."""
         most = self._prompt_cache_bytes
         if most is None:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
-        # What is allocated for rows to come is not free for the prefix cache.
+        # Memory of allocated but empty rows is not free for the prefix cache.
         room = max(0, min(most, self.kv_bytes_max - self.reserved_bytes - self._engine.empty_bytes))
         if self._relief_bytes is not None:
             room = min(room, self._relief_bytes)
@@ -93,7 +94,7 @@ class MemoryLedger:
         return max(0, self._room_told)
 
     def largest_tokens(self, tokens_max: int) -> int:
-        """The most tokens, up to `tokens_max`, that fit in memory for one row alone; at least 1."""
+        """Maximum tokens, up to `tokens_max`, that fit in memory for a single row; at least 1."""
         low, high = 1, tokens_max
         while low < high:
             middle = (low + high + 1) // 2

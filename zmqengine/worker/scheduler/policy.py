@@ -34,7 +34,7 @@ from zmqengine.worker.requests.ticket import PriorityClass, Ticket
 from zmqengine.worker.scheduler.fair_queue import FairQueue
 
 STARTS_PER_TURN = 20
-"""Under ageing, one start in so many is for a worse class: it costs the better ones 5 % of theirs."""
+"""Under ageing, one start in this number is for a worse class: it costs the better ones 5 % of theirs."""
 PREFILL_COST = 0.5
 """Cost of prefilling a token relative to decoding one, until it is measured."""
 _DEFAULTS = WorkerConfig()
@@ -125,14 +125,14 @@ class ServiceOrder:
     def charge(self, ticket: Ticket, prefill_tokens: int, decode_tokens: int) -> None:
         """Charge a running request's flow for tokens that were prefilled and decoded.
 
-        Leave out cached tokens, and those that a preempted row prefills again: they are not the flow's doing.
+        Exclude cached tokens, and those that a preempted row prefills again: the flow did not cause them.
         """
         assert ticket.phase == "running", f"a {ticket.phase} request is not served"
         cost = prefill_tokens * self.prefill_cost + decode_tokens
         self._classes[ticket.priority_class].charge(ticket, cost)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Remove a request that ended, in any phase; one that was never admitted, or is gone, is left alone."""
+        """Remove a request that ended, in any phase; no error for one that was never admitted or was removed before."""
         if ticket.phase == "waiting":
             self._classes[ticket.priority_class].remove(ticket)
         if ticket.phase in ("admitted", "waiting"):
@@ -160,7 +160,7 @@ class ServiceOrder:
         return better + self._classes[kind].places_ahead(flow)
 
     def reason(self, ticket: Ticket, now_s: float) -> str:
-        """Why a request waits, in a sentence for people."""
+        """The reason for which a request waits, in a sentence for people."""
         if ticket.phase != "waiting":
             return "it runs" if ticket.phase == "running" else "it is not in line"
         if self.first(now_s) is ticket:

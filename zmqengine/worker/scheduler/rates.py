@@ -1,4 +1,4 @@
-"""Measured rates of service, and estimates made from them: costs, waits, deadlines, hints when to retry."""
+"""Measured rates of service, and estimates from them: costs, waits, deadlines, hints when to retry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MEMORY_S = 20.0
 MEASURED_MIN_S = 0.25
 """Seconds of service before a rate is known: first steps compile and warm up."""
 PREFILL_COST_BOUNDS = (1 / 256, 4.0)
-"""Bounds on the measured cost of prefill, so that one odd measurement cannot make prompts free or all that counts."""
+"""Bounds on the measured cost of prefill, so that one wrong measurement cannot make prompts free or dominate all
+costs."""
 RETRY_BOUNDS_MS = (100, 60_000)
 RETRY_UNKNOWN_MS = 1_000
 DEADLINE_MARGIN = 1.5

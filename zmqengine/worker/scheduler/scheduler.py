@@ -1,7 +1,7 @@
 """The scheduler: decides which request runs next, which waits and which is preempted.
 
 A request is *waiting* (phase `queued` before its first row, `parked` after it lost one), *running* (it has a row of the
-engine), or no concern of the scheduler (`preparing`, `ended`). `schedule` runs before every engine step:
+engine), or outside the scheduler (`preparing`, `ended`). `schedule` runs before every engine step:
 
 1. Grow. A row that nears the end of its KV cache reservation gets a larger one. While memory is short, the youngest row
    of the worst class is preempted; that may be the growing row itself.
@@ -41,7 +41,7 @@ log = logging.getLogger("zmqengine.worker")
 
 
 class Away(Protocol):
-    """The part of a worker for which a request may have to leave the line when its turn comes."""
+    """A part of the worker that may delay a request whose turn has come: the restore of its prompt from disk."""
 
     def awaits(self, request: LiveRequest) -> bool:
         """Whether a request cannot start yet, though others may."""
@@ -95,7 +95,7 @@ class Scheduler:
         return bool(self.running or self.leaving or len(self.order) or self.recovery.waiting)
 
     def waits_for(self, request: LiveRequest, now_s: float) -> str:
-        """Why a waiting request waits, for `status`: a word or a short sentence."""
+        """The reason for which a waiting request waits, for `status`: a word or a short sentence."""
         if self.recovery.is_active:
             return "recovery"
         if self.order.first(now_s) is not request.ticket:
@@ -250,7 +250,7 @@ class Scheduler:
         return self._engine.insert([request.row_request(request.row)])
 
     def _set_aside(self, request: LiveRequest) -> None:
-        """Waiting to preparing: the request keeps its place and its arrival, and holds up nobody."""
+        """Waiting to preparing: the request keeps its place and its arrival, and delays no other."""
         assert self.away is not None
         del self._waiting[request.ticket]
         self.order.set_aside(request.ticket)
@@ -276,7 +276,7 @@ class Scheduler:
             self._wait(request, now_s)
 
     def free(self, request: LiveRequest) -> None:
-        """Take back the row and the memory of a request whose row the engine no longer has or is about to drop."""
+        """Free the row and the memory of a request whose row the engine has dropped or is about to drop."""
         del self.running[request.row]
         self._charge(request)
         has_decoded = request.output_tokens > request.joined_at
@@ -325,7 +325,7 @@ class Scheduler:
     def resize(self, limit_bytes: int, live: Sequence[LiveRequest]) -> None:
         """Change the memory limit. Every live request can still finish: the limit stays above what they may need.
 
-        `tokens_max` of open requests may fall, but not below what they hold or have reserved.
+        `tokens_max` of open requests may fall, but not below the tokens that they hold or have reserved.
         """
         if limit_bytes == self.memory.limit_bytes:
             return
@@ -342,7 +342,7 @@ class Scheduler:
     def relieve(self, level: Level) -> None:
         """Follow the system's memory pressure: the prefix cache gives way first.
 
-        While it is critical no request starts beside those that run: one that is alone does, so that all end.
+        Under critical pressure no request starts while others run; a single one does, so that every request ends.
         """
         self.pressure = level
         self.memory.relieve(level)
@@ -359,7 +359,7 @@ class Scheduler:
         return True
 
     def _reservation(self, request: LiveRequest) -> tuple[int, int]:
-        """Tokens and bytes of a request's next reservation: what it holds or has reserved, and one growth."""
+        """Tokens and bytes of a request's next reservation: its present tokens or reservation, and one growth."""
         held = max(request.tokens_held, request.reserved_tokens)
         tokens = min(held + self._growth_tokens, request.tokens_max)
         return tokens, self._engine.project_bytes(tokens)
@@ -367,14 +367,14 @@ class Scheduler:
     # --- charging: flows pay for tokens, and steps are measured ---
 
     def note_prefill(self, request: LiveRequest, prefill: RowPrefill) -> None:
-        """Record how far a row's prefill has come, and charge its flow for tokens that were prefilled."""
+        """Record the progress of a row's prefill, and charge its flow for prefilled tokens."""
         _, done, total, cached = prefill
         if not request.prefilled_tokens:
             self._note_prefill_start(request, total, cached)
         read = done - max(request.prefilled_tokens, cached)
         if read > 0:
             self._prefill_tokens += read
-            # Tokens that a preempted row prefills again are not its flow's doing.
+            # A flow does not pay for tokens that a preempted row prefills again.
             first_time = done - max(request.prefilled_tokens, cached, request.read_tokens)
             if first_time > 0:
                 self.order.charge(request.ticket, first_time, 0)

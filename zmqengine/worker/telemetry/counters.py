@@ -9,7 +9,7 @@ from zmqengine.worker.telemetry.latencies import Latencies
 
 @dataclass(slots=True)
 class Counters:
-    """Only ever go up."""
+    """Counters that only grow."""
 
     passes: int = 0
     commands: int = 0
@@ -18,36 +18,36 @@ class Counters:
     resumes: int = 0
     tokens: int = 0
     parked: int = 0
-    """Rows taken out of the engine to go on later."""
+    """Preempted rows."""
     tokens_read_again: int = 0
     """Tokens prefilled again after a preemption or a failed batch, prompt and output."""
     vectors: int = 0
-    """Embeddings and scores."""
+    """Computed embeddings and scores."""
     engine_failures: int = 0
     refused_subscriptions: int = 0
     slow_passes: int = 0
     admission_wait_passes_max: int = 0
-    """Most passes from a request's arrival to its first prefill, those it waited for a row or memory included."""
+    """Maximum passes from a request's arrival to its first prefill, waiting for a row or memory included."""
     ends: int = 0
-    """Terminal answers."""
+    """Terminal answers by kind."""
     ended: dict[str, int] = field(default_factory=dict)
     drafted: dict[str, int] = field(default_factory=dict)
-    """Tokens proposed, by who proposed them."""
+    """Proposed draft tokens by source."""
     drafts_accepted: dict[str, int] = field(default_factory=dict)
     latencies: Latencies = field(default_factory=Latencies)
 
     def count_end(self, finish: str) -> None:
-        """One more request that ended this way."""
+        """Count a request that ended with `finish`."""
         self.ends += 1
         self.ended[finish] = self.ended.get(finish, 0) + 1
 
     def count_draft(self, source: str, proposed: int, accepted: int) -> None:
-        """A row was proposed so many tokens, of which some were accepted."""
+        """Count `proposed` draft tokens for a row, and the `accepted` ones among them."""
         self.drafted[source] = self.drafted.get(source, 0) + proposed
         self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + accepted
 
     def numbers(self) -> dict[str, int]:
-        """By name, as `status` shows them."""
+        """All counters by name, as `status` shows them."""
         flat = {
             name: value
             for name in self.__slots__
@@ -64,7 +64,7 @@ class Counters:
 
 @dataclass(slots=True)
 class PassReport:
-    """The work of one pass, counted."""
+    """Counts of one pass's work."""
 
     grants: int = 0
     commands: int = 0

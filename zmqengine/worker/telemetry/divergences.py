@@ -1,6 +1,6 @@
-"""Tells where a long prompt went on differently from one that was kept: there its rest has to be read.
+"""Logs the position at which a long prompt differs from a cached one: from there on it is prefilled.
 
-A head that changes from turn to turn (a date, a counter of tokens, tools in another order) shows here at once.
+The log reveals a head that changes from turn to turn (a date, a counter of tokens, tools in another order).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger("zmqengine.worker")
 
 
 class Divergences:
-    """Logs them. The text itself only with a tokenizer, as prompts are nobody's business."""
+    """Log of divergences. Contains text only with a tokenizer, since prompts are private."""
 
     def __init__(self, tokenizer_json: bytes | None) -> None:
         self._tokenizer_json = tokenizer_json
 
     def note(self, divergence: RowDivergence, request: LiveRequest | None) -> None:
-        """One more."""
+        """Log a divergence."""
         told = {} if self._tokenizer_json is None else self._texts(divergence)
         log.info(
             f"prompt shares {divergence.shared:,} of {divergence.total:,} tokens with a kept one, then differs",

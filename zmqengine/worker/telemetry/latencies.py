@@ -1,4 +1,4 @@
-"""How long requests wait and run, as histograms. Observed by the actor alone."""
+"""Histograms of the time that requests wait and run. Only the actor records values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOKENS = (
 
 
 class Histogram:
-    """How many values were within each bound, and their sum."""
+    """Number of values within each bound, and the sum of all."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -45,12 +45,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, as often as it came."""
+        """Count a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def snapshot(self) -> messages.Histogram:
-        """As it goes on the wire."""
+        """The histogram as a wire message."""
         return messages.Histogram(list(self.bounds), list(self.counts), self.sum)
 
 
@@ -72,15 +72,15 @@ class Latencies:
         self.output_tokens = Histogram(TOKENS)
 
     def admitted(self, request: LiveRequest) -> None:
-        """It got a row. Only the first time counts: what is put back after a failure was served before."""
+        """Record that a request got a row. Only the first one counts: a row after a failure is not a new admission."""
         if request.admitted_s is None:
             request.admitted_s = self.now_s
             self.queue_s.observe(self.now_s - request.accepted_s)
 
     def stepped(self, requests: Sequence[LiveRequest]) -> None:
-        """Each of these got a token; one that got several is named as often."""
+        """Record new tokens: a request is in `requests` once for each of its tokens."""
         now_s = self.now_s
-        # Rows that had a token in the last step have the same time since: count them together.
+        # Rows with a token in the last step have the same interval: count them together.
         since_s, streak = -1.0, 0
         for request in requests:
             last_s = request.last_token_s
@@ -99,7 +99,7 @@ class Latencies:
             self.inter_token_s.observe(now_s - since_s, streak)
 
     def phases_ms(self, request: LiveRequest) -> tuple[float, float, float]:
-        """How long a request that ends now has waited for a row, for its first token, and has made tokens."""
+        """Milliseconds that an ending request waited for a row, then for its first token, and then decoded."""
         accepted_s, now_s = request.accepted_s, self.now_s
         admitted_s = now_s if request.admitted_s is None else request.admitted_s
         first_s = now_s if request.first_token_s is None else request.first_token_s
@@ -108,7 +108,7 @@ class Latencies:
         return queue_ms, prefill_ms, decode_ms
 
     def ended(self, request: LiveRequest) -> None:
-        """It has its terminal answer."""
+        """Record a request's terminal answer."""
         self.request_s.observe(max(0.0, self.now_s - request.accepted_s))
         if not request.embeds:
             self.prompt_tokens.observe(request.prompt_tokens)

@@ -9,36 +9,36 @@ from zmqengine.protocol.messages import Status
 from zmqengine.worker.telemetry.shared_status import SharedStatus
 
 
-def status(board: SharedStatus, call: int, *, with_lists: bool = True) -> Status:
+def status(shared_status: SharedStatus, call: int, *, with_lists: bool = True) -> Status:
     """A snapshot: what the actor wrote after its last pass, and the age of the present one.
 
-    `with_lists` is for operators: who is connected and what their requests are called is nobody else's business.
+    `with_lists` is for operators: sessions and ids of requests are private.
     """
     now_s = time.monotonic()
-    times = board.pass_times.numbers() if board.pass_times is not None else {}
+    times = shared_status.pass_times.numbers() if shared_status.pass_times is not None else {}
     return Status(
         call=call,
-        epoch=board.epoch,
-        state=board.told_state,
-        uptime_s=now_s - board.started_s,
-        pass_age_ms=(now_s - board.pass_started_s) * 1000,
+        epoch=shared_status.epoch,
+        state=shared_status.told_state,
+        uptime_s=now_s - shared_status.started_s,
+        pass_age_ms=(now_s - shared_status.pass_started_s) * 1000,
         numbers={
-            **board.numbers,
+            **shared_status.numbers,
             **times,
-            "restarts": board.restarts,
-            "control_failures": board.control_failures,
+            "restarts": shared_status.restarts,
+            "control_failures": shared_status.control_failures,
         },
-        facts=board.facts,
-        memory=board.memory,
-        histograms=board.histograms,
-        sessions=board.sessions if with_lists else [],
-        requests=board.requests if with_lists else [],
+        facts=shared_status.facts,
+        memory=shared_status.memory,
+        histograms=shared_status.histograms,
+        sessions=shared_status.sessions if with_lists else [],
+        requests=shared_status.requests if with_lists else [],
     )
 
 
-def prometheus(board: SharedStatus) -> str:
+def prometheus(shared_status: SharedStatus) -> str:
     """Prometheus text exposition format 0.0.4."""
-    snapshot = status(board, 0)
+    snapshot = status(shared_status, 0)
     values = {**snapshot.numbers, "uptime_s": snapshot.uptime_s, "pass_age_ms": snapshot.pass_age_ms}
     lines = []
     for name, value in sorted(values.items()):

@@ -1,7 +1,7 @@
 """Status that the actor and the control thread share without locks.
 
 The actor writes the state and a snapshot of its numbers, each swapped whole, and adds to `pass_times`; the control
-thread reads them. The control thread and signal handlers write wishes, to drain or to end a request; the actor reads
+thread reads them. The control thread and signal handlers write commands, to drain or to end a request; the actor reads
 those.
 """
 
@@ -27,13 +27,13 @@ from zmqengine.worker.process.wakeup import Wakeup
 
 @dataclass(slots=True)
 class SharedStatus:
-    """Shared by two threads; each field but `drain_requests` has one writer."""
+    """State shared by two threads; each field but `drain_requests` has one writer."""
 
     epoch: bytes
     wakeup: Wakeup
     started_s: float = field(default_factory=time.monotonic)
     restarts: int = 0
-    """How often the supervisor has started this worker again."""
+    """Number of restarts by the supervisor."""
     state: WorkerState = "loading"
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     message: str = ""
@@ -49,17 +49,17 @@ class SharedStatus:
     pass_times: PassTimes | None = None
     pass_started_s: float = field(default_factory=time.monotonic)
     control_failures: int = 0
-    """How often the control thread failed and began again."""
+    """Number of failures of the control thread, after which it continued."""
     drain_requests: int = 0
-    """How often draining was asked for; the second time ends the worker at once. Signals add to it, and ctl where it is
-    0: at worst two that come at the same moment count as one."""
+    """Number of requests to drain; the second ends the worker at once. Signals add to it, and ctl only if it is 0: at
+    worst, two at the same moment count as one."""
 
     to_end: deque[tuple[str, str]] = field(default_factory=deque)
-    """Requests that an operator wants to end: session and request. The control thread adds, the actor takes."""
+    """Requests to be ended for an operator: session and request id. The control thread adds, the actor removes."""
 
     @property
     def told_state(self) -> WorkerState:
-        """The state for others: whoever was told that the worker will drain does not find it ready afterwards."""
+        """The published state: draining from the reply to a drain command on, before the actor has seen it."""
         return "draining" if self.drain_requests and self.state == "ready" else self.state
 
     def ask_to_end(self, session: str, request: str) -> None:
@@ -74,7 +74,7 @@ class SharedStatus:
 
 
 class PassTimes:
-    """The last passes that made a step: their whole time and its phases, in nanoseconds.
+    """Total time and phases of the last passes with a step, in nanoseconds.
 
     `outside` is all but the engine's `next()`: receive + admit_settle + publish.
     """
@@ -94,7 +94,7 @@ class PassTimes:
         self._count += 1
 
     def numbers(self) -> dict[str, float]:
-        """Medians in microseconds, and of the whole and the outside more, over the passes kept."""
+        """Medians in microseconds over the recorded passes; further quantiles of the total and of `outside`."""
         kept = min(self._count, self.SIZE)
         if kept == 0:
             return {}

@@ -1,4 +1,4 @@
-"""Ends connections that send nothing but nonsense, whatever they say: a refusal costs us more than it costs them."""
+"""Ends connections that keep sending invalid messages: a refusal costs the worker more than the sender."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WINDOW_S = 10.0
 
 
 class AbuseLimiter:
-    """Counts what each connection got wrong of late, and ends one that goes on with it.
+    """Counts recent invalid messages of each connection, and ends a connection beyond a bound.
 
-    libzmq cannot end a single connection, but it names the descriptor that a message came from: shut down, that one
-    connection is over for both sides. A descriptor may have passed to another connection since the message was sent;
-    where the system tells the process behind it (ipc on Linux), that one is spared, and elsewhere it connects again.
+    libzmq cannot end a single connection, but it names the descriptor of a message's sender: a shutdown of it ends that
+    connection for both sides. The descriptor may belong to another connection by now; where the system knows the peer's
+    process (ipc on Linux), that one is spared, elsewhere it reconnects.
     """
 
     def __init__(self, strikes_max: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class AbuseLimiter:
         self.ended = 0
 
     def strike(self, frame: zmq.Frame, *, strikes: int = 1) -> bool:
-        """The sender of this frame got something wrong; says whether its connection was ended for it."""
+        """Count an invalid message of this frame's sender; returns whether its connection was ended."""
         who = _sender(frame)
         if who is None:
             return False
@@ -49,17 +49,17 @@ class AbuseLimiter:
         return self.end(frame)
 
     def end(self, frame: zmq.Frame) -> bool:
-        """End the connection that this frame came from; says whether there was one."""
+        """End the connection of this frame's sender; returns whether there was one."""
         who = _sender(frame)
         if who is None or not _shut_down(*who):
             return False
         self.ended += 1
-        log.warning("connection ended: it sent nonsense", extra={"peer": who[1]})
+        log.warning("connection ended: it kept sending invalid messages", extra={"peer": who[1]})
         return True
 
 
 def _sender(frame: zmq.Frame) -> tuple[int, str] | None:
-    """The descriptor and address of the peer; None where libzmq does not tell."""
+    """The descriptor and address of the peer; None where libzmq does not know them."""
     try:
         # "Peer-Address" is the ip address, or "localhost:uid:gid:pid" on ipc.
         return int(frame.get(zmq.SRCFD)), str(frame.get("Peer-Address"))

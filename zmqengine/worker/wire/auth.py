@@ -1,6 +1,6 @@
-"""Authentication: CURVE on the worker's sockets, and the ZAP handler that libzmq asks about each connection.
+"""Authentication: CURVE on the worker's sockets, and the ZAP handler that decides on each connection.
 
-ZAP is ZeroMQ RFC 27. The handler fails closed: while it does not answer, nobody gets in.
+ZAP is ZeroMQ RFC 27. The handler fails closed: without its answer, no connection is accepted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ZAP_DOMAIN = b"zmqengine"
 
 
 def open_guard(config: WorkerConfig, context: zmq.Context[Any]) -> Guard | None:
-    """The guard that the options ask for, before any socket of the context is bound; None without keys.
+    """The guard for the options, opened before any socket of the context is bound; None without keys.
 
     Raises `ConfigError` when a key file or directory cannot be used.
     """
@@ -36,7 +36,7 @@ def open_guard(config: WorkerConfig, context: zmq.Context[Any]) -> Guard | None:
 
 
 class Guard:
-    """Keeps strangers off a worker's sockets: the worker's own keys, and who else's may enter.
+    """Guard of a worker's sockets: the worker's own keys, and the keys that may connect.
 
     It is served by one thread: `fileno` for its poller, `check` when that is readable.
     """
@@ -46,15 +46,15 @@ class Guard:
         self._zap = zap
 
     def secure(self, socket: zmq.Socket[bytes]) -> None:
-        """Let only CURVE connections with a known key onto this socket. Before it is bound."""
+        """Accept only CURVE connections with a known key on this socket. Called before it is bound."""
         apply_server(socket, self._keys)
 
     def fileno(self) -> int:
-        """Readable when somebody may be at the door."""
+        """Descriptor for a poller, readable when a connection may wait for a decision."""
         return self._zap.fileno()
 
     def check(self) -> None:
-        """Let in, or turn away, everybody who waits."""
+        """Accept or refuse every waiting connection."""
         self._zap.check()
 
     def is_operator(self, user: str) -> bool:
@@ -62,26 +62,26 @@ class Guard:
         return self._zap.is_operator(user)
 
     def close(self) -> None:
-        """From now on nobody new gets in. Idempotent; before the context is terminated."""
+        """Accept no further connection. Idempotent; called before the context is terminated."""
         self._zap.close()
 
 
 def apply_server(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
-    """Let only CURVE connections that the ZAP handler allows onto this socket. Before it is bound."""
+    """Accept only CURVE connections that the ZAP handler allows on this socket. Called before it is bound."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-    # Without this, libzmq lets everybody in while no handler is bound.
+    # Without this, libzmq accepts every connection while no handler is bound.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 class ZapHandler:
-    """Answers libzmq's question whether a key may connect. Made before the sockets it guards are bound.
+    """Answers libzmq's question whether a key may connect. Created before the sockets it guards are bound.
 
-    The keys are the `*.key` files of one or two directories, operators' keys among those that may connect. A
-    file that is added or removed counts from the next connection on. `User-Id` of a connection's frames is then
-    its public key in Z85: nobody else can have it.
+    The keys are the `*.key` files of one or two directories, operators' keys among those that may connect. An added or
+    removed file counts from the next connection on. `User-Id` of a connection's frames is its public key in Z85, which
+    no other peer can have.
 
     `fileno` and `check` are for a poller on whatever thread serves it; only that thread calls `check`.
     """
@@ -99,14 +99,14 @@ class ZapHandler:
         return cast(int, self._socket.getsockopt(zmq.FD))
 
     def check(self) -> None:
-        """Answer every question that waits."""
-        # The descriptor signals changes, not a state: nothing may be left when we return.
+        """Answer all waiting questions."""
+        # The descriptor signals changes, not a state: all questions must be read.
         while cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             question = self._socket.recv_multipart()
             try:
                 answer = self._answer(question)
             except Exception as error:
-                # Without an answer this socket would take no further question: nobody could connect any more.
+                # Without an answer this socket would read no further question, and no peer could connect.
                 log.error("the key check failed", exc_info=error)
                 answer = [ZAP_VERSION, (*question, b"", b"")[1], b"500", b"internal error", b"", b""]
             self._socket.send_multipart(answer)
@@ -116,7 +116,7 @@ class ZapHandler:
         return self._operators is not None and self._operators.has(user.encode())
 
     def close(self) -> None:
-        """From now on nobody new gets in. Idempotent; before the context is terminated."""
+        """Accept no further connection. Idempotent; called before the context is terminated."""
         self._socket.close(0)
 
     def _answer(self, question: list[bytes]) -> list[bytes]:
@@ -124,7 +124,7 @@ class ZapHandler:
         if version != ZAP_VERSION or len(question) < 6:
             return [ZAP_VERSION, call, b"500", b"malformed question", b"", b""]
         domain, peer, mechanism = question[2], question[3], question[5]
-        # Our own sockets only: another context user's domain is not ours to open.
+        # Only for the worker's own sockets: other domains of the context are refused.
         if domain != ZAP_DOMAIN or mechanism != b"CURVE" or len(question) != 7 or len(question[6]) != 32:
             return [ZAP_VERSION, call, b"400", b"not a CURVE connection", b"", b""]
         key = z85.encode(question[6])
@@ -154,7 +154,7 @@ class KeyDirectory:
             raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from None
 
     def has(self, key: bytes) -> bool:
-        """Whether it is one of them now; files that changed since the last call are read again."""
+        """Whether the key is in the directory now; files changed since the last call are read again."""
         try:
             seen = self._look()
         except OSError as error:
@@ -168,7 +168,7 @@ class KeyDirectory:
     def _look(self) -> dict[str, tuple[int, int, int]]:
         seen = {}
         for path in self._path.iterdir():
-            # A file may go while we look.
+            # A file may be removed during the scan.
             with contextlib.suppress(FileNotFoundError):
                 if path.suffix == ".key":
                     status = path.stat()

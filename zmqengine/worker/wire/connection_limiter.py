@@ -1,4 +1,4 @@
-"""Keeps the connections of a worker below the limit on open files: libzmq would abort the process there."""
+"""Keeps the number of connections below the limit on open files, at which libzmq aborts the process."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ log = logging.getLogger("zmqengine.worker")
 _ACCEPTED = int(zmq.EVENT_ACCEPTED)
 REOPEN_SHARE = 0.9
 CLOSED_S = 0.2
-"""For so long at the least: a flood is taken in a few waves, and each has all the room there is."""
+"""Minimum seconds without new connections: a flood is accepted in a few waves, each with all free descriptors."""
 FLOOD = 8
 FLOOD_WAIT_S = 0.001
 LOOK_EVERY = 16
-"""So many pieces of news are read between two looks at how many descriptors are in use."""
+"""Monitor events that are read between two checks of the descriptors in use."""
 PEER_SHARE = 0.5
-"""Of all connections, for one process; where the system tells which process it is (ipc on Linux)."""
+"""Maximum share of all connections for one process, where the system knows the process (ipc on Linux)."""
 
 
 class ConnectionLimiter:
-    """Counts connections by what libzmq's monitors tell, and turns away what is too many.
+    """Counts connections by libzmq's monitor events, and refuses connections beyond the bound.
 
-    A connection beyond the bound is shut down as soon as it is seen. On ipc the doors are closed as well: the socket's
-    file gets another name, so that nobody finds it, while those who are connected go on; it comes back when there is
+    A connection beyond the bound is shut down at once. On ipc the worker also stops accepting: the socket's file gets
+    another name, so that no peer finds it, while present connections continue; it gets its name back when there is
     room. No process gets more than half of the connections. `watches` are for the poller of one thread.
 
-    What the monitors tell is old when many come at once: more are let in while it is read. So the descriptors in use
-    are looked at too, before all else, and little is done for each connection until the doors are closed.
+    In a flood monitor events are late: further connections are accepted while they are read. So the descriptors in use
+    are checked first, and little is done for each connection until the worker stops accepting.
     """
 
     def __init__(
@@ -58,61 +58,60 @@ class ConnectionLimiter:
         self._reopen_files = files + int(connections_max * REOPEN_SHARE)
         self._closed = False
         self._closed_at_s = 0.0
-        self.turned_away = 0
-        self._turned_away_for: Counter[str] = Counter()
+        self._refused_for: Counter[str] = Counter()
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """Number of present connections."""
         return len(self._peers)
 
     def accepted(self, fd: int) -> None:
-        """Somebody has connected."""
+        """Handle a new connection."""
         self._forget(fd)
-        # Asking the kernel is left until somebody may have too many: connections may come by the thousand.
+        # The kernel is asked for the process only when one may have too many: connections may come by the thousand.
         peer = 0
         if len(self._peers) >= self._peer_max:
-            self._ask_about_all()
+            self._find_processes()
             peer = _process_behind(fd)
         self._peers[fd] = peer
         self._held[peer] += 1
         if len(self._peers) > self._connections_max:
-            self._close_doors()
-            self._turn_away(fd, "there are too many")
+            self._stop_accepting()
+            self._refuse(fd, "there are too many")
         elif peer > 0 and self._held[peer] > self._peer_max:
-            self._turn_away(fd, "one process has half of them")
+            self._refuse(fd, "one process has half of them")
 
     def disconnected(self, fd: int) -> None:
-        """A connection is over."""
+        """Handle the end of a connection."""
         self._forget(fd)
 
-    def look_for_flood(self) -> None:
-        """Close the doors if more have come than the monitors have told of yet."""
+    def check_for_flood(self) -> None:
+        """Stop accepting if there are more connections than the monitors have reported yet."""
         if self._paths and not self._closed and lowest_free() >= self._close_files:
-            self._close_doors()
+            self._stop_accepting()
 
-    def tell_turned_away(self) -> None:
-        """One line for all since the last: there may be hundreds at once."""
-        for reason, count in self._turned_away_for.items():
+    def log_refused(self) -> None:
+        """Log one line for all refused connections since the last: there may be hundreds at once."""
+        for reason, count in self._refused_for.items():
             log.warning(
                 "connections turned away",
                 extra={"reason": reason, "count": count, "connections": len(self._peers)},
             )
-        self._turned_away_for.clear()
+        self._refused_for.clear()
 
-    def look_for_room(self) -> None:
-        """Open the doors again if there is room; after news, and now and then."""
+    def check_for_room(self) -> None:
+        """Accept again if there is room. Called after monitor events and periodically."""
         if not self._closed or len(self._peers) > self._connections_max * REOPEN_SHARE:
             return
         if time.monotonic() - self._closed_at_s < CLOSED_S:
             return
-        # The news of libzmq may be old: more may have come since than were told yet, so many that none can be opened.
+        # Monitor events may be late: connections that are not reported yet may have taken all descriptors.
         with contextlib.suppress(OSError):
             if files_open() <= self._reopen_files:
-                self.open_doors()
+                self.accept_again()
 
-    def open_doors(self) -> None:
-        """Let newcomers in again. Idempotent; also when the worker ends, so that its files are found and removed."""
+    def accept_again(self) -> None:
+        """Accept connections again. Idempotent; also called at the worker's end, so that its files are removed."""
         if self._closed:
             self._closed = False
             for path in self._paths:
@@ -120,7 +119,7 @@ class ConnectionLimiter:
                     hidden(path).rename(path)
             log.warning("accepting new connections again", extra={"connections": len(self._peers)})
 
-    def _close_doors(self) -> None:
+    def _stop_accepting(self) -> None:
         if self._paths and not self._closed:
             self._closed = True
             self._closed_at_s = time.monotonic()
@@ -132,16 +131,15 @@ class ConnectionLimiter:
                 extra={"connections": len(self._peers), "files_open": lowest_free()},
             )
 
-    def _turn_away(self, fd: int, reason: str) -> None:
-        self.turned_away += 1
-        self._turned_away_for[reason] += 1
-        if self._turned_away_for.total() > FLOOD:
-            self._close_doors()
-        # libzmq sees the end of the connection and says so: it is forgotten then.
+    def _refuse(self, fd: int, reason: str) -> None:
+        self._refused_for[reason] += 1
+        if self._refused_for.total() > FLOOD:
+            self._stop_accepting()
+        # libzmq reports the end of the connection, which removes it here.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
-    def _ask_about_all(self) -> None:
+    def _find_processes(self) -> None:
         for fd in [fd for fd, peer in self._peers.items() if not peer]:
             self._forget(fd)
             peer = self._peers[fd] = _process_behind(fd) or -1
@@ -158,36 +156,36 @@ class ConnectionLimiter:
 class Watch:
     """One socket's monitor, for a poller."""
 
-    def __init__(self, monitor: zmq.Socket[bytes], doorman: ConnectionLimiter) -> None:
+    def __init__(self, monitor: zmq.Socket[bytes], limiter: ConnectionLimiter) -> None:
         self._monitor = monitor
-        self._doorman = doorman
+        self._limiter = limiter
 
     def fileno(self) -> int:
-        """Readable when connections may have come or gone."""
+        """Descriptor for a poller, readable on monitor events."""
         return cast(int, self._monitor.getsockopt(zmq.FD))
 
     def check(self) -> None:
-        """Take in all that has happened."""
+        """Handle all waiting monitor events."""
         news = 0
         while cast(int, self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             if news % LOOK_EVERY == 0:
-                self._doorman.look_for_flood()
+                self._limiter.check_for_flood()
             news += 1
-            # Number and descriptor, as libzmq packs them; pyzmq's own reading takes ten times as long.
+            # Event number and descriptor, as packed by libzmq; pyzmq's parser takes ten times as long.
             event, fd = struct.unpack("=HI", self._monitor.recv_multipart()[0])
             if event == _ACCEPTED:
-                self._doorman.accepted(fd)
+                self._limiter.accepted(fd)
             else:
-                self._doorman.disconnected(fd)
-        self._doorman.tell_turned_away()
-        self._doorman.look_for_room()
+                self._limiter.disconnected(fd)
+        self._limiter.log_refused()
+        self._limiter.check_for_room()
         if news > FLOOD:
-            # Connections come and go by the thousand: the actor needs the interpreter more than they do.
+            # There may be thousands of events: the actor needs the interpreter first.
             time.sleep(FLOOD_WAIT_S)
 
 
 def _process_behind(fd: int) -> int:
-    """The process at the other end of an ipc connection, as the kernel knows it; 0 where it does not tell."""
+    """Id of the process at the other end of an ipc connection; 0 where the kernel does not know it."""
     if sys.platform != "linux":
         return 0
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:

@@ -1,4 +1,4 @@
-"""How many connections this process may have. libzmq aborts it when an ipc listener finds no descriptor left."""
+"""Bounds on the connections of this process: libzmq aborts it when an ipc listener finds no free descriptor."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ log = logging.getLogger("zmqengine.worker")
 CONNECTIONS_PER_FRONT_END = 3
 """ctl, cmd and out."""
 RESERVED = 64
-"""For the files of a model, key files, the compiler of kernels."""
+"""Descriptors reserved for a model's files, key files and the compiler of kernels."""
 ROOM_MAX = 3500
 BACKLOG_MAX = 1024
-# macOS says that there is no limit and then takes no higher one than a setting of the kernel.
+# macOS reports no limit, but refuses values above a setting of the kernel.
 _TRIED = (1 << 20, 1 << 18, 1 << 16, 24_576, 10_240, 4096, 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """How many connections are taken at once, and how many may wait to be taken, at each of the three sockets.
+    """Maximum number of connections, and of connections waiting to be accepted at each of the three sockets.
 
-    Between the moment that there are `connections_max` and the moment that no more come in, some still do: the room
-    that is left for them has to last until a thread of this process is given its turn, and longer than for those who
-    wait at all three sockets: two thirds of what there is, where that is little.
+    Connections are still accepted between the moment that `connections_max` is reached and the moment that accepting
+    stops. The reserve for them must last until a thread of this process runs, and exceed the backlogs of all three
+    sockets: two thirds of all descriptors, where these are few.
     """
 
     connections_max: int
@@ -51,7 +51,7 @@ class ConnectionBounds:
 
 
 def raise_limit() -> int:
-    """Raise the limit on open files as far as the system lets this user; returns the limit that is in force."""
+    """Raise the limit on open files as far as this user may; returns the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in _TRIED if hard == resource.RLIM_INFINITY else (hard,):
         if soft != resource.RLIM_INFINITY and wanted > soft:
@@ -63,12 +63,12 @@ def raise_limit() -> int:
 
 
 def files_open() -> int:
-    """How many this process has open now: a millisecond for a thousand. Raises `OSError` when no more may be opened."""
+    """Number of open descriptors: takes a millisecond for a thousand. Raises `OSError` if none can be opened."""
     return len(os.listdir("/dev/fd"))
 
 
 def lowest_free() -> int:
-    """The number that the next file gets; all below are open. A microsecond, and it never raises."""
+    """The lowest free descriptor; all below are open. Takes a microsecond, and never raises."""
     try:
         fd = os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -78,7 +78,7 @@ def lowest_free() -> int:
 
 
 def bound_connections(sessions_max: int) -> ConnectionBounds:
-    """Raise the limit and see what fits into it. Says in the log when `sessions_max` does not."""
+    """Raise the limit and compute the bounds within it. Logs a warning if `sessions_max` does not fit."""
     files_max = raise_limit()
     bounds = ConnectionBounds.within(files_max, files_open())
     too_many = bounds.check(sessions_max, files_max)

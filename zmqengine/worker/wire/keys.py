@@ -51,17 +51,17 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class KeyFiles:
-    """Paths of a new key pair: `public` is for the other side, `secret` stays."""
+    """Paths of a new key pair: `public` is for the other side, `secret` is private."""
 
     public: Path
     secret: Path
 
 
 def write_key_pair(directory: Path, name: str) -> KeyFiles:
-    """Make a new pair as `NAME.key` and, readable by its owner only, `NAME.key_secret`.
+    """Create a pair as `NAME.key` and, readable by its owner only, `NAME.key_secret`.
 
-    Raises `ConfigError` if either exists already, or the name or the directory is unusable. Nothing is ever
-    overwritten, and a pair is written whole or not at all.
+    Raises `ConfigError` if either exists, or the name or the directory is unusable. No file is overwritten, and a pair
+    is written completely or not at all.
     """
     if not _NAME.match(name):
         raise ConfigError(f"{name!r} cannot name a key: use 1 to 64 letters, digits, '.', '_', '@' and '-'")

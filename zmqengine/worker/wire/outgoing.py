@@ -1,4 +1,4 @@
-"""Outgoing frames: new tokens of every session, one frame a session a pass."""
+"""Outgoing frames: the new tokens of every session, one frame a session a pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 FRAME_TOKENS_MAX = 16_384
-"""Tokens in one catch-up frame: bounds the frame, and the time one session takes in a pass."""
+"""Maximum tokens of one frame: bounds the frame, and the time of one session in a pass."""
 LAG_RETRY_S = 0.02
 
 
-class _Desk:
+class _SessionOutput:
     """Unsent output of one session, and the state of its socket."""
 
     __slots__ = ("frames", "held_bytes", "lagging", "progress", "retry_s", "session", "unsent")
@@ -38,10 +38,10 @@ class _Desk:
 
 
 class Outgoing:
-    """Owns every token from the step that made it until it is forgotten: what is unsent, what is held for a replay.
+    """Owns every token from its step until it is acknowledged: unsent tokens, and those held for a replay.
 
-    A full socket (EAGAIN) leaves the cursors where they are: the session lags, the others go on, and the next
-    frame that gets through holds everything in between.
+    A full socket (EAGAIN) leaves the cursors unchanged: the session lags, the others continue, and the next frame that
+    is sent contains everything in between.
     """
 
     def __init__(self, context: WorkerContext, socket: zmq.Socket[bytes]) -> None:
@@ -49,158 +49,159 @@ class Outgoing:
         self._socket = socket
         self._drop_share = context.config.fault_drop_frames
         self._random = random.Random(0)
-        self._desks: dict[str, _Desk] = {}
-        self._news: dict[_Desk, None] = {}
+        self._outputs: dict[str, _SessionOutput] = {}
+        self._news: dict[_SessionOutput, None] = {}
         self.frames = 0
         self.lags = 0
 
     # --- sessions come and go ---
 
     def open(self, session: Session) -> None:
-        """From now on there is something to tell this session."""
-        self._desks[session.id] = _Desk(session)
+        """Start to send to this session."""
+        self._outputs[session.id] = _SessionOutput(session)
 
     def close(self, session: Session) -> None:
-        """Send what can still be sent, and forget the session with all that is held for it."""
-        desk = self._desks.pop(session.id)
-        if desk.unsent or desk.progress:
-            self._publish(desk)
-        self._news.pop(desk, None)
+        """Send what the socket still takes, and drop the session with its output."""
+        output = self._outputs.pop(session.id)
+        if output.unsent or output.progress:
+            self._publish(output)
+        self._news.pop(output, None)
 
     def reopen(self, session: Session) -> None:
-        """Another connection has taken the session over, under another topic: it has been told nothing yet."""
-        self._desks[session.id].lagging = False
+        """Send the session's output again from the start of its unacknowledged part: another connection has taken it
+        over, under another topic."""
+        self._outputs[session.id].lagging = False
 
     # --- what there is to tell ---
 
     def accept(self, request: LiveRequest) -> None:
-        """Hold the output of a new request, the part it brought along included."""
-        self._desks[request.session_id].held_bytes += request.log.nbytes
+        """Hold the output of a new request, its `emitted` tokens included."""
+        self._outputs[request.session_id].held_bytes += request.log.nbytes
 
     def token(self, request: LiveRequest, token: int, logprobs: TokenLogprobs | None) -> None:
-        """One more token of a request."""
-        desk = self._desks[request.session_id]
-        desk.held_bytes += request.tokens.append(token, logprobs)
-        desk.unsent[request] = None
-        self._news[desk] = None
+        """Append a token of a request."""
+        output = self._outputs[request.session_id]
+        output.held_bytes += request.tokens.append(token, logprobs)
+        output.unsent[request] = None
+        self._news[output] = None
 
     def vectors(self, request: LiveRequest, vectors: np.ndarray) -> None:
-        """Vectors of the next texts of a request."""
-        desk = self._desks[request.session_id]
+        """Append vectors of the next texts of a request."""
+        output = self._outputs[request.session_id]
         request.vectors.append(vectors)
-        desk.unsent[request] = None
-        self._news[desk] = None
+        output.unsent[request] = None
+        self._news[output] = None
 
     def progress(self, request: LiveRequest, done: int, total: int, cached: int) -> None:
-        """How far its prompt is. Only the latest is told."""
-        desk = self._desks[request.session_id]
-        desk.progress[request] = (done, total, cached)
-        self._news[desk] = None
+        """Set the progress of a request's prefill. Only the latest is sent."""
+        output = self._outputs[request.session_id]
+        output.progress[request] = (done, total, cached)
+        self._news[output] = None
 
     def ended(self, request: LiveRequest) -> None:
-        """The request has its terminal answer."""
-        desk = self._desks[request.session_id]
-        desk.unsent[request] = None
-        desk.progress.pop(request, None)
-        self._news[desk] = None
+        """Send a request's terminal answer."""
+        output = self._outputs[request.session_id]
+        output.unsent[request] = None
+        output.progress.pop(request, None)
+        self._news[output] = None
 
     def forget(self, request: LiveRequest) -> None:
-        """Drop an ended request that its session has acknowledged, or can be held for no longer."""
-        desk = self._desks[request.session_id]
-        desk.held_bytes -= request.log.nbytes
-        desk.unsent.pop(request, None)
-        desk.progress.pop(request, None)
+        """Drop an ended request that was acknowledged or exceeds the bound on held output."""
+        output = self._outputs[request.session_id]
+        output.held_bytes -= request.log.nbytes
+        output.unsent.pop(request, None)
+        output.progress.pop(request, None)
 
     def forget_sent(self, request: LiveRequest) -> None:
-        """Drop the log-probabilities that a request's session was sent."""
-        self._desks[request.session_id].held_bytes -= request.log.forget_sent()
+        """Drop log-probabilities of a request that were sent."""
+        self._outputs[request.session_id].held_bytes -= request.log.forget_sent()
 
     # --- telling ---
 
     def flush(self, now_s: float) -> None:
-        """One frame for each session that has news; one that lags is tried again a little later."""
-        for desk in list(self._news):
-            if desk.lagging and now_s < desk.retry_s:
+        """Send one frame to each session with new output; a lagging one is retried a little later."""
+        for output in list(self._news):
+            if output.lagging and now_s < output.retry_s:
                 continue
-            desk.retry_s = now_s + LAG_RETRY_S
-            if self._publish(desk):
-                del self._news[desk]
+            output.retry_s = now_s + LAG_RETRY_S
+            if self._publish(output):
+                del self._news[output]
 
     def grant(self, session: Session) -> None:
-        """Tell a session that its subscription is in force."""
-        self._send(self._desks[session.id], Granted(self._epoch, session.id))
+        """Send the welcome of a session whose subscription is in force."""
+        self._send(self._outputs[session.id], Granted(self._epoch, session.id))
 
     def watermark(self, session: Session) -> None:
-        """Tell a session how far each of its requests is."""
+        """Send a session the watermarks of its requests."""
         if session.is_granted:
-            desk = self._desks[session.id]
-            self._send(desk, Watermark(self._epoch, desk.frames, session.watermarks()))
+            output = self._outputs[session.id]
+            self._send(output, Watermark(self._epoch, output.frames, session.watermarks()))
 
     def fatal(self, message: str) -> None:
-        """Tell every session what it has not been told, and that the worker is about to exit."""
-        for desk in self._desks.values():
-            self._publish(desk)
-            self._send(desk, Fatal(self._epoch, message))
+        """Send every session its unsent output, and the notice that the worker is about to exit."""
+        for output in self._outputs.values():
+            self._publish(output)
+            self._send(output, Fatal(self._epoch, message))
 
     # --- how it stands ---
 
     def held_bytes(self, session: Session) -> int:
         """Bytes of output kept for a session until it acknowledges."""
-        return self._desks[session.id].held_bytes
+        return self._outputs[session.id].held_bytes
 
     @property
     def all_held_bytes(self) -> int:
         """Bytes of output kept for all sessions until they acknowledge."""
-        return sum(desk.held_bytes for desk in self._desks.values())
+        return sum(output.held_bytes for output in self._outputs.values())
 
     def backlog_tokens(self, session: Session) -> int:
-        """Tokens made and not taken by the session's socket, a log-probability counted as one; 0 while it keeps up."""
-        desk = self._desks[session.id]
-        if not desk.lagging:
+        """Unsent tokens of a session whose socket is full, a log-probability counted as one; 0 without a lag."""
+        output = self._outputs[session.id]
+        if not output.lagging:
             return 0
-        return sum((len(request.log) - request.log.sent) * request.log.weight for request in desk.unsent)
+        return sum((len(request.log) - request.log.sent) * request.log.weight for request in output.unsent)
 
     def next_retry_s(self) -> float | None:
-        """When a session that lags is tried again, or None."""
-        due = [desk.retry_s for desk in self._news if desk.session.is_granted]
+        """Time of the next retry of a lagging session, or None."""
+        due = [output.retry_s for output in self._news if output.session.is_granted]
         return min(due) if due else None
 
     # --- frames ---
 
-    def _publish(self, desk: _Desk) -> bool:
-        """Send what is new to one session; returns whether all of it went out."""
-        if not desk.session.is_granted:
+    def _publish(self, output: _SessionOutput) -> bool:
+        """Send new output to one session; returns whether all of it was sent."""
+        if not output.session.is_granted:
             return False
-        rows, left_over = _rows(desk.unsent)
-        progress = [ProgressRow(request.id, *where) for request, where in desk.progress.items()]
-        if not self._send(desk, TokenFrame(self._epoch, desk.frames, rows, progress), may_drop=True):
+        rows, left_over = _rows(output.unsent)
+        progress = [ProgressRow(request.id, *where) for request, where in output.progress.items()]
+        if not self._send(output, TokenFrame(self._epoch, output.frames, rows, progress), may_drop=True):
             return False
-        desk.progress.clear()
-        for request, row in list(zip(desk.unsent, rows, strict=False)):
+        output.progress.clear()
+        for request, row in list(zip(output.unsent, rows, strict=False)):
             request.log.sent = row.first_index + row.count
             request.end_sent = row.end is not None
             if left_over and request.log.sent == len(request.log):
-                del desk.unsent[request]
+                del output.unsent[request]
         if not left_over:
-            desk.unsent.clear()
+            output.unsent.clear()
         return not left_over
 
-    def _send(self, desk: _Desk, message: Message, *, may_drop: bool = False) -> bool:
+    def _send(self, output: _SessionOutput, message: Message, *, may_drop: bool = False) -> bool:
         header, body = encode(message)
         if may_drop and self._drop_share and self._random.random() < self._drop_share:
-            desk.frames += 1
+            output.frames += 1
             return True
         try:
-            self._socket.send_multipart([desk.session.topic, header, body], zmq.DONTWAIT)
+            self._socket.send_multipart([output.session.topic, header, body], zmq.DONTWAIT)
         except zmq.Again:
-            if not desk.lagging:
-                desk.lagging = True
+            if not output.lagging:
+                output.lagging = True
                 self.lags += 1
             return False
-        desk.lagging = False
+        output.lagging = False
         self.frames += 1
         if isinstance(message, TokenFrame):
-            desk.frames += 1
+            output.frames += 1
         return True
 
 
@@ -217,7 +218,7 @@ def _rows(unsent: dict[LiveRequest, None]) -> tuple[list[TokenRow], bool]:
             until, end = stop, request.end
         rows.append(log.row(request.id, start, until, end))
         budget -= (until - start) * log.weight
-        # What is left of the budget may be less than one entry.
+        # The rest of the budget may be less than one entry.
         if until < stop or budget <= 0:
             return rows, until < stop or len(rows) < len(unsent)
     return rows, False

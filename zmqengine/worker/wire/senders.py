@@ -1,4 +1,4 @@
-"""Sender of a frame, as far as ZeroMQ and the kernel know."""
+"""Identity of a frame's sender, as far as ZeroMQ and the kernel know it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zmq
 
 
 def user_of(frame: zmq.Frame) -> str:
-    """The key behind a frame, as the key check named it; empty where there are no keys."""
+    """The key of a frame's sender, as named by the key check; empty without keys."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -14,9 +14,9 @@ def user_of(frame: zmq.Frame) -> str:
 
 
 def process_of(frame: zmq.Frame) -> str:
-    """The process behind a frame that came in on ipc, as the kernel knows it; empty where it does not tell."""
+    """The process of the sender of a frame on ipc; empty where the kernel does not know it."""
     try:
-        # "localhost:uid:gid:pid"; macOS leaves the last out. Over tcp it is the host, which many may share.
+        # "localhost:uid:gid:pid"; macOS omits the last. Over tcp it is the host, which many processes may share.
         _, user, group, process = str(frame.get("Peer-Address")).split(":")
     except (zmq.ZMQError, ValueError):
         return ""

@@ -1,4 +1,4 @@
-"""One front-end: who it is, how it is reached, and the requests it has not acknowledged."""
+"""Session of one front-end: its identity, its address, and its unacknowledged requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def new_topic() -> bytes:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """`route` is its connection to cmd, `topic` what it subscribes to on out, `user` the key it came with."""
+    """A session: `route` is its connection to cmd, `topic` its subscription on out, `user` its key."""
 
     secret_digest: bytes
     user: str
@@ -36,7 +36,7 @@ class Session:
 
     @property
     def is_granted(self) -> bool:
-        """Whether somebody who owns this session is subscribed to its topic."""
+        """Whether the session's owner is subscribed to its topic."""
         return self.subscribers > 0
 
     def watermarks(self) -> list[WatermarkRow]:
@@ -47,7 +47,7 @@ class Session:
         ]
 
     def remember_early_abort(self, request_id: str) -> None:
-        """An abort came before its insert: refuse the insert when it comes."""
+        """Note an abort that arrived before its insert, which is then refused."""
         self.early_aborts[request_id] = None
         self.early_aborts.move_to_end(request_id)
         while len(self.early_aborts) > EARLY_ABORTS_MAX:

@@ -28,10 +28,10 @@ TAKEN = "a worker is already running at {}; give this one another --name"
 
 
 class SocketFiles:
-    """Holds the directory of one named worker: a second bind of a live ipc path would steal it.
+    """Locks the directory of one named worker, since a second bind of a live ipc path would steal it.
 
-    Raises `ConfigError` if a worker lives there, which `taken` says, or if the directory cannot be used. Each socket is
-    kept by the thread that uses it.
+    Raises `ConfigError`, with the text `taken`, if another worker has the lock, or if the directory cannot be used.
+    Each socket's file is restored by the thread that uses the socket.
     """
 
     def __init__(self, directory: Path, taken: str = TAKEN) -> None:
@@ -39,14 +39,14 @@ class SocketFiles:
         self._mutex = threading.Lock()
         self._failing = False
         self.is_lost = False
-        """Whether the directory was removed and another worker has taken the name since."""
+        """Whether the directory was removed and another worker has taken its name."""
         try:
             self._fd = self._lock()
         except BlockingIOError:
             raise ConfigError(taken.format(directory)) from None
         except OSError as error:
             raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
-        # A directory that was removed and made again is locked by nobody, and a worker may live in it all the same.
+        # A directory that was removed and created again has no lock, although a worker may live in it.
         if any(_is_listened_to(directory / name) for name in NAMES):
             os.close(self._fd)
             raise ConfigError(taken.format(directory))
@@ -57,7 +57,7 @@ class SocketFiles:
         try:
             if self._hold_directory() and not path.exists() and not hidden(path).exists():
                 zmq_socket.bind(f"ipc://{path}")
-                # Not by the umask, which belongs to all threads; nobody else can enter the directory meanwhile.
+                # Without the umask, which belongs to all threads; only this user can enter the directory anyway.
                 path.chmod(0o600)
                 log.warning("a socket file was removed and is there again", extra={"path": path})
             self._failing = False
@@ -67,7 +67,7 @@ class SocketFiles:
                 log.error("cannot restore a socket file", extra={"path": path, "reason": str(error)})
 
     def touch(self) -> None:
-        """Set the times of the directory and its files to now, so that no cleaner takes them for forgotten."""
+        """Set the file times of the directory and its files to now, so that cleaners of /tmp leave them alone."""
         if self.is_lost:
             return
         for path in (self._directory.parent, self._directory, *(self._directory / name for name in NAMES)):
@@ -75,16 +75,16 @@ class SocketFiles:
                 os.utime(path)
 
     def release(self) -> None:
-        """Remove the socket files and let the next worker in."""
+        """Remove the socket files and release the lock."""
         if not self.is_lost:
             self._remove_sockets()
-            # Removed while still held: whoever opens the path after this makes and locks a new directory.
+            # Removed while locked: a later worker creates and locks a new directory.
             with contextlib.suppress(OSError):
                 self._directory.rmdir()
         os.close(self._fd)
 
     def _hold_directory(self) -> bool:
-        """Whether the directory is this worker's; makes it again if it is gone."""
+        """Whether the directory is this worker's; creates it again if it is gone."""
         with self._mutex:
             if self.is_lost or _is_at(self._fd, self._directory):
                 return not self.is_lost
@@ -103,7 +103,8 @@ class SocketFiles:
             return True
 
     def _lock(self) -> int:
-        """A descriptor of the directory, made if need be and locked. Raises `BlockingIOError` while it is held."""
+        """A descriptor of the directory, created if need be, and locked. Raises `BlockingIOError` while another has the
+        lock."""
         while True:
             _make_private(self._directory.parent, refuse_open=False)
             _make_private(self._directory, refuse_open=True)
@@ -113,7 +114,7 @@ class SocketFiles:
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The holder before us may have removed it between our open and our lock: then try its heir.
+                # The previous owner may have removed it between open and lock: then try the new one.
                 if _is_at(fd, self._directory):
                     return fd
             except BaseException:
@@ -128,12 +129,12 @@ class SocketFiles:
 
 
 def hidden(path: Path) -> Path:
-    """The name of a socket file while nobody is to find it."""
+    """The name of a socket file while the worker does not accept connections."""
     return path.with_name(path.name + ".full")
 
 
 def _is_listened_to(path: Path) -> bool:
-    """Whether a process listens on the socket file, be it stopped or busy."""
+    """Whether a process listens on the socket file, even a stopped or busy one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK)
@@ -147,7 +148,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _make_private(directory: Path, *, refuse_open: bool) -> None:
-    """Make a directory that only its owner can enter; refuse one that another user owns, or may enter."""
+    """Create a directory that only its owner can enter; refuse one that another user owns or may enter."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if status.st_uid not in (os.getuid(), 0):

@@ -1,4 +1,4 @@
-"""Binds the three sockets, and makes sure that nobody else has them."""
+"""Binds the worker's three sockets."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from zmqengine.worker.wire.socket_files import SocketFiles
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 20_000
 OUT_FRAMES_MAX = 1_000
-"""Frames that wait in libzmq for one slow reader before it counts as lagging."""
+"""Frames queued in libzmq for one slow reader before it counts as lagging."""
 HANDSHAKE_MS = 10_000
 CONTROL_BYTES_MAX = 4 * 65_536
 CONTROL_REPLIES_MAX = 64
-"""That wait in libzmq for one connection that does not read."""
+"""Replies queued in libzmq for one connection that does not read."""
 COMMANDS_WAITING_MAX = 128
 SUBSCRIPTION_BYTES_MAX = 512
-"""A topic has 35 bytes, the longest part of a CURVE handshake 290. libzmq's index of topics takes 100 bytes for one."""
+"""Maximum bytes of a frame on out. A topic has 35 bytes, the longest part of a CURVE handshake 290; libzmq's index
+takes 100 bytes for a topic."""
 SUBSCRIPTIONS_WAITING_MAX = 4
-"""In libzmq, for each connection. It takes in all that waits at one look: with many, a flood would not let it end."""
+"""Commands queued in libzmq for each connection. libzmq reads all of them at once: with many, a flood would not let it
+return."""
 
 
 def new_context() -> zmq.Context[Any]:
     """A context whose I/O thread does not push the actor off its core.
 
-    On Linux a thread that is woken may preempt the one that woke it: with all cores busy, publishing to four
-    front-ends took 0.9 ms of a pass so, and 0.1 ms with the batch policy, at no cost in tokens a second.
+    On Linux a woken thread may preempt the thread that woke it: with all cores busy, publishing to four front-ends took
+    0.9 ms of a pass, and 0.1 ms with the batch policy, at no cost in tokens a second.
     """
     context: zmq.Context[Any] = zmq.Context()
     if hasattr(os, "SCHED_BATCH"):
@@ -43,8 +45,8 @@ def new_context() -> zmq.Context[Any]:
 class Sockets:
     """ctl, cmd and out of one worker. `endpoints` are the real addresses, with the ports the system chose.
 
-    Raises `ConfigError` when an address is in use or cannot be bound. With a `guard` only those with a known
-    key get in. The context and the guard are closed with the sockets.
+    Raises `ConfigError` when an address is in use or cannot be bound. With a `guard`, only peers with a known key can
+    connect. The context and the guard are closed with the sockets.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Sockets:
         self._guard = guard
         self._backlog = backlog
         self.monitors: list[zmq.Socket[bytes]] = []
-        """One a socket: they tell whoever counts connections of those that come and go."""
+        """One monitor for each socket, for the connection limiter."""
         try:
             self.ctl, ctl = self._bind(
                 zmq.ROUTER, wanted.ctl, {zmq.MAXMSGSIZE: CONTROL_BYTES_MAX, zmq.SNDHWM: CONTROL_REPLIES_MAX}
@@ -88,7 +90,7 @@ class Sockets:
         self.files = [ipc_path(address) for address in (ctl, cmd, out)] if wanted.is_ipc else []
 
     def close(self, *, linger_ms: int) -> None:
-        """Close what is open, wait up to `linger_ms` for unsent frames, remove socket files. Idempotent.
+        """Close the sockets, wait up to `linger_ms` for unsent frames, and remove socket files. Idempotent.
 
         With 0, libzmq 4.3.5 may end the process if frames wait and a reader disconnects in that moment, as it drops
         them in the middle of a message (an assertion in src/session_base.cpp, line 233).
@@ -108,18 +110,18 @@ class Sockets:
             self._files = None
 
     def keep_ctl(self) -> None:
-        """Restore the file of ctl if something has removed it; for the thread that uses ctl."""
+        """Restore the file of ctl if it was removed; for the thread that uses ctl."""
         if self._files is not None:
             self._files.keep(self.ctl, self.files[0])
 
     def keep_cmd_and_out(self) -> None:
-        """Restore the files of cmd and out if something has removed them; for the thread that uses them."""
+        """Restore the files of cmd and out if they were removed; for the thread that uses them."""
         if self._files is not None:
             self._files.keep(self.cmd, self.files[1])
             self._files.keep(self.out, self.files[2])
 
     def touch(self) -> None:
-        """Keep what cleans /tmp from the files; to be called every few hours."""
+        """Update the file times, so that cleaners of /tmp leave the files alone; called every few hours."""
         if self._files is not None:
             self._files.touch()
 
@@ -127,7 +129,7 @@ class Sockets:
         socket: zmq.Socket[bytes] = self.context.socket(kind)
         self._sockets.append(socket)
         socket.setsockopt(zmq.BACKLOG, self._backlog)
-        # Whoever connects and says nothing does not hold a descriptor for long.
+        # A peer that connects and sends nothing should not hold a descriptor for long.
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if kind == zmq.XPUB:
             _grant_by_hand(socket)
@@ -137,10 +139,10 @@ class Sockets:
             socket.setsockopt(option, value)
         if address.startswith("tcp://"):
             socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-            # A front-end that vanishes without a word is noticed.
+            # Detects a front-end that vanishes without closing.
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-            # libzmq cannot send its heartbeat when the connection is full of frames that nobody acknowledges.
+            # libzmq cannot send its heartbeat on a connection full of unacknowledged frames.
             socket.setsockopt(zmq.TCP_MAXRT, HEARTBEAT_TIMEOUT_MS)
         if self._guard is not None:
             self._guard.secure(socket)
@@ -160,14 +162,14 @@ class Sockets:
         address = f"inproc://connections-{len(self.monitors)}"
         socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         monitor: zmq.Socket[bytes] = self.context.socket(zmq.PAIR)
-        # Without a bound, or libzmq's own thread would wait for whoever reads here.
+        # No high-water mark, or libzmq's I/O thread would wait for the reader.
         monitor.setsockopt(zmq.RCVHWM, 0)
         monitor.connect(address)
         self.monitors.append(monitor)
 
 
 def _grant_by_hand(socket: zmq.Socket[bytes]) -> None:
-    """Make an XPUB grant subscriptions by hand, report every one, and say EAGAIN instead of dropping."""
+    """Set an XPUB to manual grants, a report of every subscription, and EAGAIN instead of drops."""
     socket.setsockopt(zmq.XPUB_MANUAL, 1)
     socket.setsockopt(zmq.XPUB_NODROP, 1)
 

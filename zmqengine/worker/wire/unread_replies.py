@@ -1,4 +1,4 @@
-"""Long replies that a front-end has not read yet, counted in bytes: a command of 60 bytes may ask for megabytes."""
+"""Bound on unread long replies, in bytes: a command of 60 bytes may request megabytes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections import deque
 import zmq
 
 TRACKED_BYTES_MIN = 16_384
-"""Shorter replies are bounded well enough by their number."""
+"""Shorter replies are bounded by their number."""
 
 
 class UnreadReplies:
-    """Sends replies of a ROUTER and knows how many bytes of long ones libzmq still holds for each connection.
+    """Sends replies of a ROUTER, and counts the bytes of long ones that libzmq still holds for each connection.
 
-    The frame of a long reply is handed over as it is, without a copy. What a connection that ended had left unread
-    counts no more.
+    A long reply's frame is passed without a copy. Unread replies of an ended connection no longer count.
     """
 
     def __init__(
@@ -26,18 +25,18 @@ class UnreadReplies:
         self._waiting: dict[bytes, deque[tuple[zmq.MessageTracker, int]]] = {}
 
     def has_room(self, route: bytes, size: int = 0) -> bool:
-        """Whether one more long reply, of `size` bytes, may be made for this connection."""
+        """Whether another long reply, of `size` bytes, may be sent to this connection."""
         if not self._waiting:
             return True
         held = {other: self._held(other) for other in list(self._waiting)}
-        # The first is always allowed, or a reply over the bound could never be had.
+        # The first is always allowed, or a reply over the bound could never be sent.
         mine, total = held.get(route, 0), sum(held.values())
         if mine and mine + size > self._bytes_max:
             return False
         return self._all_bytes_max is None or not total or total + size <= self._all_bytes_max
 
     def send(self, route: bytes, header: bytes, body: bytes) -> bool:
-        """Send; whether libzmq took it. It does not when the front-end is gone, or reads nothing."""
+        """Send a reply; returns whether libzmq took it: not if the front-end is gone or reads nothing."""
         try:
             if len(body) < TRACKED_BYTES_MIN:
                 self._socket.send_multipart([route, header, body], zmq.DONTWAIT)
