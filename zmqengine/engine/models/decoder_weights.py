@@ -152,9 +152,9 @@ class DecoderWeights(NamedTuple):
 def read_weights(model: Any) -> DecoderWeights:
     """The weights of a model of mlx-lm, whose modules keep views of them. Raises NotOfTheFamily.
 
-    Of a model that sees they are those of its `language_model`.
+    For a model with images: those of its `language_model`.
     """
-    model = model.get("language_model", model)
+    model = getattr(model, "language_model", model)
     package, _, name = type(model).__module__.rpartition(".")
     if package != "mlx_lm.models" or name not in _FAMILY:
         raise NotOfTheFamily(f"{name} is another architecture")
