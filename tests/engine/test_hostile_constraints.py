@@ -11,14 +11,16 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.support.constrained import HOT, Pico
 from tests.support.drafts import by_worth
 from tests.support.engines import Run, finish, step
-from tests.support.hostile_constraints import HOSTILE, LARK
+from tests.support.hostile_constraints import HOSTILE, LARK, SLOW
 from zmqengine.engine.grammar.grammar import Grammar
 from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
+from zmqengine.engine.grammar.trial import Trials, Vocabulary
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.errors import BadRequest
 
@@ -34,6 +36,12 @@ TOKENS = 300
 @pytest.fixture(scope="module")
 def pico() -> Pico:
     return Pico()
+
+
+@pytest.fixture(scope="module")
+def trials(pico: Pico) -> Trials:
+    info = pico.loaded.info
+    return Trials(Vocabulary(pico.loaded.tokenizer.tokenizer_json, info.vocab_size, pico.eos))
 
 
 def compiled(pico: Pico, name: str) -> Grammar | None:
@@ -80,6 +88,29 @@ def test_no_operation_takes_long(pico: Pico, name: str) -> None:
             if row.is_complete:
                 break
     assert worst_s < STEP_S_MAX
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_constraint_that_takes_too_long_to_compile_is_refused(
+    pico: Pico, trials: Trials, name: str
+) -> None:
+    """Its child process ends; the next constraint gets another one, and its answer."""
+    begun_s = time.process_time()
+    with pytest.raises(BadRequest, match="too complex: compiling it takes"):
+        trials.check(*SLOW[name])
+    trials.check("regex", "a+")
+    # In this process, that of the actor, it took nothing.
+    assert time.process_time() - begun_s < 1.0
+
+
+def test_a_child_that_was_killed_is_replaced(trials: Trials) -> None:
+    """By whoever lacks memory: the constraint that comes next is not the cause."""
+    trials.check("regex", "a+")
+    (child,) = psutil.Process().children()
+    child.kill()
+    child.wait()
+    trials.check("regex", "a+")
+    assert psutil.Process().children()[0].pid != child.pid
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name.startswith(("lark", "deep"))])

@@ -93,13 +93,13 @@ def test_twenty_hostile_constraints_at_once_silence_nobody(worker: WorkerProcess
             listener.stop()
         grown = rss_at_rest(process) - before_bytes
     worst = listener.worst
-    print(
-        f"{ends} after {first}; of {len(listener.silences)} silences the worst {worst}; grown {grown >> 20} MiB"
-    )
+    print(f"{ends} after {first}; grown {grown >> 20} MiB")
+    print(f"of {len(listener.silences)} silences the worst {worst}, {listener.held_up} not measured")
     assert ends.total() == 2 * len(HOSTILE)
     assert ends["stop"] + ends["length"] > 20
     assert all(output == alone for output in listener.outputs)
     assert len(listener.outputs) > 1
+    assert len(listener.silences) > listener.held_up / 10
     assert worst.cpu_ms < SILENT_MS_MAX
     assert grown < GROWN_BYTES_MAX
     assert worker.engine_pid() == process.pid

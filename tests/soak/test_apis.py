@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from tests.http.test_constrained import tool_directory
-from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN
+from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN, SLOW
 from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, Silence, threads_of
 from tests.support.workers import WorkerProcess, wait_until
 
@@ -140,7 +140,7 @@ def random_request(chance: random.Random) -> Asked:
     if wish == "regex":
         body["guided_regex"] = pattern = chance.choice(REGEXES)
     if wish == "hostile":
-        kind, constraint, choices = chance.choice(list(HOSTILE.values()))
+        kind, constraint, choices = chance.choice([*HOSTILE.values(), *SLOW.values()])
         body[f"guided_{GUIDED[kind]}"] = choices or constraint
     match api:
         case "chat":
@@ -316,7 +316,10 @@ class Soak:
             content = response.read()
         finally:
             connection.close()
-        if response.status not in FINE:
+        if response.status in (503, 529) and b"no answer" in content:
+            # The worker had no turn for ten seconds: the machine's fault if the listener had none either.
+            self.ends["unanswered"] += 1
+        elif response.status not in FINE:
             self.wrong.append(f"{response.status} {content[:300]!r}: {asked}")
         elif response.status != 200:
             self.ends[str(response.status)] += 1
@@ -377,9 +380,8 @@ def test_all_apis_under_random_constraints(tmp_path: Path) -> None:
                         for _ in range(SAMPLES // 2):
                             threading.Event().wait(SECONDS / SAMPLES)
                             new = listener.silences[heard:]
-                            assert new, "the stream is silent"
                             heard += len(new)
-                            silence = Silence(*map(max, zip(*new, strict=True)))
+                            silence = Silence(*map(max, zip(*new, strict=True))) if new else None
                             print(
                                 f"worker {rss(pid) >> 20} MiB, front-end {rss(front.pid) >> 20} MiB, "
                                 f"{len(new)} silences, the worst {silence}, {dict(soak.ends)}",
@@ -391,8 +393,14 @@ def test_all_apis_under_random_constraints(tmp_path: Path) -> None:
                     threading.Event().wait(IDLE_S)
                     at_rest.append((rss(pid), rss(front.pid)))
                     long = [each for each in listener.silences if each.cpu_ms > SILENT_MS_MAX]
-                    print(f"{len(long)} of {len(listener.silences)} silences above {SILENT_MS_MAX:.0f} ms")
+                    print(
+                        f"{len(long)} of {len(listener.silences)} silences above {SILENT_MS_MAX:.0f} ms, "
+                        f"{listener.held_up} not measured; {len(listener.outputs)} streams",
+                        *soak.wrong,
+                        sep="\n",
+                    )
                     assert (soak.wrong, long) == ([], [])
+                    assert soak.ends["unanswered"] <= listener.held_up
                     assert min(soak.ends[end] for end in ("whole", "aborted", "streamed")) > 0
             finally:
                 front.terminate()

@@ -72,6 +72,9 @@ REGEX = (
     "(" * 500 + "a" + ")*" * 500,
     r"[^\s\S]",
     r"a[^\s\S]",
+    r"(\w+\s?){1,5000}",
+    "(?s:.{0,5000}).{0,5000}",
+    "." * 60_000,
 )
 LARK = (
     'start: s\ns: s s s | s s | "a" | "b" | "ab"',
@@ -98,6 +101,13 @@ LARK = (
     'start: %llguidance {"no_forcing": false}\n',
     '%llguidance {"no_forcing": false}\nstart: /(a{1000}){1000}/',
     'start: @answer @answer | "a"',
+    "start: A\nA: " + " & ".join(f"/(?s:.*){letter}.{{20}}/" for letter in "abcdefgh"),
+    "start: A\nA: ~/(?s:.*)a.{40}/",
+    'start: A\nA: %regex {"substring_chars": "' + "the quick brown fox " * 2500 + '"}',
+    'start: p::0x0\np::_: "a" p::incr([0:32]) %if lt([0:32],4000000000)\n | ""',
+    '%llguidance {"step_max_items": 100000000}\nstart: s\ns: s s | s s s | "a"',
+    "start: r0\n" + "\n".join(f'r{n}: r{n + 1} r{n + 1} | ""' for n in range(60)) + '\nr60: "a" | ""',
+    'start: ' + '"a" ' * 15_000,
 )  # fmt: skip
 SCHEMAS: dict[str, Any] = {
     "repetitions": {"type": "string", "pattern": "^(a{1000}){1000}$"},
@@ -132,6 +142,15 @@ SCHEMAS: dict[str, Any] = {
     },
     "fine multiples": {"type": "number", "multipleOf": 0.0000001, "minimum": 0, "maximum": 1e30},
     "many patterns": {"anyOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(100)]},
+    "separators": {
+        "type": "array", "items": {"type": "integer"}, "x-guidance": {"item_separator": ".*a.{500}"},
+    },
+    "twins": {
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}", "title": title} for title in "ab"]} for n in range(40)
+        } | {"d40": {"type": "integer"}},
+    },
     "long prefix": {"type": "array", "prefixItems": [{"type": "string"}] * 3000, "minItems": 3000},
 }  # fmt: skip
 CHOICES = (
@@ -140,6 +159,16 @@ CHOICES = (
     ["a" * n for n in range(1, 350)],
     [chr(0x10000 + n) for n in range(5000)],
 )
+
+SLOW: dict[str, tuple[Kind, str, list[str]]] = {
+    "optional letters": ("regex", "[a-z]?" * 10_900, []),
+    "pairs of patterns": ("json_schema", json.dumps({
+        "type": "object",
+        "patternProperties": {f"^{n}[a-z]{{1,400}}$": {"type": "integer"} for n in range(300)},
+        "additionalProperties": False,
+    }), []),
+}  # fmt: skip
+"""Constraints that take seconds or minutes to compile, without a limit of llguidance's."""
 
 OVER_A_LIMIT_PATTERN = "(.*[aeiou].{12}){30}"
 """Compiles, and meets a limit of llguidance's lexer after 40 to 80 tokens of the bundled model."""

@@ -16,12 +16,15 @@ SILENT_MS_MAX = 150.0
 """Processor time for which a stream may be silent beside hostile requests."""
 PROMPT = [5, 9, 2, 31, 7]
 JOIN_S = 300.0
+TICK_S = 0.005
+LATE_S_MAX = 0.03
+"""A reader that the machine held up for longer does not know when a token came: such silences are not counted."""
 
 
 class Silence(NamedTuple):
     """Time between two chunks of a stream: on the clock, and of the processor in the threads that make tokens.
 
-    The latter is for one token: a reader that the machine holds up reads several at once.
+    The latter is for one token: a reader may get several at once.
     """
 
     wall_ms: float
@@ -36,13 +39,16 @@ class Listener:
 
     def __init__(self, worker: WorkerProcess, client: Client, making: Collection[int]) -> None:
         self.silences: list[Silence] = []
+        self.held_up = 0
         self.outputs: list[list[int]] = []
         self._process = psutil.Process(worker.engine_pid())
         self._making = frozenset(making)
         self._client = client
         self._stopping = threading.Event()
+        self._ticked_s, self._late_s = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
+        threading.Thread(target=self._tick).start()
 
     def stop(self) -> None:
         """Read the stream that is running to its end."""
@@ -60,13 +66,23 @@ class Listener:
             output: list[int] = []
             last: tuple[float, dict[int, float]] | None = None
             for chunk in self._client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True):
+                late_s, self._late_s = max(self._late_s, time.monotonic() - self._ticked_s - TICK_S), 0.0
                 now = time.monotonic(), self._spent()
-                if last is not None and chunk.tokens:
+                if late_s > LATE_S_MAX:
+                    self.held_up += 1
+                elif last is not None and chunk.tokens:
                     spent_ms = _busy_ms(last[1], now[1])
                     self.silences.append(Silence((now[0] - last[0]) * 1000, spent_ms / len(chunk.tokens)))
                 last = now
                 output += chunk.tokens
             self.outputs.append(output)
+
+    def _tick(self) -> None:
+        while self._thread.is_alive():
+            time.sleep(TICK_S)
+            now_s = time.monotonic()
+            self._late_s = max(self._late_s, now_s - self._ticked_s - TICK_S)
+            self._ticked_s = now_s
 
     def _spent(self) -> dict[int, float]:
         return {

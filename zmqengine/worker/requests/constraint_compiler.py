@@ -8,6 +8,7 @@ import threading
 from llguidance import LLTokenizer
 
 from zmqengine.engine.grammar.grammar import Grammar, compile_grammar, vocabulary
+from zmqengine.engine.grammar.trial import Trials, Vocabulary
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
@@ -17,8 +18,8 @@ class ConstraintCompiler:
     """The constraint compiler of one model; any thread may call it."""
 
     def __init__(self, tokenizer_json: bytes, model: ModelInfo) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._model = model
+        self._words = Vocabulary(tokenizer_json, model.vocab_size, sorted(model.eos_token_ids))
+        self._trials = Trials(self._words)
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
 
@@ -29,17 +30,15 @@ class ConstraintCompiler:
 
     def compile(self, constraint: Constraint) -> Grammar:
         """A grammar for one request. Raises `BadRequest` for a constraint that is malformed or cannot be enforced."""
-        return compile_grammar(
-            self._tokens(), constraint.kind, constraint.text, constraint.choices, constraint.after
-        )
+        tokens = self._tokens()
+        self._trials.check(constraint.kind, constraint.text, constraint.choices, constraint.after)
+        return compile_grammar(tokens, constraint.kind, constraint.text, constraint.choices, constraint.after)
 
     def _tokens(self) -> LLTokenizer:
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                model = self._model
+                words = self._words
                 self._vocabulary = vocabulary(
-                    self._tokenizer_json,
-                    vocab_size=model.vocab_size,
-                    eos_token_ids=sorted(model.eos_token_ids),
+                    words.tokenizer_json, vocab_size=words.vocab_size, eos_token_ids=words.eos_token_ids
                 )
             return self._vocabulary
