@@ -9,6 +9,7 @@ import resource
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -264,6 +265,56 @@ def test_a_constraint_that_nothing_satisfies_is_refused(pico: Pico, name: str) -
     """References in a circle, and classes without a character: at once, and again when it is asked again."""
     for _ in range(2):
         assert compiled(pico, name) is None
+
+
+ROOT = {"$ref": "#"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": ["a"], "additionalProperties": ROOT},
+        {
+            "type": "object", "patternProperties": {"^a$": ROOT}, "required": ["a"], "additionalProperties": False,
+        },
+        {"type": "object", "minProperties": 1, "additionalProperties": ROOT},
+        {"type": "object", "properties": {"a": ROOT}, "minProperties": 1, "additionalProperties": False},
+        {"type": "object", "properties": {"a": {}}, "required": ["b"], "additionalProperties": False},
+        {"type": ["array"], "items": ROOT, "minItems": 1.0},
+        {"type": "array", "prefixItems": [{"type": "null"}, False], "minItems": 2},
+    ],
+)  # fmt: skip
+def test_a_schema_that_no_finite_value_satisfies_is_refused(pico: Pico, schema: dict[str, Any]) -> None:
+    """By whatever keyword a value has to hold itself."""
+    with pytest.raises(BadRequest, match="matches nothing"):
+        pico.grammar("json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": ["a"], "additionalProperties": {"anyOf": [ROOT, {"type": "null"}]}},
+        {"type": "object", "additionalProperties": ROOT, "minProperties": 0},
+        {"type": ["object", "null"], "properties": {"a": ROOT}, "required": ["a"], "additionalProperties": False},
+        {
+            "type": "object", "patternProperties": {"^a$": ROOT, "^b$": {"type": "null"}}, "required": ["b"],
+            "additionalProperties": False,
+        },
+    ],
+)  # fmt: skip
+def test_a_recursive_schema_with_a_finite_value_is_taken(pico: Pico, schema: dict[str, Any]) -> None:
+    """Null, or no further member, ends it."""
+    pico.grammar("json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize("text", ['start: "x" /[^\\s\\S]/', 'start: "x" A\nA: /a/ & /b/'])
+def test_where_a_grammar_leads_to_nothing_the_row_fails(pico: Pico, text: str) -> None:
+    """It says `stop` of no output, though the parser takes an end token there."""
+    row = pico.grammar("lark", text).start(pico.text.encode("x").ids)
+    row.parser.compute_bitmask()
+    assert not row.is_complete
+    with pytest.raises(ConstraintBroken):
+        row.consume(pico.eos[0])
 
 
 def test_memory_does_not_grow_with_the_constraints_that_were_used(pico: Pico) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 _NODES_MAX = 200_000
@@ -23,7 +24,9 @@ def check_satisfiable(schema: dict[str, Any]) -> None:
         search.finite |= new
         found = bool(new)
     if not search.is_finite(schema):
-        raise ValueError("the schema matches nothing: a reference leads back to itself before any value ends")
+        raise ValueError(
+            "the schema matches nothing: each of its values would hold itself, or a member that is false"
+        )
 
 
 class _Search:
@@ -62,7 +65,13 @@ class _Search:
                 return False
         if isinstance(schema.get("allOf"), list) and not all(map(self.is_finite, schema["allOf"])):
             return False
-        match schema.get("type"):
+        types = schema.get("type")
+        return any(
+            self._type_is_finite(type_, schema) for type_ in (types if isinstance(types, list) else [types])
+        )
+
+    def _type_is_finite(self, type_: Any, schema: dict[str, Any]) -> bool:
+        match type_:
             case "object":
                 return self._members_are_finite(schema)
             case "array":
@@ -72,18 +81,31 @@ class _Search:
 
     def _members_are_finite(self, schema: dict[str, Any]) -> bool:
         properties, required = schema.get("properties"), schema.get("required")
-        if not isinstance(properties, dict) or not isinstance(required, list):
+        named = properties if isinstance(properties, dict) else {}
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        patterns = schema.get("patternProperties")
+        # Which pattern a name matches is for the compiler to say: here any of them will do.
+        further = list(patterns.values()) if isinstance(patterns, dict) else []
+        further.append(schema.get("additionalProperties", True))
+        if not all(self.is_finite(named[name]) for name in names if name in named):
+            return False
+        if not names <= named.keys() and not any(map(self.is_finite, further)):
+            return False
+        if _least(schema, "minProperties") <= len(names):
             return True
-        return all(self.is_finite(properties.get(name, True)) for name in required if isinstance(name, str))
+        return any(map(self.is_finite, [*further, *(named[name] for name in named.keys() - names)]))
 
     def _items_are_finite(self, schema: dict[str, Any]) -> bool:
-        least = schema.get("minItems", 0)
-        if not isinstance(least, int) or least < 1:
-            return True
+        least = _least(schema, "minItems")
         first = schema.get("prefixItems")
-        needed = first[:least] if isinstance(first, list) else []
+        needed = first[: math.ceil(least)] if isinstance(first, list) and least > 0 else []
         rest = [schema.get("items", True)] if least > len(needed) else []
         return all(self.is_finite(item) for item in [*needed, *rest])
+
+
+def _least(schema: dict[str, Any], keyword: str) -> float:
+    value = schema.get(keyword, 0)
+    return value if isinstance(value, int | float) else 0
 
 
 def _references(schema: Any) -> set[str]:
