@@ -21,7 +21,7 @@ from tests.support.engines import Run, finish, step
 from tests.support.hostile_constraints import HOSTILE, LARK, SLOW
 from zmqengine.engine.grammar.grammar import Grammar
 from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
-from zmqengine.engine.grammar.trial import Trials, Vocabulary
+from zmqengine.engine.grammar.trial import Trials, VocabularySource
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.errors import BadRequest
 
@@ -42,7 +42,7 @@ def pico() -> Pico:
 @pytest.fixture(scope="module")
 def trials(pico: Pico) -> Trials:
     info = pico.loaded.info
-    return Trials(Vocabulary(pico.loaded.tokenizer.tokenizer_json, info.vocab_size, pico.eos))
+    return Trials(VocabularySource(pico.loaded.tokenizer.tokenizer_json, info.vocab_size, pico.eos))
 
 
 def compiled(pico: Pico, name: str) -> Grammar | None:

@@ -32,7 +32,7 @@ _COMMAND = (sys.executable, "-m", "zmqengine.engine.grammar.trial")
 _SIZE_BYTES = 4
 
 
-class Vocabulary(msgspec.Struct, frozen=True):
+class VocabularySource(msgspec.Struct, frozen=True):
     """Arguments of `vocabulary`, the first message to a child."""
 
     tokenizer_json: bytes
@@ -52,7 +52,7 @@ class _Case(msgspec.Struct, frozen=True, array_like=True):
 class Trials:
     """Children that compile constraints. Any thread may call it; the first call starts a child."""
 
-    def __init__(self, words: Vocabulary) -> None:
+    def __init__(self, words: VocabularySource) -> None:
         self._vocabulary = words
         # The last one in is the first one out: without concurrency there is one child.
         self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()
@@ -81,7 +81,7 @@ class Trials:
 class _Child:
     """One child process. It ends with its parent, when its standard input does."""
 
-    def __init__(self, words: Vocabulary) -> None:
+    def __init__(self, words: VocabularySource) -> None:
         # A group of its own: an interrupt at the terminal is for the worker. A panic quotes the constraint on stderr.
         self._process = subprocess.Popen(
             _COMMAND,
@@ -125,7 +125,7 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 def main() -> None:
     """Compile what comes on standard input, and write a byte after each."""
-    words = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=Vocabulary)
+    words = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=VocabularySource)
     tokens = vocabulary(words.tokenizer_json, vocab_size=words.vocab_size, eos_token_ids=words.eos_token_ids)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory()

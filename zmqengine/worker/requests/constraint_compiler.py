@@ -8,7 +8,7 @@ import threading
 from llguidance import LLTokenizer
 
 from zmqengine.engine.grammar.grammar import Grammar, compile_grammar, vocabulary
-from zmqengine.engine.grammar.trial import Trials, Vocabulary
+from zmqengine.engine.grammar.trial import Trials, VocabularySource
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
@@ -18,7 +18,7 @@ class ConstraintCompiler:
     """The constraint compiler of one model; any thread may call it."""
 
     def __init__(self, tokenizer_json: bytes, model: ModelInfo) -> None:
-        self._words = Vocabulary(tokenizer_json, model.vocab_size, sorted(model.eos_token_ids))
+        self._words = VocabularySource(tokenizer_json, model.vocab_size, sorted(model.eos_token_ids))
         self._trials = Trials(self._words)
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
