@@ -60,8 +60,8 @@ class MlxEngine:
     so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
     device. Without `prompt_cache_bytes` the prefix cache is bounded by `limit_prompt_cache`.
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot be
-    rolled back makes one token a step, without the `speculator`. `draw`, `kernels` and
-    `device` are the back-end's: its ways to draw tokens and to move KV caches, and its traits.
+    rolled back makes one token a step, without the `speculator`. `draw`, `kernels` and `device` are the back-end's: its
+    draw, its operations on KV caches, and its traits.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class MlxEngine:
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.uncacheable_reason:
             log.warning(
-                "prompts of this model cannot be kept", extra={"reason": self._abilities.uncacheable_reason}
+                "the prefix cache is off for this model", extra={"reason": self._abilities.uncacheable_reason}
             )
         self.disk: DiskTier | None = None
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
@@ -138,11 +138,13 @@ class MlxEngine:
         result = StepResult()
         decode, prefill = self._decode, self._prefill
         tokens_max = self._pace.choose(decoding=decode.rows, waiting=len(prefill.rows))
-        if failed := prefill.report(result):
+        if prefill.forced and (failed := prefill.report(result)):
             decode.drop(failed)
         before = prefill.launched_tokens
         chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if prefill.rows else []
-        prefill.score(decode.step(result, self._model, chunk))
+        logits = decode.step(result, self._model, chunk)
+        if chunk:
+            prefill.score(logits)
         if prefill.rows:
             decode.join(prefill.complete(result))
         self._store.settle()
@@ -218,12 +220,12 @@ class MlxEngine:
         return self._pace.shrink()
 
     def warm_up(self, seconds_max: float, report: Callable[[float], None]) -> None:
-        """Compile what traffic will need, for at most about `seconds_max`, and measure the pace of prefill.
+        """Compile kernels of usual traffic for about `seconds_max` at most, and measure the speed of prefill.
 
         The engine is as new afterwards.
         """
         measured = warm_up(self, self._pace.tokens_max, seconds_max, report)
-        # On CUDA the first request would have to map the buffers again.
+        # Buffers stay: on CUDA the first request would have to map them again.
         self.reset(keep_buffers=self._device.keeps_buffers)
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._pace.begin(measured)
@@ -236,9 +238,10 @@ class MlxEngine:
     def keep_on_disk(
         self, identity: str, options: EngineOptions, wake: Callable[[], None] = lambda: None
     ) -> None:
-        """Keep prompts in `options.cache_path` too, for all engines of the model that `identity` tells from others.
+        """Open the prefix cache on disk in `options.cache_path`, shared by all engines of the model with this
+        `identity`.
 
-        `wake` is called by a thread when there is room to write more. Raises `ConfigError` for an unusable path.
+        `wake` is called by another thread when more can be written. Raises `ConfigError` for an unusable path.
         """
         layout = self._abilities.layout
         if layout is not None and options.cache_path is not None:
@@ -266,14 +269,14 @@ class MlxEngine:
         self._pace.decoding_elsewhere = rows_decoding
 
     def keep_warm(self) -> bool:
-        """A tiny product, where a device that rests is slow afterwards."""
+        """Run a tiny product on a device that lowers its clock when idle."""
         if not self._device.rests:
             return False
         mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
         return True
 
     def release_buffers(self) -> None:
-        """Give back the buffers of arrays that are gone."""
+        """Release MLX's buffers of freed arrays."""
         mx.clear_cache()
 
     def stats(self) -> EngineStats:
@@ -298,7 +301,7 @@ class MlxEngine:
         if self._speculator is not None:
             block_bytes = self._speculator.workspace_bytes(self.rows_max, self.info.vocab_size)
             chunk_bytes = max(chunk_bytes, block_bytes)
-        # A batch that grows or takes a row in is copied, and its caches may all be copied before one is freed.
+        # A batch that grows or that a row joins is copied, and all copies may exist before the first original is freed.
         copied = decode.largest_bytes + max(prefilling, default=0) + decode.empty_bytes
         return EngineMemory(
             weights=self.info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),

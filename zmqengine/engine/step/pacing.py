@@ -12,11 +12,11 @@ TOKENS_START = 256
 """Tokens of a prefill chunk at the start: a few chat messages, on any machine."""
 
 _GOAL_S_MIN = 0.025
-# Factor of the time target where every row that is delayed waits for the chunk itself.
+# Factor of the time target where every delayed row waits for the chunk itself.
 _IDLE_SHARE = 2.5
 # This many rows that wait while none decodes are a burst.
 _BUNCH_ROWS = 16
-# The time of a chunk shows in the step that launches it or up to this many steps later, depending on the device.
+# Steps after its launch in which the time of a chunk may show, depending on the device.
 _LATE_STEPS = 2
 # Weight of earlier steps in the moving average of the prefill speed: about five steps count.
 _KEPT = 0.8

@@ -100,7 +100,7 @@ class Prefill:
         # The chunk between its begin and its end.
         self._begun: list[_Begun] = []
         self._logits_max = logits_max
-        self._forced: list[_Forced] = []
+        self.forced: list[_Forced] = []
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows; their prefill starts in the next step."""
@@ -146,13 +146,13 @@ class Prefill:
         return [begun.segment for begun in self._begun if begun.segment is not None]
 
     def score(self, logits: Sequence[mx.array]) -> None:
-        """Take what forced rows need of the `logits` [rows, width, vocab] of the segments that were begun."""
+        """Take the logits of forced tokens from `logits` [rows, width, vocab], those of the begun segments."""
         begun = [each for each in self._begun if each.segment is not None]
         for each, found in zip(begun, logits, strict=False):
             self._score(each.rows[0], found)
 
     def complete(self, result: StepResult) -> list[Ready]:
-        """Start the chunk that was begun; returns the rows that are through and go on with decode."""
+        """Start the chunk that was begun; returns the rows whose prefill is complete, for decode."""
         ready = []
         whole = []
         for rows, segment, merged in self._begun:
@@ -256,7 +256,7 @@ class Prefill:
         arrays = kv.arrays(segment.caches)
         # One number of the last array: waiting for it is waiting for the chunk, and it pins no memory.
         marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0
-        measured = [each.logprobs for each in self._forced if each.logprobs is not None]
+        measured = [each.logprobs for each in self.forced if each.logprobs is not None]
         kv.start(marker, arrays, [one for logprobs in measured for one in logprobs if one is not None])
         self._markers.append(marker)
 
@@ -274,11 +274,11 @@ class Prefill:
             # [tokens, vocab]
             predicting = logits[0, first - 1 - start :]
             logprobs = measure(predicting, mx.array(tokens, dtype=mx.uint32), row.logprobs)
-        self._forced.append(_Forced(row, tokens, logprobs))
+        self.forced.append(_Forced(row, tokens, logprobs))
 
     def report(self, result: StepResult) -> list[Row]:
-        """Report the forced tokens of the last chunk, for which this waits; returns rows that failed."""
-        forced, self._forced = self._forced, []
+        """Wait for the forced tokens of the last chunk and report them; returns the rows that failed."""
+        forced, self.forced = self.forced, []
         failed = []
         for row, tokens, arrays in forced:
             if row.gone:

@@ -20,18 +20,18 @@ from zmqengine.engine.step.packed import forward
 
 _SECONDS_MAX = 6.0
 _TRIES = 3
-# Tries go on for this long: those of a small model take milliseconds, and other programs may hold up the first few of
-# one width. One that seems as cheap as a plain step, and is not, would lose throughput for as long as the worker runs.
+# Seconds of tries: a small model's take milliseconds, and other programs may delay the first few of one width. A width
+# that wrongly seems as cheap as a plain step would cost throughput for as long as the worker runs.
 _TRIES_S = 0.25
 _PLAIN_STEPS = 4
 _PROMPT_TOKENS = 32
-# A GPU reads longer rows with attention kernels of their own.
+# Lengths of rows: a GPU has other attention kernels for longer rows.
 _LONG_PROMPT_TOKENS = (256, 1024)
 _TRACES_S = 2.0
 
 
 class FixedWidth:
-    """Plans a verify block of `width` in every step, with draft tokens that nobody believes; 1 for plain steps."""
+    """Plans a verify block of `width` in every step, with arbitrary draft tokens; 1 for plain steps."""
 
     def __init__(self) -> None:
         self.width = 1
@@ -64,8 +64,9 @@ def measure_costs(
 ) -> None:
     """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all.
 
-    The shortest of a few tries counts: the machine may have other work. What there is no time for is left out. A GPU
-    has compiled verify blocks then, of long rows as well: that takes seconds while a request waits.
+    The shortest of a few tries counts, since the machine may have other work. Widths without time for a try are left
+    out. On a GPU this also compiles verify blocks, of long rows as well, which would take seconds while a request
+    waits.
     """
     left_s = _SECONDS_MAX
     for rows in sorted({1, min(8, rows_max), rows_max}):
@@ -86,7 +87,7 @@ def measure_costs(
 
 
 class _Timer:
-    """Rows of a few prompt lengths in a decode batch of their own, whose steps are timed."""
+    """A decode batch of rows of a few prompt lengths, whose steps are timed."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class _Timer:
     def best_s(
         self, widths: Sequence[int], tries: int, until_s: float, further_until_s: float = 0.0
     ) -> dict[int, float]:
-        """The least seconds of a step by width, of tries in turns; none of a width that was not tried in time.
+        """The least seconds of a step by width, of tries in turns; without widths that were not tried in time.
 
         There are `tries` and, until `further_until_s`, further ones.
         """
@@ -127,7 +128,7 @@ class _Timer:
 
     def _step_s(self, width: int) -> float:
         self._planner.width = width
-        # A call launches one plain step and lands another: only several of them take the time of as many steps.
+        # A call launches one plain step and lands another: only several calls take the time of as many steps.
         count = 1 if width > 1 else _PLAIN_STEPS
         self._take_steps(count)
         started_s = time.perf_counter()
