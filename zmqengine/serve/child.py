@@ -1,7 +1,7 @@
-"""Processes that outlive the launcher: each has a record, a file that is locked for as long as the process lives.
+"""Child processes that outlive the launcher: each has a record, a file that is locked for as long as the process lives.
 
-The lock belongs to the open file, which the process inherits: there is no moment at which it lives without the lock.
-The next launcher finds the record, and with it the process, however the earlier one ended.
+The lock belongs to the open file, which the process inherits, so it never lives without the lock. The next launcher
+finds the process by the record, however the earlier one ended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 WORDS_BYTES = 16_384
-"""The last words of a process are looked for in this much of the end of its log."""
+"""Bytes at the end of a log that are searched for its last line."""
 WORDS_CHARS = 400
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One process: its name, its options or a word for them, and where it is found."""
+    """Record of one process: its name, the signature of its options, its pid and its address."""
 
     name: str
     signature: str
@@ -31,7 +31,8 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """One process in a session of its own, started here or found. `code` is None while it runs or is not known."""
+    """A process in a session of its own, started here or found by its record. `code`: exit code, None while it runs or
+    if unknown."""
 
     def __init__(self, record: Record, path: Path, process: subprocess.Popen[bytes] | None) -> None:
         self.record = record
@@ -41,36 +42,36 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """The file of what it says."""
+        """The log file of the process."""
         return self._path.with_suffix(".log")
 
     def has_ended(self) -> bool:
-        """Whether it has; never blocks."""
+        """Whether the process has ended; never blocks."""
         if self._process is not None:
             self.code = self._process.poll()
             return self.code is not None
         return read_record(self._path) is None
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it, if it runs."""
-        # While the record is locked the pid is nobody else's.
+        """Send a signal to a running process."""
+        # While the record is locked, the pid cannot belong to another process.
         if not self.has_ended() and self.record.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.record.pid, number)
 
     def learn_pid(self, pid: int) -> None:
-        """The process tells its pid, which a record on a full disk may lack."""
+        """Note the pid as reported by the process: a record on a full disk may lack it."""
         if not self.record.pid:
             self.record = msgspec.structs.replace(self.record, pid=pid)
 
     def touch(self) -> None:
-        """Keep its files from what cleans /tmp."""
+        """Update the file times, so that cleaners of /tmp leave the files alone."""
         for path in (self._path, self.log):
             with contextlib.suppress(OSError):
                 os.utime(path)
 
     def last_words(self) -> str:
-        """The last line of its log that says something; empty if there is none."""
+        """The last line of its log that is not blank; empty without one."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES))
@@ -82,7 +83,7 @@ class Child:
 
 
 def start(path: Path, record: Record, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-    """Start a process with its record at `path`. Raises OSError, also where one of this record still runs."""
+    """Start a process with its record at `path`. Raises OSError, also while an earlier process of this record runs."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,7 +102,7 @@ def start(path: Path, record: Record, command: Sequence[str], environment: Mappi
         finally:
             os.close(log)
         record = msgspec.structs.replace(record, pid=process.pid)
-        # It runs already: where the disk is full, only the next launcher does not know its pid before it answers.
+        # On a full disk the process runs without a written pid: a later launcher learns it from the process's answer.
         with contextlib.suppress(OSError):
             _write(file, record)
     finally:
@@ -110,7 +111,7 @@ def start(path: Path, record: Record, command: Sequence[str], environment: Mappi
 
 
 def find(path: Path) -> Child | None:
-    """The process of the record at `path`, if it lives."""
+    """The live process of the record at `path`; None if it has ended."""
     record = read_record(path)
     return None if record is None else Child(record, path, None)
 

@@ -1,4 +1,4 @@
-"""The launcher's socket: who asks, what they hold, and what they are sent. SPEC.md, "The launcher's socket"."""
+"""The launcher's socket: peers, their tickets, and replies. SPEC.md, "The launcher's socket"."""
 
 from __future__ import annotations
 
@@ -41,37 +41,38 @@ log = logging.getLogger("zmqengine.launcher")
 REQUEST_BYTES_MAX = 65_536
 LINGER_MS = 100
 OPTIONS = {zmq.ROUTER_MANDATORY: 1, zmq.MAXMSGSIZE: REQUEST_BYTES_MAX, zmq.SNDHWM: 1_000}
-"""A thousand replies wait for one connection: with a beat a second, one that is stopped is gone after 17 minutes."""
+"""Maximum replies queued for one connection: with a beat a second, a stopped peer is dropped after 17 minutes."""
 
 
 class Answering(Protocol):
-    """Decides what the socket carries."""
+    """Decides the answers to requests of the socket."""
 
     def list_models(self, call: int) -> ModelList:
-        """The answer to a `ListModels`."""
+        """Answer to a `ListModels`."""
 
     def entries(self) -> list[ModelEntry]:
-        """All models."""
+        """Entries of all models."""
 
     def want(self, ticket: int, model: str, keep_alive_s: float | None) -> None:
-        """A request needs a model; `grant` or `refuse` of the socket answers. Raises what it is refused with."""
+        """Ask for a model for a request; the socket's `grant` or `refuse` answers later. Raises the error of an
+        immediate refusal."""
 
     def free(self, ticket: int) -> None:
-        """That request has ended."""
+        """Note the end of the request."""
 
     def load(self, model: str, keep_alive_s: float | None) -> None:
-        """Raises what it is refused with."""
+        """Load a model. Raises the error of a refusal."""
 
     def unload(self, model: str) -> None:
-        """Raises what it is refused with."""
+        """Unload a model. Raises the error of a refusal."""
 
     async def reload(self) -> None:
-        """Raises what is wrong with the new list."""
+        """Read the list of models again. Raises an error in the new list."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """One connection. `tickets` are of models that it wants or has, by call."""
+    """One connection. `tickets`: tickets of models that it waits for or holds, by call."""
 
     route: bytes
     tickets: dict[int, int] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class _Peer:
 
 
 class ControlSocket:
-    """Serves one address. Raises `ConfigError` if another launcher has it."""
+    """Serves one address. Raises `ConfigError` if another launcher serves it."""
 
     def __init__(self, directory: Path, answering: Answering) -> None:
         self.epoch = os.urandom(8)
@@ -106,12 +107,13 @@ class ControlSocket:
             os.umask(earlier_umask)
 
     def close(self) -> None:
-        """Close it. Whoever has a model keeps it, as far as its worker lives."""
+        """Close the socket. Peers keep their models while the workers live."""
         self._socket.close(LINGER_MS)
         self._files.release()
 
     def keep_files(self, *, touch: bool) -> None:
-        """Restore the socket's file if something has removed it; with `touch`, keep it from what cleans /tmp."""
+        """Restore the socket's file if it was removed; with `touch`, update its times, so that cleaners of /tmp leave
+        it alone."""
         self._files.keep(self._socket.socket, self._path)
         if touch:
             self._files.touch()
@@ -119,13 +121,13 @@ class ControlSocket:
     # --- from the launcher ---------------------------------------------------------------------------------
 
     def grant(self, ticket: int, model: str, address: str) -> None:
-        """The model that a request wanted is ready."""
+        """Tell a request that its model is ready, at `address`."""
         if ticket in self._calls:
             self._granted[ticket] = model, address
             self._say_granted(ticket)
 
     def refuse(self, ticket: int, error: ZmqEngineError) -> None:
-        """A request cannot have its model."""
+        """Tell a request that it cannot have its model."""
         if ticket in self._calls:
             route, call = self._calls.pop(ticket)
             peer = self._peers[route]
@@ -134,9 +136,9 @@ class ControlSocket:
             self._send(route, self._rejection(call, error))
 
     def beat(self, progress: Callable[[int, int], LauncherReply | None]) -> None:
-        """A sign of life to whoever waits for or has a model; `progress` of a ticket and its call is sent as well.
+        """Send a sign of life to every peer that waits for or holds a model, with the `progress` of its tickets.
 
-        A connection that is gone is noticed by this, and what it had is freed.
+        This detects ended connections, whose tickets are released.
         """
         for peer in list(self._peers.values()):
             if peer.tickets or peer.watching is not None:
@@ -146,7 +148,7 @@ class ControlSocket:
                     self._send(peer.route, message)
 
     def tell_changes(self) -> None:
-        """Send what has changed since the last time to those who watch."""
+        """Send the changes since the last call to watching peers."""
         now = {entry.name: entry for entry in self._answering.entries()}
         changed = [entry for name, entry in now.items() if self._known.get(name) != entry]
         gone = [name for name in self._known if name not in now]
@@ -203,7 +205,7 @@ class ControlSocket:
         peer = self._peers.setdefault(route, _Peer(route))
         known = peer.tickets.get(request.call)
         if known is not None:
-            # Repeated, because the answer did not come.
+            # A repetition, because the answer was lost.
             if known in self._granted:
                 self._say_granted(known)
             return
@@ -227,7 +229,7 @@ class ControlSocket:
         self._leave(peer)
 
     def _leave(self, peer: _Peer) -> None:
-        """Nothing is sent to a connection that has nothing, so its end would not be noticed."""
+        """Drop a peer without tickets: nothing is sent to it, so its end would not be detected."""
         if not peer.tickets and peer.watching is None:
             self._peers.pop(peer.route, None)
 

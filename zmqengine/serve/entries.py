@@ -1,4 +1,4 @@
-"""The list of models that a launcher offers: from a TOML file, a directory, names, or all that this machine has."""
+"""The list of models of a launcher: from a TOML file, a directory, names, or every model of this machine."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ else:
 
 NAMES_ALIKE_MAX = 3
 _OURS = ("model", "name", "bind", "bind_cmd", "bind_out", "supervise", "die_with_parent", "draft")
-"""Options of a worker that the launcher sets, or that an entry has a key of its own for."""
+"""Options of a worker that the launcher sets itself, or that have a key of their own in an entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model on the list, with the configuration of its worker. `never` says why it cannot be loaded here."""
+    """One model on the list, with the configuration of its worker. `never`: the reason for which it cannot be loaded
+    here."""
 
     name: str
     config: WorkerConfig
@@ -55,7 +56,7 @@ class Entry:
 
     @property
     def facts(self) -> FleetFacts:
-        """The facts that are decided by."""
+        """Facts for the fleet's decisions."""
         config = self.config
         return FleetFacts(
             name=self.name,
@@ -73,13 +74,13 @@ class Entry:
 
 
 class ModelOffer(NamedTuple):
-    """The list of models, and the memory that they may take together; None for what MLX recommends."""
+    """The list of models, and the memory for all of them; None for MLX's recommendation."""
 
     entries: Mapping[str, Entry]
     budget_bytes: int | None = None
 
     def find(self, name: str) -> Entry:
-        """The entry of a name or alias. Raises `UnknownModel`, which names those that are spelt alike."""
+        """The entry of a name or alias. Raises `UnknownModel` with similar names."""
         entry = self.entries.get(name)
         if entry is None:
             entry = next((each for each in self.entries.values() if name in each.aliases), None)
@@ -92,12 +93,12 @@ class ModelOffer(NamedTuple):
 
 
 def signature_of(config: WorkerConfig) -> str:
-    """Another one for every other set of options."""
+    """Signature of a configuration: differs for every set of options."""
     return hashlib.sha256(config.to_json().encode()).hexdigest()[:16]
 
 
 def directory_name(name: str) -> str:
-    """A name for the files of a model: letters, digits, `.`, `_`, `-`, at most 40, and never that of another model."""
+    """A unique file name for a model: letters, digits, `.`, `_`, `-`, at most 40."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)
     if plain == name and len(name) <= 40 and plain[0].isalnum():
         return plain
@@ -107,10 +108,10 @@ def directory_name(name: str) -> str:
 def read_offer(
     sources: Sequence[str], root: Path, common: Mapping[str, object], budget: int | None = None
 ) -> ModelOffer:
-    """The models of `sources`: TOML files, directories, or names; of nothing, every model of this machine.
+    """The models of `sources`: TOML files, directories, or names; without sources, every model of this machine.
 
-    `root` is the directory of their sockets, `common` options of every worker, `budget` the memory of all of them; None
-    for what the files say, if they do. Raises `ConfigError`.
+    `root`: directory of their sockets; `common`: options of every worker; `budget`: memory of all of them, None for the
+    value in the files. Raises `ConfigError`.
     """
     found: dict[str, Entry] = {}
     listings = {
@@ -143,7 +144,7 @@ def read_offer(
 
 
 class _Listed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """One `[[model]]` of the file."""
+    """One `[[model]]` table of the file."""
 
     name: Annotated[str, Meta(min_length=1, max_length=512)]
     path: str = ""
@@ -197,7 +198,7 @@ def _listed(listing: _Listing, path: Path, root: Path, common: Mapping[str, obje
 
 
 def _options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Options of `zmqengine worker` by the names of their flags, without the dashes in front; sizes may be text."""
+    """Options of `zmqengine worker` by the names of their flags without the leading dashes; sizes may be text."""
     known = {option.flag.removeprefix("--"): option for option in options_of(WorkerConfig)}
     options: dict[str, Any] = {}
     for key, value in given.items():
@@ -209,7 +210,7 @@ def _options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return options
 
 
-# --- directories, names, and everything there is ------------------------------------------------------------
+# --- directories, names, and all models of this machine ------------------------------------------------------------
 
 
 def _named(source: str, path: Path, root: Path, common: Mapping[str, object]) -> Iterator[Entry]:
@@ -238,7 +239,7 @@ def _all_of_this_machine(root: Path, common: Mapping[str, object]) -> dict[str, 
 
 
 def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> Entry:
-    """The entry of one model. Raises `ConfigError`, or `ModelLoadError` for a path that can be no model."""
+    """The entry of one model. Raises `ConfigError`, or `ModelLoadError` for a path that is not a model."""
     bind = f"ipc://{root}/{directory_name(name)}/ctl"
     fields = {**options, "model": path, "name": name.replace("/", "--"), "model_name": name, "bind": bind}
     config = WorkerConfig.from_json(msgspec.json.encode(fields).decode())
@@ -249,7 +250,7 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         need = checkpoint.need_bytes(config.context_max)
         if config.draft is not None:
             need += int(_checkpoint(config.draft).weights.total_bytes / (1 - ACTIVATION_SHARE))
-        # A worker with a limit of its own claims just that.
+        # A worker with a memory limit of its own claims that limit.
         need = config.memory_limit_bytes or need
     except CheckpointError as error:
         return Entry(name=name, config=config, never=str(error))
@@ -300,7 +301,7 @@ def _check_aliases(entries: Mapping[str, Entry]) -> None:
 
 
 def _with_short_names(entries: dict[str, Entry]) -> dict[str, Entry]:
-    """OWNER/NAME is known as NAME as well, where that is nothing else's name."""
+    """Add NAME as an alias of OWNER/NAME, unless another model has it."""
     taken = {*entries, *(alias for entry in entries.values() for alias in entry.aliases)}
     short = [name.rsplit("/", 1)[1] for name in entries if "/" in name]
     return {

@@ -1,10 +1,10 @@
-"""The decisions of the launcher: which model is loaded, which leaves, and which request waits. No I/O, no clock.
+"""The decisions of the launcher: which model is loaded or unloaded, and which request waits. No I/O, no clock.
 
-The rule of memory. A model needs its weights and the KV cache of one chat, or what it held when it was idle if that is
-more. While it is loaded, loading or leaving it takes what it needs, or what it holds for its requests if that is more;
-of a pinned one the need alone counts, as its requests would keep others out for ever, and the claims of workers divide
-the rest. A model is started only where all of that fits in the budget less the claims of workers that others have
-started. One that cannot fit beside the pinned ones is refused at once, with the numbers.
+The rule of memory. A model *needs* its weights and the KV cache of one chat, or its measured size when idle if that is
+more. While it is loaded, loading or unloading it takes its need, or its present size with its requests if that is more;
+of a pinned one only the need counts, since its requests would keep others out for ever. A model is started only if all
+of these fit in the budget less the claims of other launchers' workers. One that cannot fit beside the pinned ones is
+refused at once, with the numbers.
 
 The rule of turns. Requests wait by model, and models are loaded in the order of their oldest waiting request. A ready
 model takes every request at once. If a model that waits has no room, the least recently used models give way: one that
@@ -27,45 +27,45 @@ from zmqengine.errors import ModelLoadError, NeverFits, Overloaded, UnknownModel
 from zmqengine.serve.model import FleetFacts, FleetModel
 
 LOOK_EVERY_S = 1.0
-"""Between two questions whether a model that is to leave still has requests."""
+"""Seconds between two status requests to a model that is to be unloaded."""
 KILL_AFTER_S = 60.0
-"""An idle worker that was drained ends within a second, and writes its prompts to disk first."""
+"""Seconds for a drained worker to end: an idle one takes less than a second, and more to write its prompts to disk."""
 RETRY_AFTER_MS = 10_000
-"""For a request that other workers of the machine leave no room for: nobody knows when they end."""
+"""Retry-after for a request without room beside other workers of the machine, whose end is unknown."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start the worker of a model."""
+    """Decision: start the worker of a model."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LookAtWorker:
-    """Ask a worker for its status now: it is to leave, if it has no requests."""
+    """Decision: ask for a worker's status now; it is to be unloaded once it has no requests."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker:
-    """Let a worker end. It has no requests."""
+    """Decision: drain a worker without requests."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """End a worker that was drained and did not end."""
+    """Decision: kill a worker that did not end after its drain."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRequest:
-    """A request may go to the worker of its model, which stays until the ticket is released."""
+    """Decision: grant a request its model, which stays loaded until the ticket is released."""
 
     ticket: int
     name: str
@@ -73,7 +73,7 @@ class GrantRequest:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """A request cannot be served; its ticket is gone."""
+    """Decision: refuse a request, whose ticket is released."""
 
     ticket: int
     error: ZmqEngineError
@@ -83,10 +83,10 @@ Decision = StartWorker | LookAtWorker | DrainWorker | KillWorker | GrantRequest 
 
 
 class Fleet:
-    """All models and their state. Each event says the time; `advance` returns the decisions that follow.
+    """All models and their state. Each event has the time; `advance` returns the decisions that follow.
 
-    A ticket is a number that its caller chooses, once for each request. Each ticket is granted or refused exactly once,
-    unless it is released before.
+    A ticket is a number chosen by the caller, one for each request. It is granted or refused exactly once, unless it is
+    released before.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -99,7 +99,7 @@ class Fleet:
     # --- events --------------------------------------------------------------------------------------------
 
     def configure(self, facts: Sequence[FleetFacts], now_s: float) -> None:
-        """Offer these models from now on. A worker whose options have not changed is not touched."""
+        """Replace the list of models. A worker whose options are unchanged continues."""
         given = {each.name: each for each in facts}
         for name, model in list(self.models.items()):
             if name not in given:
@@ -118,17 +118,18 @@ class Fleet:
                 known.wanted_s = now_s
 
     def set_foreign(self, size: int) -> None:
-        """The bytes that workers claim which are not of this launcher."""
+        """Set the bytes claimed by workers of others."""
         self.foreign_bytes = size
 
     def adopt(self, name: str, signature: str, now_s: float) -> None:
-        """A worker of this model runs already, since an earlier launcher; whether it is ready will be told."""
+        """Adopt a running worker of an earlier launcher; `became_ready` follows."""
         model = self.models[name]
         model.state, model.started, model.started_s = "loading", True, now_s
         model.running, model.used_s = signature, now_s
 
     def acquire(self, ticket: int, name: str, now_s: float, *, keep_s: float | None = None) -> None:
-        """A request wants this model. `keep_s` is how long it is kept idle from then on, None for no change."""
+        """Add a request for a model. `keep_s`: seconds that the model stays loaded when idle, from then on; None for no
+        change."""
         assert ticket not in self._tickets
         model = self.models.get(name)
         if model is None or model.removed:
@@ -137,11 +138,11 @@ class Fleet:
         self._tickets[ticket] = name
         model.waiting[ticket] = now_s
         if keep_s is not None:
-            # From the grant on: the worker of now may have to leave first.
+            # Applied at the grant: the present worker may have to be unloaded first.
             model.keeps[ticket] = keep_s
 
     def release(self, ticket: int, now_s: float) -> None:
-        """A request has ended, or does not wait any more. Idempotent."""
+        """Remove a request that ended or no longer waits. Idempotent."""
         name = self._tickets.pop(ticket, None)
         if name is None:
             return
@@ -153,7 +154,7 @@ class Fleet:
             model.used_s = now_s
 
     def load(self, name: str, now_s: float, *, keep_s: float | None = None) -> None:
-        """Load a model without a request. Also one that has failed is tried again. Raises what it is refused with."""
+        """Load a model without a request, also one that failed before. Raises the error of a refusal."""
         model = self._known(name)
         self._forget_failures(model)
         refusal = self.refusal(model)
@@ -166,7 +167,7 @@ class Fleet:
             model.keep_s = keep_s
 
     def unload(self, name: str, now_s: float) -> None:
-        """Let a model leave once its running requests have ended, pinned or not; those that wait load it again."""
+        """Unload a model, pinned or not, once its running requests have ended; waiting requests load it again."""
         model = self._known(name)
         model.wanted_s = None
         if model.state in ("loading", "ready"):
@@ -175,13 +176,13 @@ class Fleet:
             self._forget_failures(model)
 
     def progressed(self, name: str, stage: str, fraction: float | None) -> None:
-        """The worker of a loading model has got further."""
+        """Note the progress of a loading model."""
         model = self.models[name]
         if model.state == "loading":
             model.stage, model.fraction = stage, fraction
 
     def became_ready(self, name: str, now_s: float) -> None:
-        """The worker of a model takes requests."""
+        """Note that a model's worker is ready."""
         model = self.models[name]
         if model.state != "loading":
             return
@@ -196,9 +197,9 @@ class Fleet:
         model.wanted_s = model.wanted_keep_s = None
 
     def told(self, name: str, requests: int, asked_s: float, *, held_bytes: int = 0) -> None:
-        """The status of a worker that was asked for at `asked_s`: requests that have not ended, and bytes in use.
+        """Note a worker's status, requested at `asked_s`: running requests, and bytes in use.
 
-        An idle worker holds what every later one of this model will hold.
+        The size of an idle worker counts as the need of later workers of this model.
         """
         model = self.models[name]
         if model.state != "ready":
@@ -213,9 +214,9 @@ class Fleet:
     def exited(
         self, name: str, code: int | None, message: str, now_s: float, *, hopeless: bool = False
     ) -> None:
-        """The worker of a model has ended, however. A code of None is one that is not known.
+        """Note the end of a model's worker. `code` is None if unknown.
 
-        `hopeless`: it would fail again, so it is not tried again.
+        `hopeless`: a restart would fail again, and is not tried.
         """
         model = self.models[name]
         was, model.closing_s, model.drain_s = model.state, None, inf
@@ -237,15 +238,15 @@ class Fleet:
             model.state, model.wanted_s = "failed", None
             return
         model.start_at_s = now_s + model.retry_wait_s()
-        # Streams of a worker that has served go on in the next one, so it keeps its memory. Others may have that of
-        # one that never came up.
+        # Streams of a worker that was ready resume in the next one, so its memory stays reserved; that of a worker that
+        # was never ready is free.
         model.state = "loading" if was == "ready" or model.holds else "unloaded"
         model.started_s = now_s
 
     # --- decisions -----------------------------------------------------------------------------------------
 
     def advance(self, now_s: float) -> list[Decision]:
-        """All that is to be done now."""
+        """Decisions that are due now."""
         decisions: list[Decision] = [*self._refused]
         self._refused.clear()
         self._refuse_hopeless(decisions)
@@ -264,7 +265,7 @@ class Fleet:
         return decisions
 
     def next_s(self, now_s: float) -> float:
-        """When `advance` is due next if nothing happens; infinite for never."""
+        """Time of the next `advance` without further events; infinite for never."""
         times = [inf]
         contended = any(self._wants_start(model) for model in self.models.values())
         for model in self.models.values():
@@ -280,16 +281,16 @@ class Fleet:
         return min((at_s for at_s in times if at_s > now_s), default=inf)
 
     def need(self, model: FleetModel) -> int:
-        """The bytes that a model must have to be loaded: as estimated, or as measured if that is more."""
+        """The need of a model in bytes: the estimate, or the measured size if that is more."""
         return max(model.facts.need_bytes, model.measured_bytes)
 
     def taken(self, model: FleetModel) -> int:
-        """The bytes that count for a model that is loaded, loading or leaving."""
+        """Bytes that a loaded, loading or unloading model takes."""
         taken = max(self.need(model), model.started_bytes)
         return taken if model.facts.pin else max(taken, model.held_bytes)
 
     def refusal(self, model: FleetModel) -> ZmqEngineError | None:
-        """Why a model that is not loaded will not be, however long anybody waits."""
+        """The error for a model that cannot be loaded however long a request waits; None if it can."""
         name, need = model.facts.name, self.need(model)
         if model.facts.never:
             return ModelLoadError(f"{name} cannot be loaded here: {model.facts.never}")
@@ -313,7 +314,7 @@ class Fleet:
         return None
 
     def before(self, model: FleetModel) -> list[str]:
-        """The models whose turn is before that of a model that waits: those that have its memory, and those that waited
+        """The models with a turn before that of a waiting model: those that take its memory, and those that have waited
         longer."""
         since_s = model.wanted_since_s
         return [
@@ -325,7 +326,7 @@ class Fleet:
 
     @property
     def reserved_bytes(self) -> int:
-        """The bytes of all models that are loaded, loading or leaving."""
+        """Bytes of all loaded, loading and unloading models."""
         return sum(self.taken(model) for model in self.models.values() if model.is_loaded)
 
     # --- steps of a decision -------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ class Fleet:
                 model.keeps.clear()
 
     def _leaving(self, now_s: float) -> set[str]:
-        """Models that are to leave whoever else waits: unloaded by command, idle for too long, or replaced."""
+        """Models to be unloaded whether others wait or not: by command, after their idle time, or replaced."""
         return {
             name
             for name, model in self.models.items()
@@ -354,7 +355,7 @@ class Fleet:
         }
 
     def _make_room(self, now_s: float, decisions: list[Decision], leaving: set[str]) -> set[str]:
-        """Start the models that fit, in the order of their oldest wish; returns those that give way to the others."""
+        """Start the models that fit, in the order of their oldest request; returns those to be unloaded for others."""
         wanting = sorted(
             (
                 model
@@ -364,7 +365,7 @@ class Fleet:
             key=lambda model: model.wanted_since_s or 0.0,
         )
         free = self._room() - self.reserved_bytes
-        # Memory that the models before have no use for, once everything has left that is to leave.
+        # Memory left over by the models before this one, once all unloading models are gone.
         coming = sum(
             self.taken(model)
             for name, model in self.models.items()
@@ -388,12 +389,12 @@ class Fleet:
                     chosen.remove(victim)
                     coming -= self.taken(victim)
             victims |= {victim.facts.name for victim in chosen}
-            # It is its turn next: what comes free is no longer there for those behind.
+            # It is next: freed memory is reserved for it, not for models behind it.
             coming -= need
         return {name for name in victims if now_s >= self.models[name].spell_ends_s}
 
     def _victims(self, now_s: float, chosen: set[str]) -> list[FleetModel]:
-        """Models that may give way, in that order: idle past their spell, busy past it, and those in their spell by its
+        """Candidates for unloading, in order: idle past their spell, busy past it, and those within their spell by its
         end; the least recently used first."""
         may = [
             model
@@ -465,7 +466,7 @@ class Fleet:
         return model
 
     def _remove(self, model: FleetModel) -> None:
-        """Take a model off the list. Its running requests go on; those that wait are refused."""
+        """Remove a model from the list. Its running requests continue; waiting ones are refused."""
         model.removed = True
         model.wanted_s = None
         gone = UnknownModel(f"{model.facts.name!r} was taken off the list of models")

@@ -1,4 +1,4 @@
-"""One worker as the launcher sees it: its process, its progress while it loads, its requests once it is ready."""
+"""Follower of one worker: its process, its progress while it loads, its requests once it is ready."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ log = logging.getLogger("zmqengine.launcher")
 LOADING_EVERY_S = 0.2
 READY_EVERY_S = 1.0
 ENDED_EVERY_S = 0.1
-"""Between two looks whether the process has ended."""
+"""Seconds between two checks of the process."""
 ANSWER_S = 5.0
 HELD = ("weights", "kv", "padding", "parked", "workspace")
-"""Memory that does not give way to others: the prompt cache and buffers do."""
+"""Kinds of memory that cannot be released for others, unlike the prefix cache and buffers."""
 
 
 class Followed(Protocol):
-    """Receives the news of one worker; the name is that of its model."""
+    """Receiver of one worker's events; `name` is that of its model."""
 
     def described(self, name: str, description: Description) -> None:
-        """How far it is."""
+        """Progress of its start."""
 
     def told(self, name: str, requests: int, asked_s: float, held_bytes: int) -> None:
-        """How many requests it has that have not ended, and what it holds."""
+        """Its running requests and bytes in use."""
 
     def ended(self, name: str) -> None:
-        """Its process has ended."""
+        """End of its process."""
 
 
 class Follower:
@@ -50,11 +50,11 @@ class Follower:
         self._waiting = asyncio.create_task(self._wait())
 
     def look_now(self) -> None:
-        """Ask for the status at once."""
+        """Request the status at once."""
         self._look.set()
 
     async def close(self) -> None:
-        """Follow it no longer. Its process is not touched."""
+        """Stop following. The process continues."""
         for task in (self._asking, self._waiting):
             task.cancel()
         await asyncio.gather(self._asking, self._waiting, return_exceptions=True)
@@ -84,7 +84,7 @@ class Follower:
                     status = await client.status()
                     self._followed.told(self.name, _requests(status), asked_s, _held_bytes(status))
             except ZmqEngineError:
-                # Not there yet, or too busy: its process says whether it lives.
+                # Not listening yet, or too busy: the check of its process decides whether it lives.
                 pass
             except Exception:
                 log.exception("following a worker failed", extra={"model": self.name})

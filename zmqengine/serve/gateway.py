@@ -1,8 +1,7 @@
 """Registers the models of a launcher with an SMG gateway, so that models on several machines have one address.
 
-The gateway routes by model among the workers that it knows. Each model is one worker to it: the HTTP front-end of this
-launcher below `/only/NAME`. What the gateway has is asked for each time, so that a gateway that was restarted knows the
-models again.
+The gateway routes by model among its registered workers. Each model is one worker: the HTTP front-end of this launcher
+below `/only/NAME`. The gateway's list is read each time, so that a restarted gateway gets the models again.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ log = logging.getLogger("zmqengine.launcher")
 LOOK_S = 2.0
 ANSWER_S = 5.0
 ADDING_S = 60.0
-"""SMG 1.13 lists a worker when it has checked its health, and checks again after 30 s if that failed."""
+"""Seconds between two attempts. SMG 1.13 lists a worker after a check of its health, and repeats a failed check after
+30 s."""
 
 
 class GatewayRegistration:
     """This machine's models at one gateway.
 
-    `base` is the URL of the HTTP front-end as the gateway reaches it; `key` is what the front-end asks for, if it does.
+    `base`: URL of the HTTP front-end for the gateway; `key`: the front-end's API key, if it has one.
     """
 
     def __init__(self, gateway: str, base: str, key: str = "") -> None:
@@ -40,7 +40,7 @@ class GatewayRegistration:
         self._given_s: dict[str, float] = {}
 
     async def keep(self, names: Iterable[str]) -> None:
-        """Have exactly these models of this machine at the gateway. A gateway that does not answer is asked again."""
+        """Register exactly these models at the gateway. Repeats until the gateway answers."""
         try:
             await asyncio.to_thread(self._keep, set(names))
             if self._failing:
@@ -55,7 +55,7 @@ class GatewayRegistration:
 
     def _keep(self, names: set[str]) -> None:
         if names and not self._is_served():
-            # SMG would find it ill, and look again only after a while.
+            # SMG would find it unhealthy, and check again only after a while.
             return
         wanted = {f"{self._base}/only/{name.replace('/', '--')}" for name in names}
         known = {
@@ -93,7 +93,7 @@ class GatewayRegistration:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             if error.code == 409:
-                # It is being added or removed at this moment; the next look will see.
+                # It is being added or removed at this moment; the next attempt sees the result.
                 return {}
             raise OSError(
                 f"{method} {path}: {error.code} {error.read(200).decode(errors='replace')}"
@@ -108,6 +108,6 @@ def address_towards(gateway: str, host: str | None, port: int) -> str:
         return f"http://{host}:{port}"
     there = urlsplit(gateway)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent: the system only chooses the interface.
+        # Sends nothing: the system only chooses the interface.
         probe.connect((there.hostname or "127.0.0.1", there.port or 80))
         return f"http://{probe.getsockname()[0]}:{port}"

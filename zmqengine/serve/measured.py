@@ -1,4 +1,4 @@
-"""The memory that models took when they were loaded last, kept for the next launcher."""
+"""Measured memory of models, saved for later launchers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRIES_MAX = 1000
 
 
 class MeasuredMemory:
-    """Bytes by the signature of a worker's options. A file that cannot be read or written is as if it were empty."""
+    """Bytes by the signature of a worker's options. A file that cannot be read or written counts as empty."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or cache_directory() / "serve" / "measured.json"
@@ -27,11 +27,11 @@ class MeasuredMemory:
             self._bytes = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
 
     def of(self, signature: str) -> int:
-        """The bytes of a worker with these options; 0 if it was never loaded."""
+        """Bytes of a worker with these options; 0 if it was never loaded."""
         return self._bytes.get(signature, 0)
 
     def keep(self, signature: str, size: int) -> None:
-        """Remember the bytes that it took this time."""
+        """Save the bytes of a worker with these options."""
         if not size or self._bytes.get(signature) == size:
             return
         self._bytes.pop(signature, None)
@@ -45,4 +45,4 @@ class MeasuredMemory:
                 file.write(msgspec.json.encode(self._bytes))
             os.replace(name, self._path)
         except OSError as error:
-            log.info("measured memory is not kept", extra={"reason": str(error)})
+            log.info("measured memory cannot be saved", extra={"reason": str(error)})

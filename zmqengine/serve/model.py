@@ -1,4 +1,4 @@
-"""One model of the launcher: its facts, its state, and the requests that hold it or wait for it."""
+"""One model of the launcher: its facts, its state, and the requests that use it or wait for it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Literal
 State = Literal["unloaded", "loading", "ready", "draining", "failed"]
 
 SPELL_LEAST_S = 10.0
-"""The shortest spell. A person who changes the model has mostly used the earlier one for longer."""
+"""Shortest spell in seconds. A person who changes the model has mostly used the earlier one for longer."""
 SPELL_LOADS = 4
-"""A spell lasts this many times the load before it, so that two models in turn spend a fifth of their time loading."""
+"""Length of a spell as a multiple of the load before it: two models in turn spend a fifth of their time loading."""
 SPELL_MOST_S = 120.0
-"""The longest spell: a request for another model waits for it."""
+"""Longest spell in seconds: a request for another model waits for it."""
 LULL_LEAST_S = 2.0
-"""The shortest time without a request that ends a spell early."""
+"""Shortest idle time in seconds that ends a spell early."""
 TTL_S = 3600.0
-"""Idle time after which a model is unloaded unless its entry says otherwise; LM Studio's default."""
+"""Default idle time after which a model is unloaded, in seconds; LM Studio's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFacts:
-    """The facts of a model that the launcher decides by.
+    """Facts of a model for the launcher's decisions.
 
-    `signature` stands for the options of its worker: with another one the worker is replaced. `never` says why the
-    model cannot be loaded here; empty for one that can. The last four are those of `WorkerConfig`.
+    `signature`: of the worker's options; a worker with another one is replaced. `never`: reason for which the model
+    cannot be loaded here, else empty. The last four are those of `WorkerConfig`.
     """
 
     name: str
@@ -51,61 +51,61 @@ class FleetModel:
     fraction: float | None = None
     exit_code: int | None = None
     message: str = ""
-    """The last words of a worker that failed."""
+    """Last log line of a failed worker."""
     measured_bytes: int = 0
-    """The most that an idle worker of it held."""
+    """Maximum size of an idle worker of this model, in bytes."""
     held_bytes: int = 0
-    """The bytes that its worker holds now, KV caches of its requests included."""
+    """Present bytes of its worker, KV caches of its requests included."""
     started_bytes: int = 0
-    """The need that its worker was started with; the list may say another one since."""
+    """The need when its worker was started; the list may have another one by now."""
     requests: int = 0
-    """Requests at the worker that have not ended, as its status told last."""
+    """Running requests of its worker, by its last status."""
     told_s: float = -inf
-    """When that status was asked for."""
+    """Time at which that status was requested."""
     asked_s: float = -inf
-    """When a status was last asked for because the model is to leave."""
+    """Time at which a status was last requested because the model is to be unloaded."""
     holds: set[int] = field(default_factory=set)
     waiting: dict[int, float] = field(default_factory=dict)
     """Tickets of waiting requests, with their arrival; the oldest first."""
     keeps: dict[int, float] = field(default_factory=dict)
-    """How long it is to be kept idle, by tickets of waiting requests that say so."""
+    """Idle time to be set, by tickets of waiting requests that have one."""
     wanted_keep_s: float | None = None
-    """The same of the command that wants it loaded."""
+    """Idle time to be set by the command that loads it."""
     wanted_s: float | None = None
-    """Since when it is to be loaded without a request: preloaded, or by command."""
+    """Time since which it is to be loaded without a request: preloaded, or by command."""
     used_s: float = -inf
     keep_s: float = TTL_S
     start_at_s: float = -inf
-    """Before this time no worker is started: the wait after a failure."""
+    """Time before which no worker is started, after a failure."""
     started: bool = False
-    """Whether the worker of the state `loading` runs already."""
+    """Whether the worker of a model in state `loading` runs already."""
     started_s: float = 0.0
     ready_s: float = inf
     load_s: float = 0.0
     loads: int = 0
     failures: int = 0
     closing_s: float | None = None
-    """Since when no further request is granted, because the model is to leave once it is idle."""
+    """Time since which no further request is granted, because the model is unloaded once it is idle."""
     unload_wanted: bool = False
     running: str = ""
-    """The signature that its worker was started with."""
+    """Signature of the options of its worker."""
     removed: bool = False
-    """Whether it is off the list, and only its worker is still to leave."""
+    """Whether it is off the list, and only its worker has to end."""
     drain_s: float = inf
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a worker has or is about to have its memory."""
+        """Whether a worker takes its memory, or is about to."""
         return self.state in ("loading", "ready", "draining")
 
     @property
     def is_stale(self) -> bool:
-        """Whether its worker has other options than the list says now."""
+        """Whether its worker's options differ from those on the list."""
         return self.is_loaded and (self.removed or self.running != self.facts.signature)
 
     @property
     def spell_s(self) -> float:
-        """The time that it stays at least once it is ready, while other models wait for its memory."""
+        """Seconds that it stays loaded at least once it is ready, while other models wait for its memory."""
         return min(SPELL_MOST_S, max(SPELL_LEAST_S, SPELL_LOADS * self.load_s))
 
     @property
@@ -118,19 +118,19 @@ class FleetModel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses it, as far as is known."""
+        """Whether no request uses it, as far as is known."""
         return not self.holds and not self.requests
 
     @property
     def wanted_since_s(self) -> float | None:
-        """The arrival of its oldest wish to be loaded; None if there is none."""
+        """Arrival of its oldest request or command to load it; None without one."""
         first = next(iter(self.waiting.values()), None)
         wishes = [at_s for at_s in (first, self.wanted_s) if at_s is not None]
         return min(wishes, default=None)
 
     @property
     def expires_s(self) -> float:
-        """When it is unloaded if nobody uses it; infinite for never."""
+        """Time at which it is unloaded if it stays idle; infinite for never."""
         if self.state != "ready" or self.facts.pin or not self.is_idle or self.waiting:
             return inf
         return self.used_s + self.keep_s
