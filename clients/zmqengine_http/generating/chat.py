@@ -12,6 +12,7 @@ from zmqengine_http.answers.answer_events import AnswerWriter
 from zmqengine_http.endpoint import Service
 from zmqengine_http.generating.constraints import OutputRules, check_constraints, make_constraint
 from zmqengine_http.generating.generation import Generation, GenerationOptions, answer_generation
+from zmqengine_http.prompt.pictures import Picture
 from zmqengine_http.prompt.prompts import Prompt, encode_chat, is_short
 from zmqengine_http.prompt.template import reasoning_variables
 from zmqengine_http.serving.errors import bad_field
@@ -38,17 +39,17 @@ PREFILL_CHARS = 1024
 class Chat(Struct, frozen=True, kw_only=True):
     """A chat request as chat templates read it.
 
-    Each message has a `role` and text `content`; arguments of `tool_calls` are objects where the client's
-    JSON parses. `tools` are `{"type": "function", "function": {...}}`. `tool_choice` and `response_format`
-    are in the form of OpenAI's chat completions. `effort` is a reasoning effort; None leaves it to the
-    template. `variables` are further template variables. `deferred` names tools that stand in the messages
-    instead of the head of the prompt. `continues`: the output continues the last message, which is the
-    assistant's.
+    Each message has a `role` and text `content`, with marks for its `pictures`; arguments of `tool_calls` are
+    objects where the client's JSON parses. `tools` are `{"type": "function", "function": {...}}`. `tool_choice` and
+    `response_format` are in the form of OpenAI's chat completions. `effort` is a reasoning effort; None leaves it to
+    the template. `variables` are further template variables. `deferred` names tools that stand in the messages
+    instead of the head of the prompt. `continues`: the output continues the last message, which is the assistant's.
     """
 
     id: str
     model: Model
     messages: Sequence[dict[str, object]]
+    pictures: Sequence[Picture] = ()
     tools: Sequence[dict[str, object]] = ()
     deferred: frozenset[str] = frozenset()
     tool_choice: str | Mapping[str, object] = "auto"
@@ -131,10 +132,13 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
 
     def work() -> tuple[Prompt, StableHeadResult]:
         head = normalize()
-        prompt = encode_chat(chat.model, head.messages, head.tools, variables, chat.continues)
+        prompt = encode_chat(chat.model, head.messages, head.tools, variables, chat.continues, chat.pictures)
         return prompt, head
 
-    if is_short(exchange.body_bytes):
+    if chat.pictures:
+        head = normalize()
+        prompt = await service.tokenizing.images(exchange.id, lambda: work()[0])
+    elif is_short(exchange.body_bytes):
         head = normalize()
         prompt = await service.tokenizing.short_chat(
             chat.model, head.messages, head.tools, variables, chat.continues

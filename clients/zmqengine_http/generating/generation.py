@@ -137,7 +137,7 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
                 index = len(started)
                 options["seed"] = choice_seed(asked.seed, index)
                 options["request_id"] = f"{generation.id}-{index}"
-                stream = worker.client.generate_tokens(prompt.tokens[:read], **options)
+                stream = worker.client.generate_tokens(prompt.tokens[:read], images=prompt.images, **options)
                 splitter = generation.splitter(prompt)
                 text = ChoiceText(model.tokenizer, stops, ends, show_special=splitter is not None)
                 choice = ChoiceStream(

@@ -17,8 +17,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.images.prompt_image import PromptImage
+from zmqengine_client.images.prompts import place_images
+from zmqengine_client.images.threads import IMAGE_THREADS
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.prompt.open_turn import OpenTurn, open_turn
+from zmqengine_http.prompt.pictures import Picture
 from zmqengine_http.prompt.template import render_chat
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.errors import ApiError, ContextTooLong, bad_field
@@ -49,6 +53,7 @@ class Prompt(msgspec.Struct, frozen=True):
     tokens: list[int]
     reasoning_open: bool = False
     prefill: str = ""
+    images: Sequence[PromptImage] = ()
 
 
 def is_short(size: int) -> bool:
@@ -88,6 +93,15 @@ class Tokenizing:
             logs.warning(what, id=request_id, seconds=round(seconds, 3), **facts)
         return result
 
+    async def images(self, request_id: str, work: Callable[[], Prompt]) -> Prompt:
+        """The result of `work` on a prompt with images, in their own few threads."""
+        started = time.monotonic()
+        prompt = await asyncio.wrap_future(IMAGE_THREADS.submit(work))
+        seconds = time.monotonic() - started
+        if seconds > SLOW_S:
+            logs.warning("slow images", id=request_id, seconds=round(seconds, 3), images=len(prompt.images))
+        return prompt
+
     async def texts(self, request_id: str, size: int, model: Model, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
         if not is_short(size):
@@ -114,7 +128,7 @@ class Tokenizing:
         continues: bool = False,
     ) -> Prompt:
         """The prompt of a chat that `is_short`. Raises a 400 if the model's template rejects it."""
-        text, prefill = _chat_text(model, messages, tools, variables, continues=continues)
+        text, prefill, _ = _chat_text(model, messages, tools, variables, (), continues=continues)
         try:
             # The template writes the special tokens itself.
             (tokens,) = await self._batches.encode(model.tokenizer, [text], add_special_tokens=False)
@@ -141,18 +155,23 @@ def encode_chat(
     tools: Sequence[dict[str, object]],
     variables: Mapping[str, object],
     continues: bool = False,
+    pictures: Sequence[Picture] = (),
 ) -> Prompt:
     """The prompt of a chat; with `continues` the last message, the assistant's, is left open.
 
     Raises a 400 with the template's reason if it rejects the messages.
     """
-    text, prefill = _chat_text(model, messages, tools, variables, continues=continues)
+    text, prefill, found = _chat_text(model, messages, tools, variables, pictures, continues=continues)
+    images: Sequence[PromptImage] = ()
     try:
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)
+        if found:
+            files = [picture.file() for picture in found]
+            tokens, images = place_images(tokens, files, model.tokenizer.vision_card, model.limits)
     except ZmqEngineError as error:
         raise _refused_messages(error) from None
-    return _chat_prompt(model, tokens, prefill)
+    return msgspec.structs.replace(_chat_prompt(model, tokens, prefill), images=images)
 
 
 def _chat_text(
@@ -160,20 +179,21 @@ def _chat_text(
     messages: Sequence[dict[str, object]],
     tools: Sequence[dict[str, object]],
     variables: Mapping[str, object],
+    pictures: Sequence[Picture],
     *,
     continues: bool,
-) -> tuple[str, OpenTurn | None]:
-    """The text of a chat, and its prefill if it `continues`."""
+) -> tuple[str, OpenTurn | None, list[Picture]]:
+    """The text of a chat, its prefill if it `continues`, and its images."""
     prefill = None
     try:
-        text = render_chat(model, messages[:-1] if continues else messages, tools, variables)
+        text, found = render_chat(model, messages[:-1] if continues else messages, tools, variables, pictures)
         if continues:
             prefill = open_turn(model, messages[-1], reasoning_open=_in_reasoning(model, text))
             text += prefill.text
         check_text_fits("messages", model, text)
     except ZmqEngineError as error:
         raise _refused_messages(error) from None
-    return text, prefill
+    return text, prefill, found
 
 
 def _refused_messages(error: ZmqEngineError) -> ApiError:

@@ -7,8 +7,11 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from zmqengine_client.errors import BadRequest
+from zmqengine_client.images.prompts import without_marker
+from zmqengine_http.prompt.pictures import Picture, hoist_results, shown
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.tool_calls import Markers, ParsedCall
 from zmqengine_http.workers.worker import Model
@@ -27,9 +30,10 @@ def render_chat(
     messages: Sequence[dict[str, object]],
     tools: Sequence[dict[str, object]],
     variables: Mapping[str, object],
-) -> str:
-    """The text of a chat. Raises a 400 for tools or variables that the template cannot take, `BadRequest`
-    from it."""
+    pictures: Sequence[Picture] = (),
+) -> Rendered:
+    """The text of a chat and its images. Raises a 400 for tools or variables that the template cannot take,
+    `BadRequest` from it."""
     template = model.tokenizer.template_for(tools=bool(tools))
     if not template:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
@@ -40,22 +44,51 @@ def render_chat(
     if tools and not takes_tools(template, known):
         raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
     adapted = adapt_messages(messages, tools, template, known, model.markers)
-    return _rendered(model, adapted, {**tool_variables(tools, known), **variables})
+    options = {**tool_variables(tools, known), **variables}
+    if pictures:
+        adapted, options = without_marker((adapted, options), model.tokenizer.image_marker)
+    return _rendered(model, adapted, options, pictures)
 
 
-def _rendered(model: Model, messages: Messages, options: Mapping[str, object]) -> str:
-    render: Callable[..., str] = model.tokenizer.apply_chat_template
+class Rendered(NamedTuple):
+    """The text of a chat, with the model's marker for each of its images."""
+
+    text: str
+    pictures: list[Picture]
+
+
+def _rendered(
+    model: Model, messages: Messages, options: Mapping[str, object], pictures: Sequence[Picture]
+) -> Rendered:
+    apply: Callable[..., str] = model.tokenizer.apply_chat_template
+
+    def render(messages: Messages) -> Rendered:
+        if not pictures:
+            return Rendered(apply(messages, **options), [])
+        parted, found = shown(messages, pictures)
+        text = apply(parted, **options)
+        if text.count(model.tokenizer.image_marker) != len(found):
+            raise BadRequest("the model's chat template has no place for some of the images")
+        return Rendered(text, found)
+
     try:
-        return render(messages, **options)
+        return render(messages)
     except BadRequest as refusal:
         # Many templates demand that user and assistant alternate, and many clients send two user messages in
         # a row. Others take one call at a time, concatenate arguments as strings, or have no system role.
-        for change in (merge_adjacent, split_parallel_calls, stringify_arguments, fold_system_into_user):
+        # Some have no place for an image in the result of a tool.
+        for change in (
+            hoist_results,
+            merge_adjacent,
+            split_parallel_calls,
+            stringify_arguments,
+            fold_system_into_user,
+        ):
             changed = change(messages)
             if changed != messages:
                 messages = changed
                 with contextlib.suppress(BadRequest):
-                    return render(messages, **options)
+                    return render(messages)
         raise refusal from None
 
 

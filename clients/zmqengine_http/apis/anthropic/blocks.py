@@ -7,6 +7,7 @@ import msgspec
 from zmqengine_http.apis.anthropic.deferred_tools import DeferredTools
 from zmqengine_http.apis.anthropic.request import Block, Content
 from zmqengine_http.apis.unread import refusal, unread_text
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import bad_field
 
 
@@ -17,8 +18,9 @@ class BlockTexts:
     with `strict` a 400.
     """
 
-    def __init__(self, deferred: DeferredTools) -> None:
+    def __init__(self, deferred: DeferredTools, pictures: Pictures | None = None) -> None:
         self._deferred = deferred
+        self._pictures = pictures or Pictures()
 
     def result(self, block: Block, where: str) -> str:
         """The text of a `tool_result`."""
@@ -50,9 +52,19 @@ class BlockTexts:
                 return str(source.get("data", ""))
             if source.get("type") == "content":
                 return self._inner(source.get("content"), f"{where}.source.content", strict=strict)
+        if block.type == "image" and self._pictures.sees:
+            return self._image(source, f"{where}.source")
         if strict:
             raise refusal(block.type, where)
         return unread_text(block.type, block.title)
+
+    def _image(self, source: object, where: str) -> str:
+        kind = source.get("type") if isinstance(source, dict) else None
+        if kind == "base64" and isinstance(source, dict):
+            return self._pictures.add(source.get("data"), f"{where}.data")
+        if kind == "url" and isinstance(source, dict):
+            return self._pictures.add(source.get("url"), f"{where}.url")
+        raise bad_field(f"{where}.type", "the source of an image is base64 with its data, or a url")
 
     def _inner(self, content: object, where: str, *, strict: bool) -> str:
         return self.joined(_blocks(content, where), where, "\n", strict=strict)

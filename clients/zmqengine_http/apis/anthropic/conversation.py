@@ -20,6 +20,7 @@ from zmqengine_http.apis.anthropic.request import (
 from zmqengine_http.apis.unread import newest_question
 from zmqengine_http.generating.chat import Chat
 from zmqengine_http.generating.generation import GenerationOptions
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.prompt.template import thinking_keyword
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.workers.worker import Model
@@ -31,10 +32,11 @@ _EFFORTS = {"max": "high", "xhigh": "high"}
 
 
 def to_chat(model: Model, request: CountRequest) -> Chat:
-    """The chat of a Messages request. Raises a 400 for an image in the newest message, which no text model reads."""
+    """The chat of a Messages request. Raises a 400 for an image in the newest message that the model cannot see."""
     choice = request.tool_choice
     deferred = DeferredTools(request)
-    messages = template_messages(request, deferred)
+    pictures = Pictures(model)
+    messages = template_messages(request, deferred, pictures)
     continues = messages[-1]["role"] == "assistant"
     if continues and "tool_calls" in messages[-1]:
         raise bad_field("messages", "the last one calls tools, and their results are missing")
@@ -42,6 +44,7 @@ def to_chat(model: Model, request: CountRequest) -> Chat:
         id=f"msg_{secrets.token_hex(16)}",
         model=model,
         messages=messages,
+        pictures=pictures.all,
         tools=deferred.offered,
         deferred=frozenset(deferred.loaded),
         tool_choice=_tool_choice(choice),
@@ -58,13 +61,15 @@ def to_chat(model: Model, request: CountRequest) -> Chat:
 # --- messages ----------------------------------------------------------------------------------------------
 
 
-def template_messages(request: CountRequest, deferred: DeferredTools) -> list[dict[str, object]]:
+def template_messages(
+    request: CountRequest, deferred: DeferredTools, pictures: Pictures | None = None
+) -> list[dict[str, object]]:
     """The messages as chat templates read them, with the definitions of `deferred` tools that they load.
 
     Raises a 400 that names a block that is not text, if it stands in the user's newest message.
     """
     plain: list[dict[str, object]] = []
-    texts = BlockTexts(deferred)
+    texts = BlockTexts(deferred, pictures)
     if request.system:
         plain.append({"role": "system", "content": texts.joined(request.system, "system", "\n\n")})
     newest = newest_question([_role(message) for message in request.messages])

@@ -19,6 +19,7 @@ from zmqengine_http.apis.openai_api.generation_request import check_context
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.chat import Chat, answer_chat
 from zmqengine_http.generating.generation import Generation
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.exchange import Exchange
 
 
@@ -47,10 +48,12 @@ async def make_chat(service: Service, exchange: Exchange, request: ChatRequest) 
         prediction = await service.tokenizing.prediction(exchange.id, exchange.body_bytes, model, text)
         options = msgspec.structs.replace(options, prediction=prediction)
     offered = chat_tool_choice(request)
+    pictures = Pictures(model)
     return Chat(
         id=f"chatcmpl-{secrets.token_hex(16)}",
         model=model,
-        messages=chat_template_messages(request.messages),
+        messages=chat_template_messages(request.messages, pictures),
+        pictures=pictures.all,
         tools=chat_template_tools(offered.tools),
         tool_choice=offered.choice,
         parallel_tool_calls=request.parallel_tool_calls,

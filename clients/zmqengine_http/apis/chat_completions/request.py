@@ -23,6 +23,7 @@ from zmqengine_http.apis.openai_api.generation_request import (
 from zmqengine_http.apis.openai_api.interfaces import translate_chat_fields
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.generating.constraints import check_constraints
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.body import Body, refused, without_nulls
 from zmqengine_http.serving.errors import bad_field
 
@@ -36,6 +37,8 @@ class MessagePart(Struct, frozen=True):
     text: str | None = None
     refusal: str | None = None
     file: object = None
+    image_url: object = None
+    image: object = None
 
 
 Parts = Annotated[list[MessagePart], Meta(min_length=1)]
@@ -235,14 +238,16 @@ CHAT_BODY = Body(
 # --- as chat templates read it -----------------------------------------------------------------------------
 
 
-def chat_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
-    """The messages with text content and the arguments of calls as objects.
+def chat_template_messages(
+    messages: Sequence[ChatMessage], pictures: Pictures | None = None
+) -> list[dict[str, object]]:
+    """The messages with text content and the arguments of calls as objects; images become marks of `pictures`.
 
     Raises a 400 that names a part that is not text, if it stands in the user's newest message.
     """
     newest = newest_question([_role(message) for message in messages])
     return [
-        _template_message(message, f"messages[{place}]", strict=place == newest)
+        _template_message(message, f"messages[{place}]", pictures or Pictures(), strict=place == newest)
         for place, message in enumerate(messages)
     ]
 
@@ -296,7 +301,9 @@ def tool_name(tool: ToolDefinition) -> str:
     return found.name if found else ""
 
 
-def content_text(content: Content | None, where: str, *, strict: bool = False) -> str:
+def content_text(
+    content: Content | None, where: str, pictures: Pictures | None = None, *, strict: bool = False
+) -> str:
     """The text of a content, its parts concatenated.
 
     A part that is not text becomes a note, or with `strict` a 400 that names it.
@@ -304,16 +311,20 @@ def content_text(content: Content | None, where: str, *, strict: bool = False) -
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(
-        _part_text(part, f"{where}.content[{place}]", strict=strict) for place, part in enumerate(content)
+        _part_text(part, f"{where}.content[{place}]", pictures or Pictures(), strict=strict)
+        for place, part in enumerate(content)
     )
 
 
-def _part_text(part: MessagePart, where: str, *, strict: bool) -> str:
+def _part_text(part: MessagePart, where: str, pictures: Pictures, *, strict: bool) -> str:
     if part.type in ("text", "refusal"):
         text = part.text if part.type == "text" else part.refusal
         if text is None:
             raise bad_field(f"{where}.{part.type}", f"a part of type {part.type} has one")
         return text
+    if part.type in ("image_url", "image") and pictures.sees:
+        image = part.image_url if part.type == "image_url" else part.image
+        return pictures.add(image.get("url") if isinstance(image, dict) else image, f"{where}.{part.type}")
     if strict:
         raise refusal(part.type, where)
     name = part.file.get("filename") if isinstance(part.file, dict) else None
@@ -324,10 +335,12 @@ def _role(message: ChatMessage) -> str:
     return str(message.__struct_config__.tag)
 
 
-def _template_message(message: ChatMessage, where: str, *, strict: bool) -> dict[str, object]:
+def _template_message(
+    message: ChatMessage, where: str, pictures: Pictures, *, strict: bool
+) -> dict[str, object]:
     plain: dict[str, object] = {
         "role": _role(message),
-        "content": content_text(message.content, where, strict=strict),
+        "content": content_text(message.content, where, pictures, strict=strict),
     }
     if message.name is not None:
         plain["name"] = message.name

@@ -204,7 +204,7 @@ def _message(message: OllamaMessage, ids: _CallIds) -> dict[str, object]:
     document: dict[str, object] = {"role": message.role, "content": message.content or ""}
     if message.images:
         text = [{"type": "text", "text": message.content}] if message.content else []
-        document["content"] = text + [{"type": "image_url"} for _ in message.images]
+        document["content"] = text + [{"type": "image_url", "image_url": image} for image in message.images]
     if message.role == "tool":
         document["tool_call_id"] = ids.of_result(message)
     if message.role == "assistant":

@@ -16,6 +16,7 @@ from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter
 from zmqengine_http.endpoint import Service, get, post
 from zmqengine_http.generating.chat import Chat, answer_chat, render
 from zmqengine_http.generating.generation import Generation, GenerationOptions
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, from_engine
 from zmqengine_http.serving.exchange import JSON, Exchange
 
@@ -77,7 +78,8 @@ async def get_response(service: Service, exchange: Exchange) -> None:
 
 def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _Asked:
     model = service.pool.model(request.model)
-    items = InputItems(request, _ITEMS, _earlier(exchange, request.previous_response_id))
+    pictures = Pictures(model)
+    items = InputItems(request, _ITEMS, _earlier(exchange, request.previous_response_id), pictures)
     book = ToolBook(request.tools)
     exchange.facts |= skipped_facts(items.skipped, book.skipped)
     choice = tool_choice(request.tool_choice, book)
@@ -85,6 +87,7 @@ def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _
         id=f"resp_{secrets.token_hex(16)}",
         model=model,
         messages=items.messages,
+        pictures=pictures.all,
         tools=book.plain,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,

@@ -11,6 +11,7 @@ from zmqengine_http.apis.responses.memory import ItemMemory
 from zmqengine_http.apis.responses.request import Item, ResponsesPart, ResponsesRequest
 from zmqengine_http.apis.responses.tools import flat_name
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, bad_field
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -23,9 +24,14 @@ class InputItems:
     """
 
     def __init__(
-        self, request: ResponsesRequest, memory: ItemMemory | None = None, earlier: Sequence[Item] = ()
+        self,
+        request: ResponsesRequest,
+        memory: ItemMemory | None = None,
+        earlier: Sequence[Item] = (),
+        pictures: Pictures | None = None,
     ) -> None:
         self._memory = memory or ItemMemory()
+        self._pictures = pictures or Pictures()
         self.messages: list[dict[str, object]] = []
         self.skipped: list[str] = []
         self._turn: dict[str, object] | None = None
@@ -52,7 +58,11 @@ class InputItems:
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._turn = None
             self.messages.append(
-                {"role": "tool", "tool_call_id": item.call_id or "", "content": _output(item, where)}
+                {
+                    "role": "tool",
+                    "tool_call_id": item.call_id or "",
+                    "content": _output(item, where, self._pictures),
+                }
             )
         elif kind == "item_reference":
             self._add(self._referred(item, where), where)
@@ -72,7 +82,7 @@ class InputItems:
         return found
 
     def _message(self, item: Item, where: str, *, strict: bool) -> None:
-        text = _text(item.content, f"{where}.content", strict=strict)
+        text = _text(item.content, f"{where}.content", pictures=self._pictures, strict=strict)
         if item.role == "assistant":
             self._append("content", text)
         elif item.role in ("user", "system", "developer"):
@@ -126,14 +136,21 @@ def own_items(request: ResponsesRequest) -> list[Item]:
     return request.input
 
 
-def _output(item: Item, where: str) -> str:
+def _output(item: Item, where: str, pictures: Pictures) -> str:
     if isinstance(item.output, dict):
         # Older versions of Codex wrap the text: {"content": ..., "success": ...}.
-        return _text(item.output.get("content"), f"{where}.output")
-    return _text(item.output, f"{where}.output", separator="\n")
+        return _text(item.output.get("content"), f"{where}.output", pictures=pictures)
+    return _text(item.output, f"{where}.output", separator="\n", pictures=pictures)
 
 
-def _text(content: object, where: str, separator: str = "", *, strict: bool = False) -> str:
+def _text(
+    content: object,
+    where: str,
+    separator: str = "",
+    *,
+    pictures: Pictures | None = None,
+    strict: bool = False,
+) -> str:
     """The text of a content field. A part without text becomes a note, or with `strict` a 400."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -141,15 +158,20 @@ def _text(content: object, where: str, separator: str = "", *, strict: bool = Fa
         parts = msgspec.convert(content, list[ResponsesPart])
     except msgspec.ValidationError:
         raise bad_field(where, "a text or a list of parts") from None
-    texts = [_part_text(part, f"{where}[{place}]", strict=strict) for place, part in enumerate(parts)]
+    seen = pictures or Pictures()
+    texts = [_part_text(part, f"{where}[{place}]", seen, strict=strict) for place, part in enumerate(parts)]
     return separator.join(texts)
 
 
-def _part_text(part: ResponsesPart, where: str, *, strict: bool) -> str:
+def _part_text(part: ResponsesPart, where: str, pictures: Pictures, *, strict: bool) -> str:
     if part.type in _TEXT_PARTS:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
+    if part.type == "input_image" and pictures.sees:
+        if part.image_url is None:
+            raise bad_field(f"{where}.image_url", "no files are stored here: send the image as a data URL")
+        return pictures.add(part.image_url, f"{where}.image_url")
     if strict:
         raise refusal(part.type, where)
     return unread_text(part.type, part.filename)

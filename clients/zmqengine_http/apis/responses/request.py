@@ -20,6 +20,7 @@ class ResponsesPart(Struct, frozen=True):
     text: str | None = None
     refusal: str | None = None
     filename: str | None = None
+    image_url: object = None
 
 
 class Item(Struct, frozen=True):

@@ -1,0 +1,99 @@
+"""Images of a request: marks in the texts of its messages, until a chat template is to write their places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from zmqengine_client.errors import BadRequest, TooLarge
+from zmqengine_client.images.sources import base64_bytes, data_url_bytes
+from zmqengine_http.serving.errors import ApiError, bad_field
+from zmqengine_http.workers.worker import Model
+
+# Noncharacters of Unicode: no text has them by accident, and who writes them names an image of his own.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+
+
+class Picture(NamedTuple):
+    """An image as it was sent: a data URL or base64, and its field for refusals."""
+
+    data: str
+    where: str
+
+    def file(self) -> bytes:
+        """The bytes of its file. Slow for a long one: not for an event loop. Raises a 400 that names the field."""
+        try:
+            return data_url_bytes(self.data) if self.data[:5].lower() == "data:" else base64_bytes(self.data)
+        except (BadRequest, TooLarge) as error:
+            raise image_refusal(self.where, error.message) from None
+
+
+class Pictures:
+    """The images of one request, in the order in which they were added. `sees`: whether the model takes any."""
+
+    def __init__(self, model: Model | None = None) -> None:
+        self.sees = model is not None and model.tokenizer.vision is not None
+        self.all: list[Picture] = []
+
+    def add(self, data: object, where: str) -> str:
+        """The mark that stands for an image in a text. Raises a 400 for one that is no data URL and no base64."""
+        if not isinstance(data, str) or not data:
+            raise image_refusal(where, "an image is a data URL, such as data:image/png;base64,...")
+        if data[:8].lower().startswith(("http://", "https://")):
+            raise image_refusal(where, "this server fetches no URLs: send the image as a data URL")
+        self.all.append(Picture(data, where))
+        return f"{_OPEN}{len(self.all) - 1}{_CLOSE}"
+
+
+def image_refusal(where: str, message: str) -> ApiError:
+    """The 400 for an image, by its field."""
+    return bad_field(where, message, code="invalid_image")
+
+
+class Shown(NamedTuple):
+    """Messages with images as parts of their contents, and these images in order."""
+
+    messages: list[dict[str, object]]
+    pictures: list[Picture]
+
+
+def shown(messages: Sequence[dict[str, object]], pictures: Sequence[Picture]) -> Shown:
+    """The messages with every mark as a part `{"type": "image"}`, as chat templates read images."""
+    found: list[Picture] = []
+    return Shown([_parted(message, pictures, found) for message in messages], found)
+
+
+def _parted(
+    message: dict[str, object], pictures: Sequence[Picture], found: list[Picture]
+) -> dict[str, object]:
+    content = message.get("content")
+    if not isinstance(content, str) or _OPEN not in content:
+        return message
+    parts: list[Mapping[str, str]] = []
+    # Texts at even places, the numbers of images between them.
+    for place, piece in enumerate(_MARK.split(content)):
+        if place % 2 == 0:
+            parts += [{"type": "text", "text": piece}] if piece.strip() else []
+        elif int(piece[:9]) < len(pictures):
+            parts.append({"type": "image"})
+            found.append(pictures[int(piece[:9])])
+    return {**message, "content": parts}
+
+
+def hoist_results(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """The messages with the images of tool results in a user message behind the results."""
+    hoisted: list[dict[str, object]] = []
+    marks: list[str] = []
+    for message in [*messages, {}]:
+        content = message.get("content")
+        if message.get("role") == "tool" and isinstance(content, str) and _MARK.search(content):
+            marks += [match[0] for match in _MARK.finditer(content)]
+            hoisted.append({**message, "content": _MARK.sub("(an image, shown below)", content)})
+            continue
+        if marks and message.get("role") != "tool":
+            hoisted.append({"role": "user", "content": "".join(marks)})
+            marks = []
+        hoisted += [message] if message else []
+    return hoisted

@@ -1,0 +1,200 @@
+"""Images through every API, to a model that sees; a model that does not says so as before."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.http.serving import Front, post, serving
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
+from zmqengine_http import HttpConfig
+
+MODEL = "fake"
+
+
+@pytest.fixture(autouse=True)
+def _one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer is drawn with the same seed: some APIs have none."""
+    monkeypatch.setattr("zmqengine_http.generating.generation.choice_seed", lambda seed, index: 7)
+
+
+@pytest.fixture(scope="module")
+def sees() -> Iterator[Front]:
+    """A front-end on a worker whose output depends on the hashes of its images."""
+    with FakeWorker(FakeEngineConfig(vision=True), process=True) as worker:
+        config = HttpConfig(workers=(worker.address,), probe_ms=200, aliases={"*": "fake"})
+        with serving(config) as front:
+            yield front
+
+
+def encoded(colour: tuple[int, int, int] = (200, 30, 30), odd: bool = False) -> str:
+    """A picture in base64; an odd one differs in one pixel."""
+    image = Image.new("RGB", (32, 24), colour)
+    if odd:
+        image.putpixel((5, 7), (1, 2, 3))
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def url_of(data: str) -> str:
+    """As a data URL."""
+    return f"data:image/png;base64,{data}"
+
+
+def chat_body(*parts: Any, **fields: Any) -> dict[str, Any]:
+    """A request of chat completions."""
+    return {
+        "model": MODEL, "temperature": 0, "max_tokens": 8,
+        "messages": [{"role": "user", "content": list(parts)}], **fields,
+    }  # fmt: skip
+
+
+def image_part(data: str) -> dict[str, Any]:
+    """An image in OpenAI's form."""
+    return {"type": "image_url", "image_url": {"url": url_of(data)}}
+
+
+TEXT = {"type": "text", "text": "what is it"}
+
+
+def openai(data: str) -> tuple[str, dict[str, Any]]:
+    """Chat completions."""
+    return "/v1/chat/completions", chat_body(image_part(data), TEXT)
+
+
+def responses(data: str) -> tuple[str, dict[str, Any]]:
+    """Responses."""
+    content = [
+        {"type": "input_image", "image_url": url_of(data)},
+        {"type": "input_text", "text": "what is it"},
+    ]
+    body = {
+        "model": MODEL,
+        "temperature": 0,
+        "max_output_tokens": 8,
+        "input": [{"role": "user", "content": content}],
+    }
+    return "/v1/responses", body
+
+
+def anthropic(data: str) -> tuple[str, dict[str, Any]]:
+    """Messages."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    content = [image, TEXT]
+    return "/v1/messages", {
+        "model": MODEL, "temperature": 0, "max_tokens": 8, "messages": [{"role": "user", "content": content}],
+    }  # fmt: skip
+
+
+def ollama(data: str) -> tuple[str, dict[str, Any]]:
+    """Ollama's chat."""
+    return "/api/chat", {
+        "model": MODEL, "stream": False, "options": {"temperature": 0, "num_predict": 8},
+        "messages": [{"role": "user", "content": "what is it", "images": [data]}],
+    }  # fmt: skip
+
+
+APIS = {"openai": openai, "responses": responses, "anthropic": anthropic, "ollama": ollama}
+
+
+def said(reply: Any) -> str:
+    """The text of an answer, whatever its API."""
+    assert reply.status == 200, reply.body
+    document = json.loads(reply.body)
+    if "choices" in document:
+        return str(document["choices"][0]["message"]["content"])
+    if "output" in document:
+        return str(document["output"][0]["content"][0]["text"])
+    if "message" in document:
+        return str(document["message"]["content"])
+    return str(document["content"][0]["text"])
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_image_reaches_the_model_through_every_api(sees: Front, api: str) -> None:
+    """The same image gives the same answer, another one another; both have more tokens than the text alone."""
+    path, body = APIS[api](encoded())
+    first, again = said(post(sees, path, body)), said(post(sees, path, body))
+    other = said(post(sees, *APIS[api](encoded(odd=True))))
+    assert first == again != other
+
+
+def test_images_of_a_conversation_and_of_tool_results_keep_their_places(sees: Front) -> None:
+    """Also where the results of two calls are followed by a user's picture."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+    def ask(first: str, second: str) -> str:
+        messages = [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [image_part(first)]},
+            {"role": "user", "content": [TEXT, image_part(second)]},
+        ]
+        return said(post(sees, "/v1/chat/completions", chat_body(messages=messages)))
+
+    a, b = encoded(), encoded((1, 2, 200))
+    assert ask(a, b) != ask(b, a)
+
+
+def test_tokens_of_an_image_are_counted(sees: Front) -> None:
+    """A picture of 32 x 24 pixels is 12 features and two marks in place of one."""
+    _, body = anthropic(encoded())
+    with_image = json.loads(post(sees, "/v1/messages/count_tokens", body).body)["input_tokens"]
+    body["messages"][0]["content"] = [TEXT]
+    without = json.loads(post(sees, "/v1/messages/count_tokens", body).body)["input_tokens"]
+    assert with_image - without >= 14
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "fetches no URLs"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not valid base64"),
+        ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "none of PNG|not valid base64"),
+        ({"type": "image_url"}, "data URL"),
+        (image_part("PHN2Zy8+"), "none of PNG"),
+        (image_part(base64.b64encode(base64.b64decode(encoded())[:50]).decode()), "damaged"),
+        (image_part("A" * 100), "none of PNG"),
+    ],
+)
+def test_what_is_no_picture_is_a_400_that_says_so(sees: Front, part: dict[str, Any], reason: str) -> None:
+    """And the next request is answered."""
+    import re
+
+    reply = post(sees, "/v1/chat/completions", chat_body(part, TEXT))
+    assert reply.status == 400, reply.body
+    message = json.loads(reply.body)["error"]["message"]
+    assert re.search(reason, message), message
+    said(post(sees, *openai(encoded())))
+
+
+def test_more_images_than_the_worker_takes_are_a_400(sees: Front) -> None:
+    """Before any of them is decoded."""
+    reply = post(sees, "/v1/chat/completions", chat_body(*[image_part("AAAA")] * 65, TEXT))
+    assert reply.status == 400
+    assert "65, the worker takes 64" in json.loads(reply.body)["error"]["message"]
+
+
+def test_a_user_cannot_forge_the_place_of_an_image(sees: Front) -> None:
+    """Neither by the model's marker nor by ours, which names an image that is there already."""
+    forged = {"type": "text", "text": "<image> \ufdd00\ufdd1 \ufdd077\ufdd1 what"}
+    said(post(sees, "/v1/chat/completions", chat_body(forged, image_part(encoded()))))
+    said(post(sees, "/v1/chat/completions", chat_body(forged)))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_model_without_a_card_refuses_by_name(front: Front, api: str) -> None:
+    """In the newest message, as before."""
+    path, body = APIS[api](encoded())
+    body["model"] = front.service.pool.model(None).card.name
+    reply = post(front, path, body)
+    assert reply.status == 400
+    assert b"reads text only" in reply.body
