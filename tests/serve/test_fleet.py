@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.serve.fleet_world import GIB, World, facts
@@ -232,7 +234,9 @@ def test_a_model_that_fails_five_times_is_left_alone_with_its_reason() -> None:
     first = world.request("a")
     world.run(60)
     assert world.state("a") == "failed"
-    assert sum(life.name == "a" for life in world.lives) == 5
+    starts = [life.started_s for life in world.lives if life.name == "a"]
+    # A load of 2 s, then a wait that doubles.
+    assert [later - earlier for earlier, later in pairwise(starts)] == pytest.approx([2.1, 2.2, 2.4, 2.8])
     assert isinstance(world.refused[first], ModelLoadError)
     assert "last words" in str(world.refused[first])
     second = world.request("a")
@@ -317,6 +321,19 @@ def test_a_model_off_the_list_refuses_and_finishes_what_runs() -> None:
     world.run(40)
     assert running in world.released
     assert "a" not in world.fleet.models
+
+
+def test_a_model_that_comes_back_on_the_list_is_served_again() -> None:
+    """Also while its worker still had to leave."""
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=30)
+    world.run(3)
+    world.configure([facts("b", 6)])
+    world.configure([facts("a", 6), facts("b", 6)])
+    again = world.request("a")
+    world.run(60)
+    assert again in world.granted
+    assert len(world.lives) == 1
 
 
 def test_a_changed_model_is_replaced_and_an_unchanged_one_is_not_touched() -> None:
