@@ -171,7 +171,8 @@ ROOMS = {
         "batch", "intake", "idle", "timers", "actor", "main", "__main__",
     ),
     "zmqengine.serve": (
-        "model", "fleet", "entries", "measured", "child", "follower", "control_socket", "gateway", "launcher",
+        "model", "fleet", "entries", "measured", "child", "follower", "front_end", "control_socket", "gateway",
+        "launcher",
     ),
     "zmqengine_http": (
         "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",

@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from math import inf
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from zmqengine.serve.fleet import (
     StartWorker,
 )
 from zmqengine.serve.follower import Follower
+from zmqengine.serve.front_end import HttpFrontEnd
 from zmqengine.serve.gateway import GatewayRegistration
 from zmqengine.serve.measured import MeasuredMemory
 from zmqengine.serve.model import FleetModel
@@ -45,8 +46,6 @@ log = logging.getLogger("zmqengine.launcher")
 WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
 BEAT_S = 1.0
 TOUCH_S = 3600.0
-FRONT_END_LEAST_S = 5.0
-"""A front-end that fails sooner after its start cannot serve at all."""
 KILL_AFTER_S = 5.0
 """Seconds beyond the drain time of its workers, then they are killed."""
 
@@ -54,9 +53,8 @@ KILL_AFTER_S = 5.0
 class Launcher:
     """Serves the models of an offer until it is told to stop. `root` is the directory of all its sockets and records.
 
-    `read` reads the offer again. `front_ends` are the commands of processes that serve beside it, by name; they are
-    started with the launcher, and again when they end. With a `registration` the models are kept at its gateway. Raises
-    `ConfigError` if another launcher has `root`.
+    `read` reads the offer again. The front-end serves beside it. With a `registration` the models are kept at its
+    gateway. Raises `ConfigError` if another launcher has `root`.
     """
 
     def __init__(
@@ -66,28 +64,22 @@ class Launcher:
         budget_bytes: int,
         *,
         claims: Path,
-        front_ends: Mapping[str, Sequence[str]] | None = None,
-        http: str = "",
+        front_end: HttpFrontEnd | None = None,
         registration: GatewayRegistration | None = None,
     ) -> None:
         self._root = root
         self._read = read
         self._budget_bytes = budget_bytes
         self._claims = claims
-        self._front_ends = dict(front_ends or {})
-        self._http = http
+        self._front_end = front_end
         self._gateway = registration
         self._offer = read()
         self._measured = MeasuredMemory()
         self._fleet = Fleet(self._offer.budget_bytes or budget_bytes)
         self._control = ControlSocket(root, self)
         self._followers: dict[str, Follower] = {}
-        self._beside: dict[str, Child] = {}
-        self._started_s: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._acting = False
-        self._retired: set[int] = set()
-        """Front-ends of an earlier launcher that were told to end."""
         self._stops = 0
         self._code = 0
         self._stopping = asyncio.Event()
@@ -119,7 +111,7 @@ class Launcher:
             self._control.close()
 
     def stop(self) -> None:
-        """Let front-ends and workers finish what runs, then end. The second time they end at once."""
+        """Let the front-end and workers finish what runs, then end. The second time they end at once."""
         self._stops += 1
         self._stopping.set()
         if self._stops > 1:
@@ -138,7 +130,7 @@ class Launcher:
             budget_bytes=fleet.budget_bytes,
             reserved_bytes=fleet.reserved_bytes,
             foreign_bytes=fleet.foreign_bytes,
-            http=self._http,
+            http="" if self._front_end is None else self._front_end.url,
         )
 
     def entries(self) -> list[ModelEntry]:
@@ -291,7 +283,7 @@ class Launcher:
         self._act()
 
     def _adopt(self) -> None:
-        """Take over the workers and front-ends of an earlier launcher."""
+        """Take over the workers of an earlier launcher."""
         now_s = time.monotonic()
         # Every record has a model, for a moment, also one that is off the list: `_configure` lets it go.
         entries = dict(self._offer.entries)
@@ -316,7 +308,9 @@ class Launcher:
         touched_s = time.monotonic()
         while True:
             self._look_at_claims()
-            self._keep_front_ends()
+            if self._front_end is not None and not self._front_end.keep():
+                self._front_end, self._code = None, EXIT_FAILED
+                self.stop()
             self._act()
             self._control.beat(self._progress)
             is_due = time.monotonic() >= touched_s + TOUCH_S
@@ -363,44 +357,6 @@ class Launcher:
             call, self._control.epoch, model.facts.name, model.state, model.stage, model.fraction, before
         )
 
-    def _keep_front_ends(self) -> None:
-        for name, command in self._front_ends.items():
-            known = self._beside.get(name)
-            if known is not None and not known.has_ended():
-                continue
-            lived_s = time.monotonic() - self._started_s.get(name, 0.0)
-            if known is not None and (known.code or 0) > 0 and lived_s < FRONT_END_LEAST_S:
-                # Its options are wrong or its port is taken: to start it again would not help.
-                log.error("%s cannot serve: %s", name, known.last_words())
-                self._code = EXIT_FAILED
-                del self._front_ends[name]
-                self.stop()
-                return
-            if known is not None:
-                log.warning("%s has ended: starting it again", name, extra={"last_words": known.last_words()})
-            process = self._start_front_end(name, command)
-            if process is not None:
-                self._beside[name] = process
-
-    def _start_front_end(self, name: str, command: Sequence[str]) -> Child | None:
-        """Start a front-end, or adopt that of an earlier launcher; None while one with other options still drains."""
-        path = self._root / f"_{name}.front-end"
-        earlier = child.find(path)
-        if earlier is not None and earlier.record.signature == " ".join(command):
-            return earlier
-        if earlier is not None:
-            if earlier.record.pid not in self._retired:
-                # A second signal would cut its streams.
-                self._retired.add(earlier.record.pid)
-                earlier.send(signal.SIGTERM)
-            return None
-        self._started_s[name] = time.monotonic()
-        try:
-            return child.start(path, Record(name, " ".join(command), self._http), command, {})
-        except OSError as error:
-            log.error("cannot start %s: %s", name, error)
-            return None
-
     async def _reload_on_signal(self) -> None:
         try:
             await self.reload()
@@ -410,7 +366,11 @@ class Launcher:
     # --- the end -------------------------------------------------------------------------------------------
 
     def _processes(self) -> list[Child]:
-        return [*self._beside.values(), *(follower.child for follower in self._followers.values())]
+        return [*self._served_by(), *(follower.child for follower in self._followers.values())]
+
+    def _served_by(self) -> list[Child]:
+        front_end = self._front_end
+        return [] if front_end is None or front_end.process is None else [front_end.process]
 
     def _keep(self, work: Coroutine[object, object, None]) -> None:
         """Run it beside. A loop alone would let go of a task that nothing else refers to."""
@@ -419,14 +379,14 @@ class Launcher:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_all(self) -> None:
-        """Front-ends first, so that what they have begun ends well; then the workers."""
+        """The front-end first, so that what it has begun ends well; then the workers."""
         if self._timer is not None:
             self._timer.cancel()
         drain_s = max((entry.config.drain_timeout_s for entry in self._offer.entries.values()), default=30.0)
         workers = [follower.child for follower in self._followers.values()]
         for follower in list(self._followers.values()):
             await follower.close()
-        for processes in ([*self._beside.values()], workers):
+        for processes in (self._served_by(), workers):
             for process in processes:
                 process.send(signal.SIGTERM)
             until_s = time.monotonic() + drain_s + KILL_AFTER_S

@@ -61,6 +61,7 @@ def serve(
     if reload:
         return _reload()
     from zmqengine.serve.entries import ModelOffer, read_offer
+    from zmqengine.serve.front_end import HttpFrontEnd
     from zmqengine.serve.launcher import Launcher
     from zmqengine.worker.open_engine import CLAIMS_DIRECTORY
     from zmqengine.worker.process import logs
@@ -76,10 +77,10 @@ def serve(
 
     offer = read()
     budget = offer.budget_bytes or _machine_bytes()
-    front_ends = {} if no_http else {"http": _http_command(host, port)}
     if gateway is not None and no_http:
         raise click.UsageError("--gateway needs HTTP: the gateway speaks to it")
     url = "" if no_http else f"http://{host or 'localhost'}:{port}"
+    front_end = None if no_http else HttpFrontEnd(root, _http_command(host, port), url)
     click.echo(_greeting(list(offer.entries), budget, url), err=True)
 
     async def run() -> int:
@@ -88,8 +89,7 @@ def serve(
             read,
             budget,
             claims=base_directory() / CLAIMS_DIRECTORY,
-            front_ends=front_ends,
-            http=url,
+            front_end=front_end,
             registration=None if gateway is None else _registration(gateway, host, port),
         )
         return await launcher.run()

@@ -1,0 +1,66 @@
+"""The HTTP front-end beside a launcher: a process that outlives it, as its workers do."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from zmqengine.serve import child
+from zmqengine.serve.child import Child, Record
+
+log = logging.getLogger("zmqengine.launcher")
+
+NAME = "http"
+LEAST_S = 60.0
+"""A front-end that fails sooner after its start cannot serve at all. Busy machines take long to start a process."""
+
+
+class HttpFrontEnd:
+    """One process that is started by the launcher, or adopted from an earlier one, and started again when it ends.
+
+    `url` is where it serves. `process` is None until it runs.
+    """
+
+    def __init__(self, root: Path, command: Sequence[str], url: str) -> None:
+        self.url = url
+        self.process: Child | None = None
+        self._path = root / f"_{NAME}.front-end"
+        self._command = list(command)
+        self._started_s = 0.0
+        self._retired_pid = 0
+        """One of an earlier launcher, with other options, that was asked to end."""
+
+    def keep(self) -> bool:
+        """See that it runs. False if it cannot serve: its options are wrong, or its port is taken."""
+        known = self.process
+        if known is not None:
+            if not known.has_ended():
+                return True
+            if (known.code or 0) > 0 and time.monotonic() < self._started_s + LEAST_S:
+                log.error("%s cannot serve: %s", NAME, known.last_words())
+                return False
+            log.warning("%s has ended: starting it again", NAME, extra={"last_words": known.last_words()})
+        self.process = self._find_or_start()
+        return True
+
+    def _find_or_start(self) -> Child | None:
+        """None while one with other options drains, or where no process can be started now."""
+        signature = " ".join(self._command)
+        earlier = child.find(self._path)
+        if earlier is not None and earlier.record.signature == signature:
+            return earlier
+        if earlier is not None:
+            if earlier.record.pid != self._retired_pid:
+                # A second signal would cut its streams.
+                self._retired_pid = earlier.record.pid
+                earlier.send(signal.SIGTERM)
+            return None
+        self._started_s = time.monotonic()
+        try:
+            return child.start(self._path, Record(NAME, signature, self.url), self._command, {})
+        except OSError as error:
+            log.error("cannot start %s: %s", NAME, error)
+            return None
