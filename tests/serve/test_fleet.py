@@ -138,6 +138,20 @@ def test_a_model_stays_for_its_spell_while_it_is_used(every_s: float, ends_s: fl
     assert world.state("b") == "loading"
 
 
+def test_a_busy_model_takes_requests_until_the_end_of_its_spell() -> None:
+    """Also where a single long request runs: it is in use, however long ago that was granted."""
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=100)
+    world.run(2.1)
+    world.request("b")
+    world.run(2 + SPELL_LEAST_S - 1)
+    early = world.request("a", lasts_s=0.1)
+    assert early in world.granted
+    world.run(2 + SPELL_LEAST_S + 1)
+    late = world.request("a", lasts_s=0.1)
+    assert late not in world.granted
+
+
 def test_a_storm_over_two_models_swaps_once_a_spell() -> None:
     """llama-swap#612: alternating requests swap models every time. Here they are collected."""
     load_s = 3.0
@@ -192,6 +206,19 @@ def test_a_model_is_unloaded_when_it_was_idle_for_its_ttl() -> None:
     world.run(36)
     assert world.state("a") == "ready"
     world.run(40)
+    assert world.state("a") == "unloaded"
+
+
+def test_requests_that_came_past_the_launcher_are_use_too() -> None:
+    world = World(10, [facts("a", 4, ttl_s=30)], holds=lambda name, requests: 0)
+    world.request("a", lasts_s=1)
+    world.run(10)
+    world.raw["a"] = 1
+    world.run(100)
+    world.raw["a"] = 0
+    world.run(125)
+    assert world.state("a") == "ready"
+    world.run(140)
     assert world.state("a") == "unloaded"
 
 
