@@ -503,7 +503,7 @@ def test_an_answer_outlives_the_death_of_its_worker(browser: Browser, worker: Fa
 def test_it_fits_in_both_schemes(
     scripted: Browser, script: Script, front: Front, scheme: str, width: int, height: int
 ) -> None:
-    """Nothing to scroll sideways, text that stands out from its ground, and no zoom on focus."""
+    """No page to scroll sideways, and what scrolls in it takes the focus; text that stands out; no zoom on focus."""
     script.text = MARKDOWN
     scripted.scheme(scheme)
     scripted.size(width, height)
@@ -516,6 +516,11 @@ def test_it_fits_in_both_schemes(
                 until(scripted, "return document.querySelectorAll('.worker').length === 1", "the workers")
             wide = scripted.js("return [document.documentElement.scrollWidth, innerWidth]")
             assert wide[0] <= wide[1]
+            unreached = (
+                "return [...document.querySelectorAll('main *')].filter((each) => each.tabIndex < 0 && "
+                "/auto|scroll/.test(getComputedStyle(each).overflowX)).map((each) => each.outerHTML.slice(0, 80))"
+            )
+            assert scripted.js(unreached) == []
             ground = "getComputedStyle(document.body).backgroundColor"
             colours = scripted.js(
                 f"return ['body', '.answer', '.cut, .figures, .worker p', 'a'].map((s) => document.querySelector(s))"

@@ -21,7 +21,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from tests.http.programs_of_others import results_of, wanted
+from tests.http.programs_of_others import ENDS_S, results_of, wanted
 from tests.http.serving import Front, serving
 from tests.support.workers import WorkerProcess
 from zmqengine.pico import model_path
@@ -122,6 +122,7 @@ def test_a_program_of_others_gets_its_objects(front: Front, program: str, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(ENDS_S)
 @wanted
 def test_lm_evaluation_harness_scores_answers(front: Front, tmp_path: Path) -> None:
     """A multiple-choice task, by echoed log-probabilities."""

@@ -51,6 +51,8 @@ const opened = (token) => {
   }
   if (!PLAIN.has(token.tag)) return element("span");
   const made = element(token.tag);
+  // A wide one is scrolled with the arrow keys.
+  if (token.tag === "table") made.tabIndex = 0;
   if (token.tag === "ol" && token.attrGet("start")) made.start = Number(token.attrGet("start"));
   return made;
 };
