@@ -24,6 +24,11 @@ from zmqengine_http.apis.chat_completions.request import (
     chat_template_tools,
 )
 from zmqengine_http.apis.completions.request import COMPLETION_BODY
+from zmqengine_http.apis.embeddings.request import EMBEDDING_BODY, RERANK_BODY
+from zmqengine_http.apis.model_control import COMMAND_BODY
+from zmqengine_http.apis.ollama.embed import EMBED_BODY
+from zmqengine_http.apis.ollama.request import CHAT_BODY as OLLAMA_CHAT_BODY
+from zmqengine_http.apis.ollama.request import GENERATE_BODY, chat_fields, completion_fields
 from zmqengine_http.apis.responses.conversation import InputItems
 from zmqengine_http.apis.responses.request import RESPONSES_BODY
 from zmqengine_http.apis.responses.tools import ToolBook
@@ -121,8 +126,36 @@ def _messages(body: bytes) -> object:
     return to_chat(_scripted(), MESSAGES_BODY.read(body).request)
 
 
+def _ollama(body: bytes) -> object:
+    return CHAT_BODY.read_document(chat_fields(OLLAMA_CHAT_BODY.read(body).request))
+
+
+def _ollama_prompt(body: bytes) -> object:
+    return COMPLETION_BODY.read_document(completion_fields(GENERATE_BODY.read(body).request))
+
+
+def _embeddings(body: bytes) -> object:
+    return EMBEDDING_BODY.read(body).request.texts
+
+
+def _rerank(body: bytes) -> object:
+    return RERANK_BODY.read(body).request.texts
+
+
 def _detokenize(body: bytes) -> object:
     return check_ids("tokens", DETOKENIZE_BODY.read(body).request.tokens, _scripted())
+
+
+def _calls_and_results(
+    n: int, name: Callable[[int], str], of_result: str | None = "the call's"
+) -> Mapping[str, Any]:
+    """A chat of Ollama with `n` calls and their results, the last call answered first."""
+    calls = [{"function": {"name": name(i), "arguments": {}}} for i in range(n)]
+    results = [
+        {"role": "tool", "content": "r", "tool_name": name(i) if of_result == "the call's" else of_result}
+        for i in reversed(range(n))
+    ]
+    return {"model": "m", "messages": [{"role": "assistant", "tool_calls": calls}, *results]}
 
 
 PART = {"type": "text", "text": "a"}
@@ -160,6 +193,21 @@ BODIES: dict[str, tuple[Callable[[bytes], object], Callable[[int], Mapping[str, 
     "responses, a namespace": (_responses, lambda n: {"input": "a", "tools": [
         {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": f"f{i}"} for i in range(n)]}]}),
     "tokenize, messages": (TOKENIZE_BODY.read, lambda n: {"messages": [{"role": "user", "content": "a"}] * n}),
+    "ollama, messages": (_ollama, lambda n: {"model": "m", "messages": [{"role": "user", "content": "a"}] * n}),
+    "ollama, images": (_ollama, lambda n: {
+        "model": "m", "messages": [{"role": "user", "content": "a", "images": ["x"] * n}]}),
+    "ollama, options": (_ollama, lambda n: {
+        "model": "m", "messages": [{"role": "user", "content": "a"}], "options": {f"x{i}": 1 for i in range(n)}}),
+    "ollama, results of one tool": (_ollama, lambda n: _calls_and_results(n, lambda i: "f")),
+    "ollama, results of many tools": (_ollama, lambda n: _calls_and_results(n, lambda i: f"f{i}")),
+    "ollama, results of other tools": (_ollama, lambda n: _calls_and_results(n, lambda i: "f", "g")),
+    "ollama, results without a name": (_ollama, lambda n: _calls_and_results(n, lambda i: "f", None)),
+    "ollama, a prompt": (_ollama_prompt, lambda n: {"model": "m", "prompt": "a " * n, "raw": True}),
+    "ollama, embed": (EMBED_BODY.read, lambda n: {"model": "m", "input": ["a"] * n}),
+    "embeddings, texts": (_embeddings, lambda n: {"input": ["a"] * n}),
+    "embeddings, tokens": (_embeddings, lambda n: {"input": [[1]] * n}),
+    "rerank": (_rerank, lambda n: {"query": "q", "documents": [{"text": "a"}] * n}),
+    "model control": (COMMAND_BODY.read, lambda n: {"model": "m", **{f"x{i}": 1 for i in range(n)}}),
     "detokenize": (_detokenize, lambda n: {"tokens": [1] * n}),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ requests: honoured, refused by name, or named as ignored.
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Literal
 
@@ -180,24 +181,28 @@ class _CallIds:
 
     def __init__(self) -> None:
         self._made = 0
-        self._open: list[tuple[str, str]] = []
+        self._open: OrderedDict[int, str] = OrderedDict()
+        self._named: defaultdict[str, deque[int]] = defaultdict(deque)
 
     def of_call(self, call: OllamaCall) -> str:
         """The id of a call."""
         self._made += 1
         id_ = call.id or f"call_{self._made}"
-        self._open.append((id_, call.function.name))
+        self._open[self._made] = id_
+        self._named[call.function.name].append(self._made)
         return id_
 
     def of_result(self, message: OllamaMessage) -> str:
         """The id of the call that a tool's message answers."""
         if message.tool_call_id:
             return message.tool_call_id
-        named = [each for each in self._open if message.tool_name in (None, each[1])] or self._open
-        if not named:
-            return ""
-        self._open.remove(named[0])
-        return named[0][0]
+        named = self._named[message.tool_name or ""]
+        # Those that results without a name have answered already.
+        while named and named[0] not in self._open:
+            named.popleft()
+        if named:
+            return self._open.pop(named.popleft())
+        return self._open.popitem(last=False)[1] if self._open else ""
 
 
 def _message(message: OllamaMessage, ids: _CallIds) -> dict[str, object]:
