@@ -76,6 +76,23 @@ def _patterns_of(path: Path) -> Iterator[Pattern]:
         )
 
 
+_SCRIPT_PATTERN = re.compile(
+    r"[(=,:!&|?]\s*/(?![/*])((?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+)/[dgimsuvy]*"
+)
+"""A regular expression of JavaScript, where an operand may stand."""
+
+
+def script_patterns() -> Iterator[Pattern]:
+    """The patterns of the page, all of which are searched for in texts of users and models."""
+    for path in sorted((ROOT / "clients").rglob("*.js")):
+        if "vendor" in path.parts:
+            continue
+        text = path.read_text("utf-8")
+        for found in _SCRIPT_PATTERN.finditer(text):
+            line = text.count("\n", 0, found.start(1)) + 1
+            yield Pattern(f"{path.relative_to(ROOT)}:{line}", found[1], searched=True)
+
+
 def _is_searched(compiled: ast.Call, tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> bool:
     """Whether a compiled pattern is used for anything but matches at one place."""
     parent = parents[compiled]
@@ -263,7 +280,9 @@ def _member(member: Any) -> str:
     return re.escape(chr(argument))
 
 
-@pytest.mark.parametrize("pattern", [pytest.param(each, id=each.place) for each in patterns()])
+@pytest.mark.parametrize(
+    "pattern", [pytest.param(each, id=each.place) for each in (*patterns(), *script_patterns())]
+)
 def test_a_pattern_takes_linear_time(pattern: Pattern) -> None:
     """Or stands in `ALLOWED` with a reason."""
     if pattern.text in ALLOWED or pattern.place.rsplit(":", 1)[0] in ALLOWED:
@@ -297,6 +316,13 @@ def test_hostile_patterns_are_refused(pattern: str) -> None:
 def test_linear_patterns_are_taken(pattern: str) -> None:
     """An anchor, a delimiter or a bound makes a repetition safe."""
     assert fault(pattern) is None
+
+
+def test_patterns_of_scripts_are_found() -> None:
+    """A lint that reads none of them passes as well."""
+    assert {r"`+", r"\s+", r"[^\w -]", r"\s"} <= {each.text for each in script_patterns()}
+    found = _SCRIPT_PATTERN.findall("a = b / c / d; x.replace(/[/]+a\\/*/g, 1); // (/x/")
+    assert found == ["[/]+a\\/*", "x"]
 
 
 def test_what_is_allowed_is_still_there() -> None:
