@@ -159,6 +159,58 @@ def test_the_operators_temperature_wins_over_the_models(api: Api) -> None:
         assert model.options(api, temperature=0.0)["temperature"] == 0.0
 
 
+OLLAMA = {
+    "chat": ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}),
+    "generate": ("/api/generate", {"prompt": "Hi"}),
+    "raw": ("/api/generate", {"prompt": "Hi", "raw": True}),
+}
+every_ollama = pytest.mark.parametrize(("path", "body"), OLLAMA.values(), ids=OLLAMA)
+
+
+@every_ollama
+def test_ollamas_defaults_are_the_models_own_too(path: str, body: dict[str, Any], model: Model) -> None:
+    """Its fields stand in `options`, and null is the same as leaving one out."""
+
+    def options(**given: Any) -> dict[str, Any]:
+        reply = post(model.front, path, body | {"model": "scripted", "stream": False, "options": given})
+        assert reply.status == 200, reply.body
+        return {name: model.client.options[-1].get(name) for name in DEFAULTS}
+
+    assert options() == DEFAULTS
+    assert options(temperature=None, top_p=None, top_k=None) == DEFAULTS
+    for field in ("temperature", "top_p", "top_k", "seed"):
+        sent, expected = GIVEN[field]
+        assert options(**{field: sent}) == DEFAULTS | {field: expected}
+
+
+@every_ollama
+@pytest.mark.parametrize(("field", "wrong"), [("temperature", -1), ("top_p", 2), ("top_k", 0.5)])
+def test_ollamas_options_have_the_same_bounds(
+    path: str, body: dict[str, Any], field: str, wrong: Any, model: Model
+) -> None:
+    """A 400 in Ollama's shape that names the field."""
+    reply = post(model.front, path, body | {"model": "scripted", "options": {field: wrong}})
+    assert reply.status == 400
+    assert field in reply.json["error"]
+
+
+@every_ollama
+def test_what_an_operator_ends_is_an_error_for_ollama(
+    path: str, body: dict[str, Any], model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 503, or a line with `error` in a stream that says nothing of an end."""
+    monkeypatch.setattr(
+        ScriptedStream, "result", property(lambda self: Completion("abort", self._sent, 3, 0, 0, "r"))
+    )
+    reply = post(model.front, path, body | {"model": "scripted", "stream": False})
+    assert reply.status == 503
+    assert "operator" in reply.json["error"]
+    stream = post(model.front, path, body | {"model": "scripted"})
+    assert stream.status == 200
+    assert "operator" in json.loads(stream.body.splitlines()[-1])["error"]
+    assert b"done_reason" not in stream.body
+
+
 # --- bounds and refusals -----------------------------------------------------------------------------------
 
 BOUNDS = {
