@@ -153,6 +153,8 @@ def check_images(
                 f"images: image {place} has tokens {at} to {at + tokens}: spans are in order, apart, and within the "
                 f"prompt of {len(prompt)} tokens"
             )
+        if at + tokens == len(prompt) and prompt[-1] == card.token:
+            raise BadRequest(f"images: image {place} ends the prompt with a feature: a token has to follow")
         end = at + tokens
         check_patches(image.grids, card, limits.image_patches_max)
         features, found = card.features(image.grids), list(prompt[at:end]).count(card.token)

@@ -18,7 +18,8 @@ from zmqengine.protocol.messages import Done, Replay, TokenRow
 from zmqengine.testing import FakeWorker
 from zmqengine.worker.intake import commands
 from zmqengine.worker.intake.commands import CommandHandler
-from zmqengine.worker.requests import token_log, vector_log
+from zmqengine.worker.lifecycle import Lifecycle
+from zmqengine.worker.requests import images, token_log, vector_log
 
 
 def test_our_worker_keeps_every_rule() -> None:
@@ -38,6 +39,14 @@ def test_a_worker_of_vectors_keeps_every_rule_of_them() -> None:
             outcomes = list(check(worker.address, answer_s=START_S, only="E embed"))
         assert len(outcomes) >= 6
         assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
+
+
+def test_a_worker_that_sees_keeps_every_rule_of_images() -> None:
+    """Images by contents, for their scope, and again when they are gone."""
+    with FakeWorker(FakeEngineConfig(vision=True)) as worker:
+        outcomes = list(check(worker.address, answer_s=START_S, only="G image"))
+    assert len(outcomes) >= 4
+    assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
 
 
 def typed(*words: str) -> Result:
@@ -93,6 +102,12 @@ DEFECTS: dict[str, tuple[object, str, object, str, str]] = {
         vector_log, "TokenRow", lambda request, index, *rest: TokenRow(request, index + 1, *rest),
         "for each text in order", "expected vector 0, got 1",
     ),
+    "images of everybody": (
+        Lifecycle, "_cache_scope", lambda *_: "", "who knows a hash", "expected 'e' image_wanted, got 'i'"
+    ),
+    "any hash": (
+        images, "image_hash", lambda *_: bytes(16), "its hash, its grids", "expected 'e' bad_request, got 'o'"
+    ),
     "any token id": (
         CommandHandler, "_check_ids", lambda *_: None, "out of range",
         "a token outside the vocabulary is answered with 'i'",
@@ -107,7 +122,7 @@ def test_a_worker_with_a_defect_breaks_the_rule_it_is_about(
     """Ours, with a line of it broken on purpose."""
     owner, name, broken, only, problem = DEFECTS[defect]
     monkeypatch.setattr(owner, name, broken)
-    with FakeWorker(FakeEngineConfig(context_tokens=300, dimensions=24)) as worker:
+    with FakeWorker(FakeEngineConfig(context_tokens=300, dimensions=24, vision=True)) as worker:
         result = typed("--address", worker.address, "--only", only)
     assert result.exit_code == 1, result.output
     assert problem in result.stdout

@@ -9,6 +9,7 @@ import zmq
 
 # Imported to register their rules.
 import zmqengine.conformance.control
+import zmqengine.conformance.images
 import zmqengine.conformance.requests
 import zmqengine.conformance.sessions
 import zmqengine.conformance.vectors  # noqa: F401

@@ -176,6 +176,8 @@ class StepResult:
     drafts: list[RowDraft] = field(default_factory=list)
     vectors: list[RowVectors] = field(default_factory=list)
     forced: int = 0
+    images_s: float = 0.0
+    """Seconds of this step for images."""
 
     def add(self, other: StepResult) -> None:
         """Append the results of `other`, a later step."""
@@ -186,6 +188,7 @@ class StepResult:
         self.drafts += other.drafts
         self.vectors += other.vectors
         self.forced += other.forced
+        self.images_s += other.images_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,8 @@ class EngineStats:
     prompt_cache_entries: int
     prompt_cache: Mapping[str, int] = field(default_factory=dict)
     """Further figures of the prefix cache, by name."""
+    images: Mapping[str, int] = field(default_factory=dict)
+    """Figures of images, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,22 @@ from zmqengine.engine.kv import KVKernels, PlainKernels  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
-from zmqengine.engine.load.tokenizer_export import ExportedTokenizer  # noqa: E402
+from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
+from zmqengine.engine.vision.eye import Eye  # noqa: E402
+from zmqengine.engine.vision.opening import open_eye  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
 
+FEATURES_SHARE = 1 / 16
+"""Share of the memory limit for the features of images."""
+TOWER_SHARE = 1 / 10
+"""Share of the memory limit that the computation of one image may take, beside the tower's weights."""
 _DRAWS = {
     "search": "top_p by bisection",
     "sort": "top_p by sorting",
@@ -86,9 +92,15 @@ def open_mlx_engine(
     opened = _open_model(loaded, options, saved, device, report)
     facts |= opened.facts
     parameter_bytes = loaded.info.parameter_bytes + opened.copies_bytes
+    eye: Eye | None = None
+    if loaded.vision is not None:
+        report("reading the vision tower", None)
+        eye = open_eye(loaded.directory, loaded.vision, loaded.model, opened.model, on_gpu=device.is_gpu)
+        parameter_bytes += eye.tower.parameter_bytes
     loaded = replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     limit_mlx(limit, loaded.info.parameter_bytes)
+    loaded, eye = _fit_eye(loaded, eye, limit)
     kernels = kv_kernels()
     draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
     speculator = open_speculator(
@@ -103,6 +115,8 @@ def open_mlx_engine(
         draw=draw,
         kernels=kernels,
         device=device,
+        eye=eye,
+        images_bytes_max=0 if eye is None else int(limit * FEATURES_SHARE),
     )
     if options.warm_up_s and device.is_gpu:
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
@@ -126,6 +140,18 @@ def open_mlx_engine(
     if engine.wired.description:
         facts["wired"] = engine.wired.description
     return OpenedEngine(engine, loaded, loaded.tokenizer, limit, facts)
+
+
+def _fit_eye(loaded: LoadedModel, eye: Eye | None, limit_bytes: int) -> tuple[LoadedModel, Eye | None]:
+    """The model with its vision card, for images whose computation fits in memory; without, where none does."""
+    if eye is None:
+        return loaded, None
+    patches_max = eye.largest_patches(int(limit_bytes * TOWER_SHARE))
+    if not patches_max:
+        log.warning("no image fits in the memory limit: the model sees none", extra={"limit": limit_bytes})
+        return loaded, None
+    info = replace(loaded.info, vision=eye.card, image_patches_max=patches_max)
+    return replace(loaded, info=info, tokenizer=with_vision(loaded.tokenizer, eye.card)), eye
 
 
 def find_device() -> Device:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zmqengine.engine.interface import EngineFinish, RowFailure, RowRequest, TokenLogprobs
+from zmqengine.engine.image_names import named
+from zmqengine.engine.interface import EngineFinish, RowFailure, RowImage, RowRequest, TokenLogprobs
 from zmqengine.engine.seeds import seed_key
 from zmqengine.errors import ConstraintFailed
 from zmqengine.request_rules import check_token_ids
@@ -28,7 +29,9 @@ class Row:
 
     `tokens`: prompt and known output; the KV cache holds the first `computed_tokens` of them, apart from columns of a
     verify block in flight. Before the row has caches, `computed_tokens` is the length that the prefix cache may
-    provide. `prefill_tokens`: length of prompt, `emitted` and forced tokens; `ids`: their ids. `offers`: blocks that
+    provide. `prefill_tokens`: length of prompt, `emitted` and forced tokens; `ids`: their ids, features of
+    images by names of their contents; `features`: each image with the places of its features in the prompt.
+    `offers`: blocks that
     become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks. Prefill stops
     at `branches`, positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in
     `tokens` of the first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of
@@ -42,6 +45,7 @@ class Row:
         "cached",
         "caches",
         "computed_tokens",
+        "features",
         "first_forced",
         "gone",
         "grammar",
@@ -67,7 +71,9 @@ class Row:
         "unreported",
     )
 
-    def __init__(self, request: RowRequest, vocab_size: int, context_tokens: int) -> None:
+    def __init__(
+        self, request: RowRequest, vocab_size: int, context_tokens: int, image_token: int = -1
+    ) -> None:
         self.id = request.row
         forced = request.forced[len(request.emitted) :]
         self.tokens = [*request.prompt, *request.emitted, *forced]
@@ -96,7 +102,11 @@ class Row:
         self.speculate = request.speculate
         self.prediction = request.prediction
         self._check(vocab_size)
-        self.ids = np.array(self.tokens, np.uint32)
+        self.ids = named(self.tokens, request.images, image_token)
+        self.features: list[tuple[RowImage, np.ndarray]] = []
+        for image in request.images:
+            span = np.array(self.tokens[image.at : image.at + image.tokens])
+            self.features.append((image, image.at + np.flatnonzero(span == image_token)))
         self.grammar = request.grammar
         self.matcher = None if request.grammar is None else request.grammar.start(request.emitted)
 
@@ -109,6 +119,12 @@ class Row:
     def has_forced(self) -> bool:
         """Whether prefill passes forced tokens."""
         return self.first_forced < self.prefill_tokens
+
+    def named(self, end: int) -> np.ndarray:
+        """The first `end` tokens as uint32, features of images by names of their contents."""
+        if end <= self.prefill_tokens:
+            return self.ids[:end]
+        return np.concatenate([self.ids, np.array(self.tokens[self.prefill_tokens : end], np.uint32)])
 
     def take(self, token: int) -> EngineFinish | None:
         """Append a token to the output; returns the finish reason if it ends the row.

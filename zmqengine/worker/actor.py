@@ -209,6 +209,7 @@ class Actor:
             **self.scheduler.memory.numbers(memory),
             **self._prompt_disk.numbers(),
             **self.lifecycle.image_numbers(),
+            **stats.images,
             "sessions": len(self.sessions),
             "requests_held": sum(len(session.requests) for session in self.sessions),
             "log_bytes": self.outgoing.all_held_bytes,

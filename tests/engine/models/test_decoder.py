@@ -26,6 +26,7 @@ class Segment(NamedTuple):
 
     inputs: mx.array
     caches: list[Any]
+    embeddings: mx.array | None = None
 
 
 def alike(got: mx.array, wanted: mx.array) -> bool:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.checkpoint.vision import VisionRecipe, read_vision, why_blind
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
@@ -39,6 +40,7 @@ class LoadedModel:
     info: ModelInfo
     tokenizer: ExportedTokenizer
     directory: Path
+    vision: VisionRecipe | None = None
 
 
 def load(model: str, report: Report = lambda stage, fraction: None, *, name: str = "") -> LoadedModel:
@@ -62,7 +64,10 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
             get_model_classes=bare_classes if bare else _classes(directory),
         )
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
-        exported = export_tokenizer(tokenizer, sampling_facts(directory) | recipe.facts)
+        blind = why_blind(directory)
+        told = {} if blind is None else {"blind": blind}
+        exported = export_tokenizer(tokenizer, sampling_facts(directory) | recipe.facts | told)
+        vision = read_vision(directory, exported.tokenizer_json)
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
         vocab_size = _try_out(network)
@@ -84,7 +89,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         parameter_bytes=parameter_bytes,
         generates=not bare or recipe.config.get("tie_word_embeddings") is not False,
     )
-    return LoadedModel(network, info, exported, directory)
+    return LoadedModel(network, info, exported, directory, vision)
 
 
 def _classes(directory: Path) -> ModelClasses:

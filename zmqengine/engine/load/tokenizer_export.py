@@ -43,10 +43,8 @@ class ExportedTokenizer:
     vision: VisionCard | None = None
 
 
-def export_tokenizer(
-    tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}, vision: VisionCard | None = None
-) -> ExportedTokenizer:
-    """Export a tokenizer that mlx-lm has loaded, with further facts and the model's vision card.
+def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> ExportedTokenizer:
+    """Export a tokenizer that mlx-lm has loaded, with further facts.
 
     Raises ModelLoadError if it has no `tokenizers` form.
     """
@@ -70,9 +68,14 @@ def export_tokenizer(
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         special_tokens=_special_tokens(tokenizer),
         facts=facts,
-        vision=vision,
     )
     return replace(exported, hash=_hash(exported))
+
+
+def with_vision(exported: ExportedTokenizer, card: VisionCard | None) -> ExportedTokenizer:
+    """The bundle with a model's vision card."""
+    seeing = replace(exported, vision=card)
+    return replace(seeing, hash=_hash(seeing))
 
 
 def _hash(exported: ExportedTokenizer) -> str:

@@ -44,6 +44,11 @@ class StepSegment(Protocol):
         """A cache for each layer."""
         ...
 
+    @property
+    def embeddings(self) -> mx.array | None:
+        """Embeddings [rows, width, dim] in place of those of the tokens, or None."""
+        ...
+
 
 class DecoderModel:
     """A model of the family, with the interface of mlx-lm's models. Caches are mlx-lm's or those of a `KVBatch`."""
@@ -63,17 +68,31 @@ class DecoderModel:
         windows = [layer.heads.window for layer in self.layers]
         return [KVCache() if window is None else RotatingKVCache(window) for window in windows]  # type: ignore[no-untyped-call]
 
-    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Logits [rows, width, vocab] for `inputs` [rows, width]."""
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embeddings [rows, width, dim] of `tokens` [rows, width]."""
+        rows, width = tokens.shape
+        return self.ops.embed(tokens.reshape(-1), self.weights.embedding).reshape(rows, width, -1)
+
+    def __call__(
+        self,
+        inputs: mx.array,
+        cache: list[Any] | None = None,
+        input_embeddings: mx.array | None = None,
+    ) -> mx.array:
+        """Logits [rows, width, vocab] for `inputs` [rows, width], or for embeddings in their place."""
         rows, width = inputs.shape
         caches = self.make_cache() if cache is None else cache
+        if input_embeddings is not None:
+            flat = input_embeddings.reshape(rows * width, -1)
+            (logits,) = self._run(flat, [_Attention(self, inputs, caches)])
+            return logits.reshape(rows, width, -1)
         # Of the last layer: mlx-lm's caches change their offset in place when they are written.
         offset = caches[-1].offset
         traced = None
         if isinstance(offset, mx.array) and width <= WIDTH_MAX:
             traced = self._traces.calls.get((rows, width)) or self._traces.of(rows, width)
         if traced is None:
-            (logits,) = self._run(inputs.reshape(-1), [_Attention(self, inputs, caches)])
+            (logits,) = self._run(self._embedded(inputs), [_Attention(self, inputs, caches)])
             return logits.reshape(rows, width, -1)
         masks = {}
         for window, first in self.windows:
@@ -88,15 +107,18 @@ class DecoderModel:
         """Hidden states [rows, width, dim] after the last norm, the inputs of the head."""
         rows, width = inputs.shape
         step = _Attention(self, inputs, self.make_cache() if cache is None else cache)
-        hidden, (attended,), _ = self._attended(inputs.reshape(-1), [step])
+        hidden, (attended,), _ = self._attended(self._embedded(inputs), [step])
         normed = _after_attention(self.ops, self.layers[-1], self.weights.norm, hidden, attended)[1]
         return normed.reshape(rows, width, -1)
 
     def packed(self, segments: Sequence[StepSegment]) -> list[mx.array]:
         """Logits [rows, width, vocab] of each segment, lazy: unused ones are not computed."""
         steps = [_Attention(self, segment.inputs, segment.caches) for segment in segments]
-        tokens = mx.concatenate([segment.inputs.reshape(-1) for segment in segments])
-        logits = self._run(tokens, steps)
+        if all(segment.embeddings is None for segment in segments):
+            hidden = self._embedded(mx.concatenate([segment.inputs.reshape(-1) for segment in segments]))
+        else:
+            hidden = mx.concatenate([self._embedded(one.inputs, one.embeddings) for one in segments])
+        logits = self._run(hidden, steps)
         return [found.reshape(step.rows, step.width, -1) for found, step in zip(logits, steps, strict=True)]
 
     def trace_steps(self, rows_max: int, until_s: float, width: int = 1) -> None:
@@ -109,17 +131,22 @@ class DecoderModel:
                 return
             self._traces.trace(rows, width)
 
-    def _run(self, tokens: mx.array, steps: Sequence[_Attention]) -> list[mx.array]:
-        """Logits [tokens, vocab] of each of `steps`; `tokens` are those of all steps, concatenated."""
-        hidden, attended, spans = self._attended(tokens, steps)
+    def _embedded(self, tokens: mx.array, embeddings: mx.array | None = None) -> mx.array:
+        """Hidden states [tokens, dim] before the first layer."""
+        if embeddings is not None:
+            return embeddings.reshape(tokens.size, -1)
+        return self.ops.embed(tokens.reshape(-1), self.weights.embedding)
+
+    def _run(self, hidden: mx.array, steps: Sequence[_Attention]) -> list[mx.array]:
+        """Logits [tokens, vocab] of each of `steps`; `hidden` are the embedded tokens of all, concatenated."""
+        hidden, attended, spans = self._attended(hidden, steps)
         return self._logits(hidden, attended, steps, spans)
 
     def _attended(
-        self, tokens: mx.array, steps: Sequence[_Attention]
+        self, hidden: mx.array, steps: Sequence[_Attention]
     ) -> tuple[mx.array, list[mx.array], list[slice]]:
         """Hidden states before the last attention, its output for each of `steps`, and the slice of tokens of each."""
-        ops, weights = self.ops, self.weights
-        hidden = ops.embed(tokens, weights.embedding)
+        ops = self.ops
         normed = ops.norm(hidden, self.layers[0].input_norm)
         ends = [sum(step.tokens for step in steps[: index + 1]) for index in range(len(steps))]
         spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ BLOCK_TOKENS = 64
 PREFIX_TOKENS_MIN = 16
 """A shorter shared prefix is not worth a copy."""
 KEY_BYTES = 16
+Tokens = Sequence[int] | np.ndarray
 
 
 class Checkpoint(NamedTuple):
@@ -79,10 +79,10 @@ def salt_of(**facts: str) -> bytes:
     return salt.digest()
 
 
-def block_keys(tokens: Sequence[int], salt: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
+def block_keys(tokens: Tokens, salt: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
     """Keys of all whole blocks of `tokens` in order. `known`: the first of them, not to be hashed again."""
     keys = list(known)
-    packed = memoryview(array("I", tokens)).cast("B")
+    packed = memoryview(_packed(tokens))
     size = 4 * BLOCK_TOKENS
     key = keys[-1] if keys else salt
     for start in range(size * len(keys), len(packed) - size + 1, size):
@@ -91,9 +91,13 @@ def block_keys(tokens: Sequence[int], salt: bytes, known: Sequence[bytes] = ()) 
     return keys
 
 
-def chained(parent_key: bytes, tokens: Sequence[int]) -> bytes:
+def chained(parent_key: bytes, tokens: Tokens) -> bytes:
     """Key of the block of `tokens` after the block, or the salt, `parent_key`."""
-    return _chain(parent_key, array("I", tokens).tobytes())
+    return _chain(parent_key, _packed(tokens))
+
+
+def _packed(tokens: Tokens) -> bytes:
+    return np.asarray(tokens, np.uint32).tobytes()
 
 
 def whole(tokens: int) -> int:

@@ -53,7 +53,7 @@ def make_offer(
     first = begin // BLOCK_TOKENS
     starts = list(range(first * BLOCK_TOKENS, end, BLOCK_TOKENS)) if end > begin else []
     ends = [min(start + BLOCK_TOKENS, end) for start in starts]
-    ids = np.asarray(row.tokens[:end], np.uint32)
+    ids = row.named(end)
     parts = layout.take(source, begin, ends)
     blocks = [
         StoredBlock(keys[number + 1], keys[number], start, ids[start:stop], tuple(arrays))

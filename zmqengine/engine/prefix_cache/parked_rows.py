@@ -42,7 +42,7 @@ class ParkedRow:
             and ours.grammar is row.grammar
             and ours.sampling == row.sampling
             and ours.logprobs == row.logprobs
-            and np.array_equal(np.asarray(ours.tokens, np.uint32), row.ids)
+            and np.array_equal(ours.named(len(ours.tokens)), row.ids)
         )
 
 

@@ -307,8 +307,7 @@ class PrefixCache:
             node.is_restored = False
 
     def _match(self, row: Row, tokens: int) -> Match:
-        ids = row.ids if tokens <= len(row.ids) else np.asarray(row.tokens[:tokens], np.uint32)
-        return self.pool.index.match(self._keys(row, whole(tokens)), ids[:tokens], self.salt(row.scope))
+        return self.pool.index.match(self._keys(row, whole(tokens)), row.named(tokens), self.salt(row.scope))
 
     def _is_cached(self, row: Row) -> bool:
         if self.pool.cut_anywhere:
@@ -321,7 +320,7 @@ class PrefixCache:
         count = tokens // BLOCK_TOKENS
         salt = self.salt(row.scope)
         if len(row.keys) < count:
-            row.keys = block_keys(row.tokens[: count * BLOCK_TOKENS], salt, row.keys)
+            row.keys = block_keys(row.named(count * BLOCK_TOKENS), salt, row.keys)
         keys = row.keys[:count]
-        rest = row.tokens[count * BLOCK_TOKENS : tokens]
-        return [*keys, chained(keys[-1] if keys else salt, rest)] if rest else keys
+        rest = row.named(tokens)[count * BLOCK_TOKENS :]
+        return [*keys, chained(keys[-1] if keys else salt, rest)] if len(rest) else keys

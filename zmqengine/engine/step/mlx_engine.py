@@ -40,6 +40,8 @@ from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.prefill import Prefill
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.step.width_costs import measure_costs
+from zmqengine.engine.vision.eye import Eye
+from zmqengine.engine.vision.seeing import Seeing
 
 if TYPE_CHECKING:
     from zmqengine.engine.speculation.speculator import Speculator
@@ -61,7 +63,8 @@ class MlxEngine:
     device. Without `prompt_cache_bytes` the prefix cache is bounded by `limit_prompt_cache`.
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot be
     rolled back makes one token a step, without the `speculator`. `draw`, `kernels` and `device` are the back-end's: its
-    draw, its operations on KV caches, and its traits.
+    draw, its operations on KV caches, and its traits. With an `eye` rows may have images of
+    up to `info.image_patches_max` patches, whose features take at most `images_bytes_max`.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class MlxEngine:
         draw: Draw = PLAIN_DRAW,
         kernels: kv.KVKernels = kv.PLAIN,
         device: Device = CPU,
+        eye: Eye | None = None,
+        images_bytes_max: int = 0,
     ) -> None:
         self._model = model
         self._device = device
@@ -101,7 +106,12 @@ class MlxEngine:
         drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
         self.padding_bytes_max = self._batch_padding_bytes + drafts_padding_bytes
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
-        self.images_bytes_max = 0
+        self.images_bytes_max = images_bytes_max
+        self._seeing: Seeing | None = None
+        if eye is not None:
+            self._seeing = Seeing(eye, images_bytes_max, info.image_patches_max)
+        self._image_token = -1 if eye is None else eye.card.token
+        self._saw = False
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.uncacheable_reason:
             log.warning(
@@ -122,7 +132,7 @@ class MlxEngine:
                     raise ValueError("this row is already in the engine")
                 if len(self._rows) >= self.rows_max:
                     raise ValueError(f"all {self.rows_max} rows are taken")
-                row = Row(request, self.info.vocab_size, self.info.context_tokens)
+                row = Row(request, self.info.vocab_size, self.info.context_tokens, self._image_token)
             except ConstraintBroken as error:
                 failures.append(constraint_failure(request.row, error))
             except Exception as error:  # noqa: BLE001 - one bad row must not lose the others
@@ -141,11 +151,14 @@ class MlxEngine:
         if prefill.forced and (failed := prefill.report(result)):
             decode.drop(failed)
         before = prefill.launched_tokens
-        chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if prefill.rows else []
+        if self._seeing is not None:
+            self._see(result, self._seeing)
+        reads = prefill.rows and not result.images_s
+        chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if reads else []
         logits = decode.step(result, self._model, chunk)
         if chunk:
             prefill.score(logits)
-        if prefill.rows:
+        if reads:
             decode.join(prefill.complete(result))
         self._store.settle()
         self._forget_ended(result)
@@ -153,8 +166,21 @@ class MlxEngine:
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        self._pace.record(prefill.launched_tokens - before, self._clock.seconds())
+        self._pace.record(prefill.launched_tokens - before, self._clock.seconds() - result.images_s)
         return result
+
+    def _see(self, result: StepResult, seeing: Seeing) -> None:
+        """Compute pieces of an image that rows wait for, in turn with chunks of prompts."""
+        wanted = self._prefill.wanted_image()
+        if wanted is None:
+            seeing.rest()
+            return
+        self._saw = not (self._saw and self._prefill.has_readable)
+        if not self._saw:
+            return
+        before_s = self._clock.seconds()
+        seeing.work(*wanted, self._pace.goal_s(self._decode.rows, len(self._prefill.rows)))
+        result.images_s = max(1e-9, self._clock.seconds() - before_s)
 
     def _forget_ended(self, result: StepResult) -> None:
         """Drop the rows that a step ended."""
@@ -211,6 +237,8 @@ class MlxEngine:
         self._store.clear()
         self._prompt_tokens += self._prefill.prompt_tokens
         self._cached_tokens += self._prefill.cached_tokens
+        if self._seeing is not None:
+            self._seeing.clear()
         self._start_batch()
         if not keep_buffers:
             mx.clear_cache()
@@ -291,11 +319,12 @@ class MlxEngine:
             generated_tokens=self._generated_tokens,
             prompt_cache_entries=self._store.pool.index.leaves,
             prompt_cache=self._store.numbers(),
+            images={} if self._seeing is None else self._seeing.counts,
         )
 
     def memory(self) -> EngineMemory:
         """Memory in use by purpose."""
-        decode, drafts = self._decode, self._draft_model
+        decode, drafts, seeing = self._decode, self._draft_model, self._seeing
         prefilling = [kv.byte_count(row.caches) for row in self._prefill.rows if row.caches is not None]
         chunk_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
         if self._speculator is not None:
@@ -310,9 +339,10 @@ class MlxEngine:
             parked=self._store.parked.bytes,
             prompt_cache=self._store.byte_count,
             buffers=mx.get_cache_memory(),
-            workspace=chunk_bytes + copied,
+            workspace=chunk_bytes + copied + (0 if seeing is None else seeing.peak_bytes),
             active=mx.get_active_memory(),
             peak=mx.get_peak_memory(),
+            images=0 if seeing is None else seeing.bytes,
         )
 
     def close(self) -> None:
@@ -327,9 +357,14 @@ class MlxEngine:
         project = self._abilities.shape.project
         new_batch = partial(self._new_batch, self._speculator)
         self._decode = LengthBuckets(new_batch, project, self._batch_padding_bytes, self.step_tokens_max)
-        # As many logits as a step of all rows has.
         self._prefill = Prefill(
-            self._model, self._store, self._abilities, self._kernels, logits_max=self.rows_max
+            self._model,
+            self._store,
+            self._abilities,
+            self._kernels,
+            self._seeing,
+            # As many logits as a step of all rows has.
+            logits_max=self.rows_max,
         )
 
     def _new_batch(self, planner: Planner | None) -> DecodeBatch:

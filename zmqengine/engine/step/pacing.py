@@ -104,6 +104,13 @@ class StepPace:
         self._decoding = decoding
         return self._tokens(decoding + self.decoding_elsewhere, waiting)
 
+    def goal_s(self, decoding: int, waiting: int) -> float:
+        """Seconds that other work in the place of a chunk may take in this step; 0 is for no limit."""
+        if not self._target_s:
+            return 0.0
+        decoding += self.decoding_elsewhere
+        return self._goal_s(decoding, _ahead(decoding, waiting))
+
     def record(self, tokens_read: int, seconds: float) -> None:
         """Learn from a step that took `seconds` and launched `tokens_read` tokens of prefill."""
         if not self._target_s:
@@ -148,8 +155,7 @@ class StepPace:
         if self._speed is None:
             return min(TOKENS_START, most)
         # A long chunk delays the rows that decode, a short one those that wait.
-        ahead = max(0, waiting - decoding) / max(1, waiting + decoding)
-        within = int(max(self._speed, self._slowest) * self._goal_s(decoding, ahead))
+        within = int(max(self._speed, self._slowest) * self._goal_s(decoding, _ahead(decoding, waiting)))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
 
     def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
@@ -181,3 +187,8 @@ class StepPace:
     def _nearest_seen(self, decoding: int) -> int:
         size = max(1, decoding).bit_length()
         return min(self._plain_s, key=lambda seen: (abs(seen - size), seen))
+
+
+def _ahead(decoding: int, waiting: int) -> float:
+    """The excess of waiting rows over those that decode, as a share."""
+    return max(0, waiting - decoding) / max(1, waiting + decoding)

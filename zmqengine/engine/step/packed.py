@@ -16,10 +16,14 @@ from zmqengine.engine.row import Caches
 
 
 class Segment(NamedTuple):
-    """Rows that attend together: `inputs` [rows, width] are their next tokens, `caches` one for each layer."""
+    """Rows that attend together: `inputs` [rows, width] are their next tokens, `caches` one for each layer.
+
+    `embeddings` [rows, width, dim] stand in place of those of the tokens, where some tokens are features of images.
+    """
 
     inputs: mx.array
     caches: Caches
+    embeddings: mx.array | None = None
 
 
 def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
@@ -27,4 +31,9 @@ def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
     if len(segments) > 1 and hasattr(model, "packed"):
         logits: list[mx.array] = model.packed(segments)
         return logits
-    return [model(segment.inputs, cache=segment.caches) for segment in segments]
+    return [
+        model(segment.inputs, cache=segment.caches)
+        if segment.embeddings is None
+        else model(segment.inputs, cache=segment.caches, input_embeddings=segment.embeddings)
+        for segment in segments
+    ]

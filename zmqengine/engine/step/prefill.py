@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.interface import RowDivergence, RowFailure, RowPrefill, RowToken, StepResult
+from zmqengine.engine.interface import RowDivergence, RowFailure, RowImage, RowPrefill, RowToken, StepResult
 from zmqengine.engine.load.probe import Abilities
 from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
@@ -26,6 +26,8 @@ from zmqengine.engine.sampling.sampler import LogprobArrays, measure, read_logpr
 from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
+from zmqengine.engine.vision.seeing import Seeing
+from zmqengine.sampling_params import TOKEN_ID_MAX
 
 # A chunk shorter than this is not worth a model call of its own.
 _SLICE_TOKENS_MIN = 16
@@ -84,6 +86,7 @@ class Prefill:
         store: PrefixCache,
         abilities: Abilities,
         kernels: kv.KVKernels = kv.PLAIN,
+        seeing: Seeing | None = None,
         *,
         logits_max: int = 1,
     ) -> None:
@@ -96,6 +99,7 @@ class Prefill:
         self._store = store
         self._abilities = abilities
         self._kernels = kernels
+        self._seeing = seeing
         self._markers: deque[mx.array] = deque()
         # The chunk between its begin and its end.
         self._begun: list[_Begun] = []
@@ -132,13 +136,16 @@ class Prefill:
         while len(self._markers) >= _CHUNKS_MAX:
             mx.eval(self._markers.popleft())
         self._begun = []
-        rows = pick(self.rows, self._store)
+        rows = self._readable()
         if not rows:
             return []
-        chunk = plan_chunk([row.remaining for row in rows], tokens_max)
+        lengths = [row.remaining if self._seeing is None else self._seeing.readable(row) for row in rows]
+        chunk = plan_chunk(lengths, tokens_max)
         for index in chunk.together + [index for index, _ in chunk.slices]:
             if rows[index].caches is None:
                 self._fetch_prefix(rows[index], result)
+        if self._seeing is not None:
+            chunk = _up_to_images(chunk, rows, self._seeing)
         for index, tokens in chunk.slices:
             self._begin_slice(rows[index], tokens)
         for group in self._groups([rows[index] for index in chunk.together], padding_bytes_max):
@@ -150,6 +157,24 @@ class Prefill:
         begun = [each for each in self._begun if each.segment is not None]
         for each, found in zip(begun, logits, strict=False):
             self._score(each.rows[0], found)
+
+    def wanted_image(self) -> tuple[Row, RowImage] | None:
+        """The image that rows need next, if any."""
+        if self._seeing is None or not any(row.features for row in self.rows):
+            return None
+        return self._seeing.wanted(pick(self.rows, self._store))
+
+    @property
+    def has_readable(self) -> bool:
+        """Whether a chunk now would have a row: not all of them wait for images."""
+        return bool(self._readable())
+
+    def _readable(self) -> list[Row]:
+        """The rows that may prefill now, the oldest first."""
+        rows = pick(self.rows, self._store)
+        if self._seeing is None:
+            return rows
+        return [row for row in rows if not row.remaining or self._seeing.readable(row)]
 
     def complete(self, result: StepResult) -> list[Ready]:
         """Start the chunk that was begun; returns the rows whose prefill is complete, for decode."""
@@ -203,7 +228,11 @@ class Prefill:
     def _segment(self, row: Row, end: int) -> Segment:
         """The tokens of a row up to `end`, as a segment of a step."""
         assert row.caches is not None
-        return Segment(kv.begin_row_prefill(row.caches, row.tokens[row.computed_tokens : end]), row.caches)
+        inputs = kv.begin_row_prefill(row.caches, row.tokens[row.computed_tokens : end])
+        return Segment(inputs, row.caches, self._embeddings(inputs, [row]))
+
+    def _embeddings(self, inputs: mx.array, rows: Sequence[Row]) -> mx.array | None:
+        return None if self._seeing is None else self._seeing.embeddings(inputs, rows)
 
     def _complete_slice(self, row: Row, segment: Segment) -> None:
         """Start a segment of one row, and offer its caches to the prefix cache where it ends at a branch."""
@@ -224,7 +253,8 @@ class Prefill:
         else:
             unread = [row.tokens[row.computed_tokens : row.prefill_tokens - 1] for row in rows]
             merged = self._merge(rows)
-            segment = Segment(merged.caches.begin_prefill(unread), merged.caches.caches)
+            inputs = merged.caches.begin_prefill(unread)
+            segment = Segment(inputs, merged.caches.caches, self._embeddings(inputs, rows))
             self._begun.append(_Begun(rows, segment, merged))
 
     def _complete_group(self, rows: list[Row], segment: Segment, caches: kv.KVBatch) -> None:
@@ -376,8 +406,26 @@ def _divergence(row: Row, hit: Hit) -> RowDivergence | None:
     total = row.prefill_tokens
     if hit.differs is None or hit.known < max(_DIVERGED_TOKENS_MIN, total // 2):
         return None
-    came = row.ids[hit.known : hit.known + _TOLD_TOKENS].tolist()
-    return RowDivergence(row.id, hit.known, total, hit.differs[:_TOLD_TOKENS].tolist(), came)
+    came = row.tokens[hit.known : hit.known + _TOLD_TOKENS]
+    # What differs may be images, which have names here and no ids.
+    kept = [token for token in hit.differs[:_TOLD_TOKENS].tolist() if token <= TOKEN_ID_MAX]
+    return RowDivergence(row.id, hit.known, total, kept, came)
+
+
+def _up_to_images(chunk: Chunk, rows: Sequence[Row], seeing: Seeing) -> Chunk:
+    """A chunk in which rows that wait for images stop before them, and are not through."""
+    together: list[int] = []
+    slices: list[tuple[int, int]] = []
+    for place in chunk.together:
+        count = seeing.readable(rows[place])
+        if count == rows[place].remaining:
+            together.append(place)
+        elif count:
+            slices.append((place, count))
+    for place, tokens in chunk.slices:
+        if count := min(tokens, seeing.readable(rows[place])):
+            slices.append((place, count))
+    return Chunk(together, slices)
 
 
 def plan_chunk(remaining: Sequence[int], tokens_max: int) -> Chunk:

@@ -67,17 +67,3 @@ class Tower(Protocol):
     def peak_bytes(self, grids: Sequence[tuple[int, int]]) -> int:
         """The most bytes that a job of these grids holds at once, beside weights: an estimate from above."""
         ...
-
-
-class Eye(Protocol):
-    """A tower with the text model that it belongs to: what the engine needs to read a prompt with images."""
-
-    @property
-    def tower(self) -> Tower:
-        """The tower."""
-        ...
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """The text model's own embeddings [rows, width, dim] of `tokens` [rows, width], as `input_embeddings` takes
-        them: with the norm or scale that the model applies to looked-up embeddings, if it does so there."""
-        ...

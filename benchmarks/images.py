@@ -1,0 +1,157 @@
+"""Silences of streams beside images: the longest step of an engine whose rows decode, beside text and beside images.
+
+    python -m benchmarks.images [--rows 8] [--requests 12] [--side 32]
+
+A random text model of 20 million parameters reads the features of a random tower. Each request beside the rows is a
+prompt of as many tokens with an image of `side` x `side` patches as without. Steps are timed by the processor time of
+this process, so other programs on the machine do not count; both kinds take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from zmqengine.bench.models.small_models import LLAMA, build_model
+from zmqengine.engine.interface import ModelInfo, RowImage, RowRequest
+from zmqengine.engine.load.open_model import open_model
+from zmqengine.engine.open import find_device, find_ops, kv_kernels
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.step.mlx_engine import MlxEngine
+from zmqengine.engine.vision.eye import Eye
+from zmqengine.engine.vision.towers.muse_spark import MuseSparkTower
+from zmqengine.vision_card import VisionCard, image_hash
+
+WIDTH, VOCABULARY, TOKEN = 512, 4096, 4000
+TEXT = {
+    **LLAMA, "hidden_size": WIDTH, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "max_position_embeddings": 8192,
+}  # fmt: skip
+HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of the steps in which something was read or seen, and the tokens that the rows made in a second."""
+
+    steps_s: list[float]
+    tokens_s: float
+
+    @property
+    def longest_s(self) -> float:
+        """The third longest: two steps in hundreds are the system's."""
+        return sorted(self.steps_s)[-3]
+
+
+def build_eye(side: int) -> tuple[Any, Eye]:
+    """A random text model, and an eye whose features are as wide."""
+    muse = build_model(
+        {
+            "model_type": "muse_spark",
+            "image_token_id": TOKEN,
+            "text_config": {
+                "hidden_size": WIDTH, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+                "num_hidden_layers": 1, "vocab_size": 8, "rms_norm_eps": 1e-5, "post_norm_eps": 1e-5,
+                "rope_parameters": {"rope_theta": 1e4}, "layer_rope_theta": [1e4], "layer_types": ["full_attention"],
+                "sliding_window": 32, "final_logit_softcapping": 20.0, "output_multiplier": 1.0,
+                "num_local_experts": 2, "num_experts_per_tok": 1, "moe_hidden_size": 8, "moe_intermediate_size": 8,
+            },
+            "vision_config": {
+                "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4,
+                "patch_size": 14, "patch_temporal": 2, "merge_size": 2, "pos_emb_height": 32, "pos_emb_width": 32,
+            },
+        },
+        0,
+    )  # fmt: skip
+    card = VisionCard(
+        kind="muse_spark", patch=14, merge=2, resize="cells", placeholder=TOKEN, token=TOKEN,
+        pixels_min=784, pixels_max=(14 * side) ** 2,
+    )  # fmt: skip
+    model = open_model(build_model(TEXT, 0), *find_ops()).model
+    return model, Eye(card, MuseSparkTower(muse, HALF, HALF), model.embed)
+
+
+def request(row: int, side: int, card: VisionCard, *, has_image: bool) -> RowRequest:
+    """A prompt of unlike text and, or instead, an image of random pixels."""
+    numbers = np.random.default_rng(row)
+    features = (side // 2) ** 2
+    text = numbers.integers(5, 3000, features + 40).tolist()
+    if not has_image:
+        return RowRequest(row, text, 2)
+    pixels = numbers.bytes(side * side * card.patch_bytes)
+    grids = [(side, side)]
+    prompt = [*text[:20], *[TOKEN] * features, *text[20:40]]
+    image = RowImage(image_hash(card.kind, grids, pixels), 20, features, grids, pixels)
+    return RowRequest(row, prompt, 2, images=[image])
+
+
+def measure(
+    engine: MlxEngine, card: VisionCard, first: int, rows: int, requests: int, side: int, *, has_image: bool
+) -> Measured:
+    """Let `rows` decode while requests come one after the other."""
+    engine.insert([RowRequest(first + row, [7 + row] * 20, 100_000) for row in range(rows)])
+    while engine.stats().rows_decoding < rows:
+        engine.next()
+    for _ in range(20):
+        engine.next()
+    steps_s: list[float] = []
+    made, started_s = 0, time.process_time()
+    for number in range(requests):
+        own = first + rows + number
+        engine.insert([request(own, side, card, has_image=has_image)])
+        ended = False
+        while not ended:
+            before_s = time.process_time()
+            result = engine.next()
+            steps_s.append(time.process_time() - before_s)
+            ended = any(token.row == own and token.finish for token in result.tokens)
+            made += sum(token.row != own for token in result.tokens)
+    seconds = time.process_time() - started_s
+    engine.remove(range(first, first + rows + requests))
+    return Measured(steps_s, made / seconds)
+
+
+@click.command()
+@click.option("--rows", default=8, show_default=True, help="Rows that decode.")
+@click.option("--requests", default=12, show_default=True, help="Requests of each kind in a turn.")
+@click.option("--side", default=32, show_default=True, help="Patches a side of an image.")
+@click.option("--turns", default=3, show_default=True)
+def main(rows: int, requests: int, side: int, turns: int) -> None:
+    """Print both kinds and their ratio."""
+    model, eye = build_eye(side)
+    info = ModelInfo(
+        "eye", VOCABULARY, 100_200, frozenset(), 0, vision=eye.card, image_patches_max=eye.card.patches_max
+    )
+    engine = MlxEngine(
+        model, info, EngineOptions(prompt_cache_bytes=0, rows_max=64), device=find_device(), kernels=kv_kernels(),
+        eye=eye, images_bytes_max=1 << 26,
+    )  # fmt: skip
+    found: dict[str, list[Measured]] = {"text": [], "images": []}
+    for turn in range(turns + 1):
+        for place, kind in enumerate(found):
+            first = 1000 * (2 * turn + place)
+            result = measure(engine, eye.card, first, rows, requests, side, has_image=kind == "images")
+            # The first turn warms up, and teaches the pace.
+            if turn:
+                found[kind].append(result)
+    for kind, results in found.items():
+        longest = [round(1000 * each.longest_s, 1) for each in results]
+        speed = [round(each.tokens_s, 1) for each in results]
+        click.echo(f"{kind:7} longest step ms {longest}  tokens/s of {rows} rows {speed}")
+    ratio = _median([each.longest_s for each in found["images"]]) / _median(
+        [each.longest_s for each in found["text"]]
+    )
+    click.echo(f"longest step beside images / beside text: {ratio:.2f}; {engine.stats().images}")
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Every family from its checkpoint to tokens: rows with images in the engine make what one plain call makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+
+from tests.support.engines import engine_options, finish
+from tests.support.eyes import request_of
+from tests.support.images import Picture
+from tests.vision.checkpoints import NAMES, case, write
+from tests.vision.test_towers import tower_of
+from zmqengine.engine.load.loader import load
+from zmqengine.engine.open import open_mlx_engine
+
+COUNT = 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_sees_in_the_engine(name: str, tmp_path: Path) -> None:
+    """Beside a row of text, read in chunks, by whichever code runs the text; the card goes out with the tokenizer."""
+    given = case(name)
+    directory = write(tmp_path, given)
+    options = engine_options({"prefill_chunk": 16, "warm_up_s": 0.0, "prompt_cache_bytes": 0})
+    opened = open_mlx_engine(str(directory), options)
+    card = opened.engine.info.vision
+    assert card is not None
+    assert opened.tokenizer.vision == card
+    assert opened.engine.info.image_patches_max >= 64
+    pictures = [
+        Picture(card, tuple((rows, columns) for rows, columns in grids), seed=seed)
+        for seed, grids in enumerate(given["images"])
+    ]
+    parts = [part for picture in pictures for part in ([1, 2, 3], picture)]
+    request = request_of(0, *parts, [4, 5], max_tokens=COUNT)
+    opened.engine.insert([request, request_of(1, [6, 7, 8], max_tokens=COUNT)])
+    run = finish(opened.engine)
+    assert not run.failures
+
+    model, tower = load(str(directory)).model, tower_of(directory)
+    tokens = mx.array(list(request.prompt))
+    embedded = model.language_model.model.embed_tokens(tokens)
+    for picture, image in zip(pictures, request.images, strict=True):
+        job = tower.begin(
+            np.frombuffer(picture.pixels, np.uint8).reshape(-1, card.patch_bytes), picture.grids
+        )
+        while job.step():
+            pass
+        span = np.array(request.prompt[image.at : image.at + image.tokens])
+        embedded[mx.array(image.at + np.flatnonzero(span == card.token))] = job.features().main
+    steps = generate_step(tokens, model, max_tokens=COUNT, input_embeddings=embedded)
+    assert run.ids(0) == [int(token) for _, (token, _) in zip(range(COUNT), steps, strict=False)]
+    opened.engine.close()
