@@ -31,6 +31,27 @@ def test_the_text_goes_to_standard_output_and_nothing_else(start_worker: StartWo
     assert first.stdout == second.stdout != ""
 
 
+def test_images_go_with_a_prompt_and_with_a_question(run: Run, tmp_path: Path) -> None:
+    """`generate --image` and `chat --image`: another picture, another text; a file that is none is one line."""
+    from PIL import Image
+
+    paths = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (24, 24), (number * 200, 0, 0)).save(path)
+    with FakeWorker(FakeEngineConfig(vision=True, eos_index=12)) as worker:
+        options = ("-w", worker.address, "-n", "20", "--seed", "3")
+        for command in (["generate", *options, "Once"], ["chat", *options]):
+            outputs = [run(*command, "--image", path, stdin="Hello\n") for path in (paths[0], *paths)]
+            assert [each.returncode for each in outputs] == [0, 0, 0], outputs
+            assert outputs[0].stdout == outputs[1].stdout != outputs[2].stdout
+        refused = run("generate", *options, "--image", str(tmp_path), "Once")
+        assert refused.returncode != 0
+        assert len(complaints(refused.stderr)) == 1
+        shown = run("chat", *options, stdin=f"/image {paths[1]}\nHello\n/image none.png\n")
+        assert shown.stdout.strip() == outputs[2].stdout.strip()
+        assert "cannot be read" in shown.stderr
+
+
 def test_the_prompt_can_come_from_standard_input(start_worker: StartWorker, run: Run) -> None:
     """With - or without a prompt."""
     worker = start_worker()

@@ -363,13 +363,51 @@ def test_a_text_file_is_attached_and_others_are_refused(scripted: Browser, scrip
     )
     until(
         scripted,
-        "return /x.bin is not text/.test(document.getElementById('attached').textContent)",
+        "return /x.bin is neither text/.test(document.getElementById('attached').textContent)",
         "a refusal",
     )
     say(scripted, "Read it")
     answered(scripted, 1)
     assert "<user>notes.txt:\n`````\na ```` b\n`````\n\nRead it<assistant>" in script.client.prompts[-1]
     assert texts(scripted, ".turn.user .file summary") == ["notes.txt"]
+
+
+def test_a_dropped_and_a_pasted_picture_are_shown_and_seen(window: Browser) -> None:
+    """As thumbnails before they are sent, in the conversation after that, and a large one no larger than it may be."""
+    script = """
+        const done = arguments[0];
+        const canvas = document.createElement('canvas'); canvas.width = canvas.height = arguments[1];
+        const pen = canvas.getContext('2d'); const data = pen.createImageData(canvas.width, canvas.height);
+        for (let i = 0; i < data.data.length; i += 65536) crypto.getRandomValues(data.data.subarray(i, i + 65536));
+        for (let i = 3; i < data.data.length; i += 4) data.data[i] = 255;
+        pen.putImageData(data, 0, 0);
+        canvas.toBlob((blob) => {
+          const d = new DataTransfer(); d.items.add(new File([blob], done + '.png', { type: 'image/png' }));
+          // Browsers differ in what their constructors of events keep.
+          const dropped = done === 'dropped';
+          const event = new Event(dropped ? 'drop' : 'paste', { bubbles: true, cancelable: true });
+          Object.defineProperty(event, dropped ? 'dataTransfer' : 'clipboardData', { value: d });
+          document.getElementById('text').dispatchEvent(event);
+        }, 'image/png');
+    """
+    with FakeWorker(FakeEngineConfig(vision=True, eos_index=5)) as worker:
+        config = HttpConfig(workers=(worker.address,), probe_ms=200)
+        with serving(config) as front:
+            window.get(front.url + "/")
+            window.js("localStorage.clear(); sessionStorage.clear()")
+            visit(window, front.url + "/")
+            window.js(script, "dropped", 20)
+            window.js(script, "pasted", 2500)
+            until(window, "return document.querySelectorAll('#attached img').length === 2", "two thumbnails")
+            say(window, "What is it?")
+            answered(window, 1)
+            assert texts(window, ".turn .error") == []
+            shown = window.js(
+                "return [...document.querySelectorAll('.turn.user img')].map((each) => [each.alt, each.naturalWidth])"
+            )
+            assert sorted(shown) == [["dropped.png", 20], ["pasted.png", 2048]]
+            picture(window, "page-image")
+            window.get("about:blank")
 
 
 def test_a_failure_keeps_the_question(scripted: Browser, script: Script) -> None:

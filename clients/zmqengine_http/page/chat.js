@@ -1,5 +1,8 @@
 // The chat: one conversation shown, many kept.
 const FILE_BYTES_MAX = 512 * 1024; // More text than any context here takes.
+const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const IMAGE_BYTES_MAX = 1024 * 1024; // A larger image is scaled: it goes along with every turn.
+const IMAGE_SIDE_MAX = 2048;
 const DRAW_MS = 100; // A long answer is parsed again each time.
 const KEEP_MS = 1000; // What a reload in mid-answer may lose.
 const FIELDS = ["temperature", "top_p", "max_tokens", "seed"];
@@ -74,7 +77,8 @@ const fork = async () => {
 // --- messages ------------------------------------------------------------------------------------------------
 
 const fence = (text) => "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map((found) => found[0].length + 1)));
-const withFiles = (message) => (message.files || []).map((file) => `${file.name}:\n${fence(file.text)}\n${file.text}\n${fence(file.text)}\n\n`).join("") + message.content;
+const images = (message) => (message.files || []).filter((file) => file.url);
+const withFiles = (message) => (message.files || []).filter((file) => !file.url).map((file) => `${file.name}:\n${fence(file.text)}\n${file.text}\n${fence(file.text)}\n\n`).join("") + message.content;
 
 const ENDS = {
   stop: "", tool_calls: "", length: "Cut: the longest answer was reached.", stopped: "Stopped by you.",
@@ -112,6 +116,10 @@ const draw = (message, index) => {
   turn.append(body);
   if (message.role === "user") {
     for (const file of message.files || []) {
+      if (file.url) {
+        turn.insertBefore(picture(file), body);
+        continue;
+      }
       const shown = element("details", "", "file");
       shown.append(element("summary", file.name), element("pre", file.text));
       turn.insertBefore(shown, body);
@@ -121,6 +129,13 @@ const draw = (message, index) => {
   if (message.error) turn.append(element("p", message.error, "error"));
   turn.append(tools(message, index));
   return turn;
+};
+
+const picture = (file) => {
+  const shown = element("img", "", "picture");
+  shown.src = file.url;
+  shown.alt = file.name;
+  return shown;
 };
 
 const tools = (message, index) => {
@@ -232,9 +247,14 @@ async function* events(answer) {
   }
 }
 
+const withImages = (message) => {
+  const parts = images(message).map((file) => ({ type: "image_url", image_url: { url: file.url } }));
+  return parts.length ? [...parts, { type: "text", text: withFiles(message) }] : withFiles(message);
+};
+
 const requestBody = (messages, continues) => {
   const plain = messages.map((message) => message.role === "user"
-    ? { role: "user", content: withFiles(message) } : { role: "assistant", content: message.content });
+    ? { role: "user", content: withImages(message) } : { role: "assistant", content: message.content });
   if (continues) {
     const last = messages[messages.length - 1];
     if (last.reasoning) plain[plain.length - 1].reasoning_content = last.reasoning;
@@ -356,17 +376,45 @@ const send = () => {
 // --- attached files ------------------------------------------------------------------------------------------
 
 const showAttached = () => {
-  $("attached").replaceChildren(...attached.map((file, place) => button(`${file.name} ×`, () => {
-    attached.splice(place, 1);
-    showAttached();
-  }, `Do not attach ${file.name}`)));
+  $("attached").replaceChildren(...attached.map((file, place) => {
+    const drop = button(`${file.name} ×`, () => {
+      attached.splice(place, 1);
+      showAttached();
+    }, `Do not attach ${file.name}`);
+    if (file.url) drop.prepend(picture(file));
+    return drop;
+  }));
+};
+
+const dataUrl = (blob) => new Promise((go, fail) => {
+  const reader = new FileReader();
+  reader.onload = () => go(reader.result);
+  reader.onerror = () => fail(reader.error);
+  reader.readAsDataURL(blob);
+});
+
+// The image as a data URL, smaller if it is large.
+const imageUrl = async (file) => {
+  if (file.size <= IMAGE_BYTES_MAX) return dataUrl(file);
+  const bitmap = await createImageBitmap(file);
+  const scale = Math.min(1, IMAGE_SIDE_MAX / Math.max(bitmap.width, bitmap.height));
+  const canvas = element("canvas");
+  canvas.width = Math.max(1, Math.round(bitmap.width * scale));
+  canvas.height = Math.max(1, Math.round(bitmap.height * scale));
+  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  bitmap.close();
+  return canvas.toDataURL("image/jpeg", 0.9);
 };
 
 const attach = async (files) => {
   for (const file of files) {
+    if (IMAGE_TYPES.includes(file.type)) {
+      try { attached.push({ name: file.name || "image", url: await imageUrl(file) }); } catch { say(`${file.name} is no image that this browser can read.`); }
+      continue;
+    }
     const text = file.size <= FILE_BYTES_MAX ? await file.text() : "";
     if (file.size > FILE_BYTES_MAX) say(`${file.name} is longer than ${FILE_BYTES_MAX / 1024} KB.`);
-    else if (text.includes("\0") || text.includes("\ufffd")) say(`${file.name} is not text, and the models here read text only.`);
+    else if (text.includes("\0") || text.includes("\ufffd")) say(`${file.name} is neither text nor an image (PNG, JPEG, WebP, GIF).`);
     else attached.push({ name: file.name, text });
   }
   showAttached();
@@ -470,6 +518,17 @@ $("export-text").addEventListener("click", () => saveFile(`${titleOf(chat).repla
 $("export-all").addEventListener("click", () => saveFile("zmqengine-chats.json", JSON.stringify(chats, null, 1), "application/json"));
 $("attach").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", async () => { await attach($("file").files); $("file").value = ""; });
+$("text").addEventListener("paste", (e) => {
+  if (!e.clipboardData.files.length) return;
+  e.preventDefault();
+  attach([...e.clipboardData.files]);
+});
+document.addEventListener("dragover", (e) => { if (e.dataTransfer.types.includes("Files")) e.preventDefault(); });
+document.addEventListener("drop", (e) => {
+  if (!e.dataTransfer.files.length) return;
+  e.preventDefault();
+  attach([...e.dataTransfer.files]);
+});
 $("system").addEventListener("input", takeSystem);
 $("presets").addEventListener("change", () => {
   if (!$("presets").value) return;

@@ -17,9 +17,11 @@ from zmqengine.cli.connection import ready_client
 from zmqengine.cli.options import WorkerTarget, generation_options, given, model_option, worker_options
 from zmqengine.errors import ContextExceeded, ZmqEngineError
 from zmqengine_client import Client
+from zmqengine_client.images.sources import file_bytes
 
-HELP = """/reset  start a new conversation
-/help   show this
+HELP = """/image FILE  show an image with the next question
+/reset       start a new conversation
+/help        show this
 Ctrl-C stops the answer, Ctrl-D leaves."""
 _HISTORY_LINES = 1000
 
@@ -32,13 +34,27 @@ _HISTORY_LINES = 1000
     "-n", "--max-tokens", type=int, help="Stop an answer after this many tokens.  [default: as many as fit]"
 )
 @generation_options
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    help="An image with the first question, for a model that sees; repeatable.",
+)
 @click.option("--stats", is_flag=True, help="Print statistics after each answer, on standard error.")
 def chat(
-    target: WorkerTarget, system: str | None, stats: bool, max_tokens: int | None, **options: Any
+    target: WorkerTarget,
+    system: str | None,
+    stats: bool,
+    max_tokens: int | None,
+    images: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Talk with the model. /help inside lists further commands."""
     with ready_client(target, name="chat") as client, _history():
         conversation = ChatHistory(client, system, given(options) | {"max_tokens": max_tokens})
+        for image in images:
+            conversation.show(image)
         if sys.stdin.isatty():
             click.echo("/help shows the commands, Ctrl-D leaves.", err=True)
         for line in _lines():
@@ -52,22 +68,31 @@ class ChatHistory:
         self._client = client
         self._system = system
         self._options = options
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self._images: list[bytes] = []
         self.reset()
 
     def reset(self) -> None:
         """Drop all messages but the instructions."""
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+        self._images = []
+
+    def show(self, path: str) -> None:
+        """Show an image with the next question. Raises `BadRequest` for a file that cannot be read."""
+        # Read once: the file may change while the conversation goes on.
+        self._images.append(file_bytes(Path(path).expanduser()))
 
     def say(self, text: str) -> str:
         """Write the model's answer to `text`; returns its timing. An interrupted answer is kept.
 
         If the request fails the conversation is unchanged.
         """
-        question = {"role": "user", "content": text}
+        shown = [{"type": "image", "image": image} for image in self._images]
+        question = {"role": "user", "content": [*shown, {"type": "text", "text": text}] if shown else text}
         answer = write_answer(self._client.chat([*self.messages, question], **self._options))
         click.echo(" [stopped]" if answer.interrupted else "")
         self.messages += [question, {"role": "assistant", "content": answer.text}]
+        self._images = []
         return answer.summary
 
 
@@ -76,12 +101,23 @@ def _handle(conversation: ChatHistory, line: str, stats: bool) -> None:
     if command == "/reset":
         conversation.reset()
         click.echo("a new conversation", err=True)
+    elif command.startswith("/image "):
+        _show(conversation, command.removeprefix("/image ").strip())
     elif command == "/help":
         click.echo(HELP, err=True)
     elif command.startswith("/"):
         click.echo(f"{command.split()[0]} is not a command: type /help for a list", err=True)
     elif command:
         _answer(conversation, line, stats)
+
+
+def _show(conversation: ChatHistory, path: str) -> None:
+    try:
+        conversation.show(path)
+    except ZmqEngineError as error:
+        click.echo(f"zmqengine: {one_line(error)}", err=True)
+    else:
+        click.echo(f"{path} goes with the next question", err=True)
 
 
 def _answer(conversation: ChatHistory, line: str, stats: bool) -> None:

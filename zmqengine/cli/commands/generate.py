@@ -27,6 +27,13 @@ from zmqengine.cli.options import WorkerTarget, generation_options, given, model
 @click.option("--regex", metavar="REGEX", help="The text matches this expression.")
 @click.option("--choice", multiple=True, metavar="TEXT", help="The text is one of these; repeatable.")
 @click.option("--any-json", is_flag=True, help="The text is a JSON object.")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    help="An image before PROMPT; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
 @click.option(
     "--stats/--no-stats", default=None, help="Statistics on standard error.  [default: on a terminal]"
