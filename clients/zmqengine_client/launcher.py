@@ -1,4 +1,4 @@
-"""Asks a launcher for models: where they are, how far they are, and what there is."""
+"""Requests to a launcher: addresses, progress and the list of models."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class AsyncLauncher:
 
     @property
     def is_heard(self) -> bool:
-        """Whether a launcher has said something in the last seconds."""
+        """Whether a launcher has sent a message in the last seconds."""
         return time.monotonic() < self._heard_s + SILENCE_S
 
     async def models(self) -> ModelList:
@@ -104,7 +104,7 @@ class AsyncLauncher:
         return await self._ask(ListModels(next(self._calls)), ModelList)
 
     async def load(self, model: str, *, keep_alive_s: float | None = None) -> None:
-        """Begin to load a model; `watch` or `models` tell how far it is."""
+        """Begin to load a model; `watch` or `models` report its progress."""
         await self._ask(LoadModel(next(self._calls), model, keep_alive_s), Done)
 
     async def unload(self, model: str) -> None:
@@ -112,7 +112,7 @@ class AsyncLauncher:
         await self._ask(UnloadModel(next(self._calls), model), Done)
 
     async def reload(self) -> None:
-        """Let the launcher read its list again. Raises `ConfigError` if there is a mistake in it."""
+        """Make the launcher read its list again. Raises `ConfigError` for an error in it."""
         await self._ask(ReloadList(next(self._calls)), Done)
 
     async def want(
@@ -145,12 +145,12 @@ class AsyncLauncher:
             raise
 
     def free(self, call: int) -> None:
-        """A model is no longer needed for this. Idempotent; never waits."""
+        """Release a model that `want` has granted. Idempotent; never waits."""
         if self._wants.pop(call, None) is not None:
             self._send(FreeModel(next(self._calls), call))
 
     async def watch(self) -> AsyncIterator[ModelChanges]:
-        """Changes of models as they come; first all models, also after a launcher was replaced."""
+        """Changes of models; first all models, also after a launcher was replaced."""
         call = next(self._calls)
         watch = self._watches[call] = _Watch(WatchModels(call))
         self._send(watch.request)
@@ -194,7 +194,7 @@ class AsyncLauncher:
         return opened
 
     def _look(self) -> None:
-        """Every few seconds: is the launcher still there."""
+        """Check every few seconds whether the launcher answers."""
         if (self._wants or self._watches) and not self.is_heard and self._socket is not None:
             self._ask_again()
         self._timer = asyncio.get_running_loop().call_later(SILENCE_S, self._look)
@@ -232,7 +232,7 @@ class AsyncLauncher:
                 answer.set_result(message)
 
     def _ask_again(self) -> None:
-        """Another launcher knows nothing of what this connection has and waits for."""
+        """Send grants and pending requests again: another launcher does not know them."""
         for want in self._wants.values():
             self._send(want.request)
         for watch in self._watches.values():

@@ -1,4 +1,4 @@
-"""One ZeroMQ socket on an asyncio event loop, whose sends do not wait and say at once what is wrong."""
+"""A ZeroMQ socket on an asyncio event loop; sends never wait, and raise at once."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ RECONNECT_MS = 50
 RECONNECT_NEAR_MAX_MS = 250
 RECONNECT_FAR_MAX_MS = 1_000
 CONTROL_QUEUE_MAX = 8
-"""High-water mark of ctl while no worker is there: a few, or a new one gets a minute's worth of describes."""
+"""High-water mark of ctl without a worker: low, or a new worker gets all describes of the last minute."""
 ROUND_MESSAGES_MAX = 256
 
 _MONITORED = (
@@ -42,7 +42,7 @@ _MONITORED = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _EVENT = struct.Struct("=hi")
-# Plain numbers: an enumeration's own "&" and "|" take longer than the call itself.
+# Plain ints: "&" and "|" of an enumeration take longer than the call itself.
 _POLLIN = int(zmq.POLLIN)
 _DONTWAIT = int(zmq.DONTWAIT)
 _DONTWAIT_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -52,7 +52,7 @@ class Transport:
     """ctl, cmd and out, and a monitor of the first two. Used from one thread at a time.
 
     `watch` and `unwatch` are called for every socket that the half has to poll. With `launcher` the address is that of
-    a launcher, and ctl is opened when it has told the worker's.
+    a launcher, and ctl is opened when it has sent the worker's.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ _FATES = {
     "refused": "refused: a 400 that names it",
     "foreign": "refused, or ignored with `--unknown-fields ignore`, unless the value changes nothing",
     "ignored": "ignored: accepted without effect",
-    "told": "ignored, and named in the header `x-ignored-fields` and the log",
+    "reported": "ignored, and named in the header `x-ignored-fields` and the log",
 }
 
 

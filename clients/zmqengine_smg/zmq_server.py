@@ -80,7 +80,7 @@ async def _serve(
         else:
             link.send_dead()
         if worker_gone.done():
-            log.warning("lost the worker: the gateway was told")
+            log.warning("lost the worker: reported to the gateway")
         if serving.done():
             serving.result()
     finally:
@@ -93,7 +93,7 @@ async def _serve(
 async def _worker_gone(connection: EngineConnection, upstream: Upstream, patience_s: float) -> None:
     """Return once the worker counts as lost: unready for `patience_s`, or draining or failed with nothing running.
 
-    A worker that comes back earlier keeps its requests, so the gateway is not told.
+    A worker that returns earlier keeps its requests, so its loss is not reported to the gateway.
     """
     while True:
         await upstream.wait_for(lambda: not upstream.ready)

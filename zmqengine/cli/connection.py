@@ -34,16 +34,16 @@ def connect(target: WorkerTarget, *, name: str, **more: Any) -> Client:
 @contextlib.contextmanager
 def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
     """A client of a worker that has its model loaded."""
-    told: list[str] = []
+    progress: list[str] = []
 
     def tell(event: ClientEvent) -> None:
         if event.kind == "loading":
-            told[:] = [event.message]
+            progress[:] = [event.message]
         else:
             _tell(event)
 
     with connect(target, name=name, on_event=tell) as client:
-        with ProgressLine(lambda: told[-1] if told else None if target.model else loading(client)):
+        with ProgressLine(lambda: progress[-1] if progress else None if target.model else loading(client)):
             client.wait_ready()
         yield client
 

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The reader of our output has closed its end: drop what is still buffered.
+        # The reader of our output has closed its end: drop buffered output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (KeyboardInterrupt, click.Abort):
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ZmqEngineError as error:
         return _fail(one_line(error), exit_code_of(error))
     except ImportError as error:
-        return _fail(f"{error}: install what is missing, as README.md says", EXIT_FAILED)
+        return _fail(f"{error}: install the missing packages, as README.md says", EXIT_FAILED)
     except Exception as error:  # noqa: BLE001 - the border to a person: a line, not a traceback
         return _fail(
             f"unexpected {type(error).__name__}: {error} (ZMQENGINE_DEBUG=1 shows where)", EXIT_FAILED

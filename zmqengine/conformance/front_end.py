@@ -91,15 +91,15 @@ class FrontEnd:
     def refused(self, reply: Reply, code: str) -> Body:
         """The body of a reply, which must be a rejection with this code."""
         kind, body = reply
-        told = f"{kind!r} {body.get('code', '')}".strip()
-        expect(kind == "e" and body.get("code") == code, f"expected 'e' {code}, got {told}")
+        received = f"{kind!r} {body.get('code', '')}".strip()
+        expect(kind == "e" and body.get("code") == code, f"expected 'e' {code}, got {received}")
         expect(isinstance(body.get("message"), str) and body["message"], f"{code} comes without a message")
         return body
 
     def done(self, reply: Reply, kind: str = "o") -> Body:
         """The body of a reply, which must be of this type."""
-        told = f"{reply[0]!r} {reply[1].get('code', '')} {reply[1].get('message', '')}".strip()
-        expect(reply[0] == kind, f"expected {kind!r}, got {told}")
+        received = f"{reply[0]!r} {reply[1].get('code', '')} {reply[1].get('message', '')}".strip()
+        expect(reply[0] == kind, f"expected {kind!r}, got {received}")
         return reply[1]
 
     # --- sessions ---

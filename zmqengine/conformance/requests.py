@@ -180,7 +180,7 @@ def _logprobs(make: Make) -> None:
             expect(len(best) == 3, f"{len(best)} candidates come instead of 3")
     front_end.accepted("without", max_tokens=6)
     for row in front_end.rows("without"):
-        expect(len(row) < 4 or row[3] is None, "there are log-probabilities that nobody asked for")
+        expect(len(row) < 4 or row[3] is None, "there are log-probabilities without a request for them")
 
 
 @rule("U resume", "gives the output from any index on, and an empty row beyond its end")
@@ -191,7 +191,7 @@ def _resume(make: Make) -> None:
     for index in (0, 5, 11):
         replay = front_end.done(front_end.command("U", request="r", epoch=epoch, from_index=index), "u")
         expect(replay["row"][1:3] == [index, tokens[index:]], f"from {index} on comes something else")
-        expect(replay["row"][4]["finish"] == "length", "the end is not told again")
+        expect(replay["row"][4]["finish"] == "length", "the end is not sent again")
     beyond = front_end.done(front_end.command("U", request="r", epoch=epoch, from_index=100), "u")
     expect(beyond["row"][1:3] == [12, []], "beyond the end comes something else than an empty row")
     front_end.refused(front_end.command("U", request="no", epoch=epoch, from_index=0), "unknown_request")

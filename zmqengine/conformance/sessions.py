@@ -67,7 +67,7 @@ def _topics(make: Make) -> None:
         spy.subscribe(topic)
         spies.append(spy)
     owner.generate("r", max_tokens=20)
-    expect(all(spy.is_quiet() for spy in spies), "somebody else sees the frames of a session")
+    expect(all(spy.is_quiet() for spy in spies), "another connection sees the frames of a session")
     expect(owner.topics == {owner.welcome["topic"].encode()}, "a frame came under another topic")
 
 

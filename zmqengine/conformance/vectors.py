@@ -111,7 +111,7 @@ def _goes_on(make: Make) -> None:
         row = front_end.done(front_end.command("U", request="e", epoch=epoch, from_index=index), "u")["row"]
         expect(row[1] == index, f"from {index} on it begins at {row[1]}")
         _expect_near(_floats(row), vectors[index:], "the replay has other vectors")
-        expect(row[4]["finish"] == "stop", "the end is not told again")
+        expect(row[4]["finish"] == "stop", "the end is not sent again")
 
 
 @rule("E embed", "what is out of range is refused, a text that is too long with context_exceeded")

@@ -57,8 +57,8 @@ def write_report(
         for group, title in GROUPS.items():
             progress(title)
             failed += _run_group(file, group, title, command(group), timeout_s)
-        told = "\n".join(f"- {line}" for line in failed) or "Nothing failed."
-        _put(file, f"\n## Failed\n\n{told}\n")
+        failures = "\n".join(f"- {line}" for line in failed) or "Nothing failed."
+        _put(file, f"\n## Failed\n\n{failures}\n")
     return failed
 
 

@@ -35,8 +35,10 @@ def releases_differ(packages: dict[str, dict[str, str]]) -> Iterator[Finding]:
     """A finding if MLX's packages are of different releases, on any system."""
     parts = {name: each["version"] for name, each in packages.items() if name != "mlx-lm"}
     if len(set(parts.values())) > 1:
-        told = ", ".join(f"{name} {version}" for name, version in parts.items())
-        yield Finding("fail", "mlx parts", told, "they have to be of one release: pip install --upgrade mlx")
+        releases = ", ".join(f"{name} {version}" for name, version in parts.items())
+        yield Finding(
+            "fail", "mlx parts", releases, "they have to be of one release: pip install --upgrade mlx"
+        )
 
 
 def _system(macos: tuple[int, ...], chip: str) -> Iterator[Finding]:
@@ -52,19 +54,21 @@ def _system(macos: tuple[int, ...], chip: str) -> Iterator[Finding]:
 
 def _origin(origin: dict[str, Any], macos: tuple[int, ...]) -> Iterator[Finding]:
     path, package = str(origin["path"]), origin["packages"].get("mlx-metal") or origin["packages"].get("mlx")
-    told = f"MLX in {path}"
+    installed = f"MLX in {path}"
     if package is None or package["source"]:
-        yield Finding("warn", "mlx origin", f"{told} was built from source", _PYPI)
+        yield Finding("warn", "mlx origin", f"{installed} was built from source", _PYPI)
         return
     if "/Cellar/" in path or package["installer"] in ("brew", "conda"):
-        yield Finding("warn", "mlx origin", f"{told} is from {package['installer'] or 'Homebrew'}", _PYPI)
+        yield Finding(
+            "warn", "mlx origin", f"{installed} is from {package['installer'] or 'Homebrew'}", _PYPI
+        )
         return
     built_for = re.search(r"macosx_(\d+)_(\d+)", package["tag"])
     if built_for is not None and macos < (int(built_for[1]), int(built_for[2])):
-        text = f"{told} is built for macOS {built_for[1]}.{built_for[2]}, this is {_dotted(macos)}"
+        text = f"{installed} is built for macOS {built_for[1]}.{built_for[2]}, this is {_dotted(macos)}"
         yield Finding("fail", "mlx origin", text, _PYPI)
     else:
-        yield Finding("ok", "mlx origin", f"{told}, {package['tag'] or 'no platform tag'}")
+        yield Finding("ok", "mlx origin", f"{installed}, {package['tag'] or 'no platform tag'}")
 
 
 def _wired(whole_bytes: int, limit_bytes: int) -> Iterator[Finding]:

@@ -59,15 +59,15 @@ def _fits(checkpoint: ModelCheckpoint, limit_bytes: int) -> Finding:
     chats = [(tokens, checkpoint.chats(limit_bytes, tokens)) for tokens in checkpoint.lengths()]
     if any(number is None for _, number in chats):
         return Finding("ok", "fits", f"in {limit}; its caches do not grow with the chat")
-    told = " or ".join(f"{number:,} chats of {tokens:,} tokens" for tokens, number in chats)
+    chats_text = " or ".join(f"{number:,} chats of {tokens:,} tokens" for tokens, number in chats)
     if not chats[0][1]:
         text = f"not one chat of {chats[0][0]:,} tokens fits beside the weights in {limit}"
         return Finding("fail", "fits", text, "take a smaller model or a quantised one")
     if not chats[-1][1]:
         return Finding(
-            "warn", "fits", f"in {limit}, for about {told}", "a chat of the whole context does not fit"
+            "warn", "fits", f"in {limit}, for about {chats_text}", "a chat of the whole context does not fit"
         )
-    return Finding("ok", "fits", f"in {limit}, for about {told}")
+    return Finding("ok", "fits", f"in {limit}, for about {chats_text}")
 
 
 def _disk(directory: Path) -> Iterator[Finding]:

@@ -82,10 +82,10 @@ def _answers(address: str, description: Description, status: Status) -> Iterator
         yield Finding("warn", "restarts", text, "its log says why")
 
 
-def _wired(told: str) -> Iterator[Finding]:
+def _wired(wired: str) -> Iterator[Finding]:
     """The wired limit of a worker on Metal, as it reports it; empty elsewhere."""
-    if told.startswith(("weights", "off")):
-        yield Finding("ok", "wired", f"wired memory: {told}")
-    elif told:
-        text = f"the wired limit is {told}; more than the weights can make macOS panic"
+    if wired.startswith(("weights", "off")):
+        yield Finding("ok", "wired", f"wired memory: {wired}")
+    elif wired:
+        text = f"the wired limit is {wired}; more than the weights can make macOS panic"
         yield Finding("warn", "wired", text, "--wired-limit weights, see docs/macs.md")

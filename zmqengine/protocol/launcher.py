@@ -142,7 +142,8 @@ class ModelAddress(Message, frozen=True):
 
 
 class ModelProgress(Message, frozen=True):
-    """A wanted model is not ready yet; about once a second. `waits_for` names the models whose turn is before it."""
+    """Progress of a requested model that is not ready yet; about once a second. `waits_for` names the models with an
+    earlier turn."""
 
     KIND = b"p"
     call: CallId
@@ -165,7 +166,8 @@ class ModelChanges(Message, frozen=True):
 
 
 class LauncherBeat(Message, frozen=True):
-    """Once a second to whoever has a model or waits for one. Another epoch: a new launcher, which knows neither."""
+    """Sent once a second to every peer that holds a model or waits for one. Another epoch: a new launcher, which knows
+    neither."""
 
     KIND = b"b"
     epoch: Epoch
@@ -183,5 +185,5 @@ def launcher_decoder() -> Decoder[LauncherRequest]:
 
 
 def launcher_reply_decoder() -> Decoder[LauncherReply]:
-    """For whoever asks a launcher."""
+    """Replies of a launcher."""
     return Decoder(LauncherReply)

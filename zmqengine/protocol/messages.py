@@ -128,7 +128,7 @@ class ImageRef(Struct, frozen=True, array_like=True):
 
 
 class Progress(Struct, frozen=True):
-    """How far start-up is: a word for a person and, where it can be told, a fraction from 0 to 1."""
+    """Progress of start-up: a stage in words and, where it is known, a fraction from 0 to 1."""
 
     stage: str
     fraction: float | None = None

@@ -163,19 +163,19 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
     share = _memory_share(config)
-    told: dict[str, str] = {}
+    facts: dict[str, str] = {}
 
     def limit_memory(recommended_bytes: int, weights_bytes: int) -> int:
         if share is None:
             return config.memory_limit_bytes or recommended_bytes
         total_bytes = min(recommended_bytes, config.memory_total_bytes or recommended_bytes)
         view = share.claim(weights_bytes, total_bytes)
-        told["memory"] = view.description
-        log.info("memory limit", extra=told)
+        facts["memory"] = view.description
+        log.info("memory limit", extra=facts)
         if view.is_too_much:
             log.warning(
                 "the workers on this machine may together hold more memory than it has: lower --memory-limit",
-                extra=told,
+                extra=facts,
             )
         return view.limit_bytes
 
@@ -199,7 +199,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
             engine=encoder.engine,
             tokenizer=TokenizerBundle(call=0, **asdict(encoder.tokenizer)),
             memory_limit_bytes=encoder.memory_limit_bytes,
-            facts={**encoder.facts, **told},
+            facts={**encoder.facts, **facts},
             memory_share=share,
             memory_pressure=memory_pressure,
         )
@@ -213,7 +213,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         engine=with_texts(opened.engine, opened.model.model, recipe),
         tokenizer=TokenizerBundle(call=0, **asdict(opened.tokenizer)),
         memory_limit_bytes=opened.memory_limit_bytes,
-        facts={**opened.facts, **told},
+        facts={**opened.facts, **facts},
         compiler=compiler,
         memory_share=share,
         memory_pressure=memory_pressure,

@@ -1,4 +1,4 @@
-"""Texts to vectors: tokenized off the loop, in messages a few of which are in flight at once."""
+"""Embeds of texts: tokenized off the loop, with a few messages in flight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zmqengine_client.core.options import token_ids
 from zmqengine_client.text.tokenizer import Tokenizer
 
 SLICE = 1024
-"""Texts that are tokenized at once."""
+"""Texts tokenized in one call."""
 
 Text = str | Sequence[int]
 Encode = Callable[[Tokenizer, int, int], list[TextIds]]
@@ -49,7 +49,7 @@ class AsyncEmbedding:
         self._connection = connection
 
     async def served(self) -> tuple[ModelCard, Limits]:
-        """The model and limits of the worker, once it is ready."""
+        """The worker's model and limits, once it is ready."""
         model, limits = self._connection.model, self._connection.limits
         if model is not None and limits is not None:
             return model, limits
@@ -98,7 +98,7 @@ class AsyncEmbedding:
 
 
 def encoder_of(texts: Sequence[Text], prompt: str | None = None) -> Encode:
-    """The function that tokenizes texts, behind the model's prompt of this name; token ids are taken as they are.
+    """A function that tokenizes texts after the model's prompt of this name; token ids are unchanged.
 
     None is the model's default prompt, if it has one, and an empty name is no prompt.
     """
@@ -115,7 +115,7 @@ def encoder_of(texts: Sequence[Text], prompt: str | None = None) -> Encode:
 
 
 def prompt_of(tokenizer: Tokenizer, name: str) -> str:
-    """The text that the model wants before texts of a kind, such as `query`. Raises `BadRequest`."""
+    """The model's prompt for a kind of texts, such as `query`. Raises `BadRequest` for an unknown name."""
     prompts = {
         fact.removeprefix("prompt_"): text
         for fact, text in tokenizer.facts.items()
@@ -128,7 +128,7 @@ def prompt_of(tokenizer: Tokenizer, name: str) -> str:
 
 
 def pair_encoder(query: str, documents: Sequence[str]) -> Encode:
-    """The function that tokenizes a query with each document."""
+    """A function that tokenizes the query with each document."""
     return lambda tokenizer, start, stop: [
         TextIds(*pair) for pair in tokenizer.encode_pairs(query, documents[start:stop])
     ]

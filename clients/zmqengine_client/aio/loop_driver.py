@@ -46,7 +46,7 @@ class LoopDriver:
             raise RuntimeError("the client is closed")
 
     def check_waiting(self) -> None:
-        """As `check`: a waiting task blocks nobody, so there is nothing else to refuse."""
+        """As `check`: a waiting task blocks no other, so there is no further reason to refuse."""
         self.check()
 
     def start(self, request: Request) -> None:

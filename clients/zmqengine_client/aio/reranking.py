@@ -1,4 +1,4 @@
-"""Documents in the order in which they answer a query."""
+"""Rerank: documents in the order of their relevance to a query."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from zmqengine_client.text.reranking import Answers, Reranked, probability, ques
 from zmqengine_client.text.tokenizer import Tokenizer
 
 IN_FLIGHT = 64
-"""Documents of one call in flight to a model that is asked."""
+"""Documents of one call in flight to a generating reranker."""
 
 
 class AsyncReranking:
-    """The reranks of one client: by a head, or by asking a model such as Qwen3-Reranker."""
+    """Reranks of one client: by a scoring head, or by a generating model such as Qwen3-Reranker."""
 
     def __init__(self, driver: LoopDriver, tokenizer: AsyncModelTokenizer, embedding: AsyncEmbedding) -> None:
         self._driver = driver
@@ -87,7 +87,7 @@ class AsyncReranking:
 def prompt_ids(
     tokenizer: Tokenizer, parts: tuple[str, str, str], tokens_max: int, index: int, truncate: bool
 ) -> list[int]:
-    """The prompt of one question; with `truncate` the document is cut to what the context leaves it.
+    """The prompt for one document; `truncate` cuts the document to fit the context.
 
     Raises `ContextExceeded`.
     """

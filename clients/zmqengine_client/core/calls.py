@@ -22,7 +22,7 @@ ACK_MESSAGE_MAX = 4096
 
 
 class CommandCall:
-    """One command on its way. `request` is the request it is about."""
+    """A command without a reply yet. `request`: the request that it concerns."""
 
     __slots__ = ("frames", "give_up_at", "id", "kind", "request", "retries", "retry_at", "sent_at", "wait_s")
 

@@ -1,4 +1,4 @@
-"""The way to a session: describing -> hello -> subscribing -> live, and back to describing when it is lost."""
+"""The connection to a worker: describing -> hello -> subscribing -> live, and back to describing when it is lost."""
 
 from __future__ import annotations
 
@@ -146,11 +146,11 @@ class Connection:
         self._drop(ConnectionEvent.LOST, now)
 
     def worker_came(self) -> None:
-        """A worker is reachable: its loss is an event again."""
+        """Note that a worker is reachable: its loss is an event again."""
         self._told_lost = False
 
     def worker_went(self, reason: str) -> None:
-        """ctl lost the worker. A live session is left to `lose`, which its connection to cmd triggers."""
+        """Note that ctl lost the worker. `lose` ends a live session when its connection to cmd breaks."""
         if self.phase in (Phase.LIVE, Phase.FENCED, Phase.CLOSED):
             return
         # Time without a worker does not count as time spent opening a session.

@@ -31,7 +31,7 @@ def json_schema(shape: object) -> dict[str, Any]:
     """The JSON schema of a type, or the schema itself. Raises TypeError for a type without one.
 
     A type is a pydantic model or adapter, a dataclass, a `msgspec.Struct`, or any other that msgspec can decode.
-    `additionalProperties` is false where it is not given: a model would go on inventing members.
+    `additionalProperties` defaults to false: a model would add members without end.
     """
     if isinstance(shape, dict):
         return shape

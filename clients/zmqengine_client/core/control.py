@@ -107,7 +107,7 @@ class Control:
         self.describing = DescribeLoop(outbox, self._ids)
 
     def start(self, call: ControlCall, now: float) -> None:
-        """Ask."""
+        """Send the call."""
         call.started_at = now
         call.id = next(self._ids)
         if call.make is None:
@@ -123,7 +123,7 @@ class Control:
         return bool(self._calls or self._ready_waiters)
 
     def stop_describing(self) -> None:
-        """The session is open, or none is needed."""
+        """Stop describing: the session is open, or none is needed."""
         if not self._ready_waiters:
             self.describing.stop()
 

@@ -1,4 +1,4 @@
-"""Embeds on the client's side: texts in messages that the worker takes, and vectors as arrays."""
+"""Embeds on the client's side: texts split into messages within the worker's limits, and vectors as arrays."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 IN_FLIGHT = 4
-"""Messages of one call that the worker has at once: it computes one while the next are tokenized and sent."""
+"""Messages of one call in flight: the worker computes one while the next are tokenized and sent."""
 TOKEN_BYTES = 5
-"""The most bytes of a token id in msgpack."""
+"""Maximum bytes of a token id in msgpack."""
 TEXT_BYTES = 10
 MESSAGE_BYTES = 1024
-"""Everything of a message but its texts."""
+"""Maximum bytes of a message without its texts."""
 BATCH = 1
 """The priority of batch work."""
 
@@ -34,9 +34,9 @@ Progress = Callable[[int, int], None]
 class EmbedOptions(TypedDict, total=False):
     """Options of `embed`, `embed_vectors` and `rerank`.
 
-    `priority` is that of batch work if left out: less than 1 for an interactive query. `truncate` cuts a
-    text that is too long for the model, which is else `ContextExceeded`. `on_progress` is called with the texts that
-    have their vector and all of them.
+    `priority` defaults to batch work; give less than 1 for an interactive query. `truncate` cuts a text that is too
+    long for the model, which raises `ContextExceeded` otherwise. `on_progress` is called with the number of embedded
+    texts and the number of all.
     """
 
     priority: int
@@ -46,7 +46,7 @@ class EmbedOptions(TypedDict, total=False):
 
 
 class TextIds(NamedTuple):
-    """A text as token ids; `second` is where the second text of a pair begins, 0 if it is none."""
+    """A text as token ids; `second`: index of the first token of a pair's second text, 0 for a single text."""
 
     ids: list[int]
     second: int = 0
@@ -61,7 +61,7 @@ class Embedded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document by its index, with how well it answers the query: 0 to 1."""
+    """A document by its index, and its score from 0 to 1."""
 
     index: int
     score: float
@@ -133,7 +133,7 @@ def check_embed(command: Embed, limits: Limits, model: ModelCard) -> None:
 
 
 def embed_message(command: Embed, have: int, call: int, epoch: bytes, deadline_ms: int | None) -> Embed:
-    """The command, without the texts whose vectors are there."""
+    """The command without the texts that have a vector already."""
     return msgspec.structs.replace(
         command,
         call=call,
@@ -146,7 +146,7 @@ def embed_message(command: Embed, have: int, call: int, epoch: bytes, deadline_m
 
 
 def end_of_embed(command: Embed, have: int) -> End | None:
-    """The end that was never received, if every vector was."""
+    """The lost end of an embed, if every vector was received."""
     if have < len(command.texts):
         return None
     return End("stop", prompt_tokens=sum(map(len, command.texts)))

@@ -101,7 +101,7 @@ class Inserting:
             self._live.end(request, error=WorkerLost("the worker forgot the request; resume is off"))
 
     def accepted(self, request: Request, accepted: Accepted) -> None:
-        """The worker holds the request."""
+        """Note that the worker has accepted the request."""
         if request.may(RequestEvent.ACCEPTED):
             request.follow(RequestEvent.ACCEPTED)
             request.was_accepted = True
@@ -166,12 +166,12 @@ class Inserting:
             self._calls.start(call, now)
 
     def go_down(self) -> None:
-        """The connection is lost: requests that were put off are inserted with all others."""
+        """Handle a lost connection: postponed requests are inserted with all others."""
         self._put_off.clear()
         self.due_at = inf
 
     def advance(self, now: float) -> None:
-        """Insert again the requests that were put off."""
+        """Insert postponed requests again."""
         if now < self.due_at:
             return
         self._put_off = {one for one in self._put_off if one.phase is RequestPhase.PUT_OFF}
@@ -269,7 +269,7 @@ def insert_message(call: int, epoch: bytes, request: Request, now: float, limits
 
 
 def end_of(request: Request, eos_token_ids: frozenset[int]) -> End | None:
-    """The end that was never received, if the received tokens are a complete output."""
+    """The lost end of a request, if the received tokens are a complete output."""
     tokens, options = request.tokens, request.options
     if request.texts is not None:
         return end_of_embed(request.texts, request.have)

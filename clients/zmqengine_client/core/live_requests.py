@@ -133,7 +133,7 @@ class LiveRequests:
             self.resume(request, now)
 
     def receive_replay(self, request: Request, replay: Replay, now: float) -> None:
-        """Fill a gap, then append the rows kept meanwhile."""
+        """Fill a gap, then append the rows kept since."""
         request.resuming = False
         before = request.have
         self._row(request, replay.row, now)

@@ -1,4 +1,4 @@
-"""Holds requests and calls back until a launcher has loaded their model, and tells it when they have ended."""
+"""Holds requests and calls back until a launcher has loaded their model, and releases it after their end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from zmqengine_client.core.outbox import ClientEvent, OpenControl, Outbox, Send
 from zmqengine_client.core.request import Request
 
 SILENCE_S = 3.0
-"""Without a beat for so long, the model is wanted anew: there may be another launcher. SPEC.md states it."""
+"""Seconds without a beat after which the model is requested again: there may be another launcher (SPEC.md)."""
 LINGER_S = 1.0
-"""Between the last request and the word that the model may go: the next request mostly comes sooner."""
+"""Seconds from the last request to the release of the model: the next request mostly comes sooner."""
 RETRY_AFTER_MS = 10_000
 
 
 class ModelGate:
     """Open while the launcher keeps the model loaded for this client.
 
-    `waiting` are the requests and calls that came while it was closed, in order.
+    `waiting`: requests and calls held back while it is closed, in order.
     """
 
     def __init__(self, model: str, config: SessionConfig, outbox: Outbox) -> None:
@@ -59,7 +59,7 @@ class ModelGate:
             self._want(now)
 
     def take(self) -> list[Request | ControlCall]:
-        """The items that waited."""
+        """Remove and return the waiting items."""
         waiting, self.waiting = self.waiting, []
         return waiting
 

@@ -30,11 +30,11 @@ class Options(SamplingOptions, total=False):
     dataclass, a `msgspec.Struct`), which `read_object()` returns; `regex`; `choice`, a list of texts; `grammar`, in
     llguidance's form of Lark; or a `constraint`.
 
-    `cache_scope` says who may reuse the prompt from the prefix cache; `pin` keeps it there. `speculate` false turns
-    speculative decoding off; the tokens are the same. `prediction` is a guess at the output, such as a file before a
-    change, whose tokens are verified as drafts: token ids, or a text with `generate` and `chat`. It is cut to the
-    worker's limit. `forced` token ids are the beginning of the output, given and not sampled: with `logprobs` the model
-    says how likely it finds them. `max_tokens` counts them.
+    `cache_scope` names the share of the prefix cache that may reuse the prompt; `pin` protects the prompt from
+    eviction. `speculate` false turns speculative decoding off; the tokens are the same. `prediction` is a guess at the
+    output, such as a file before a change, whose tokens are verified as drafts: token ids, or a text with `generate`
+    and `chat`. It is cut to the worker's limit. `forced` token ids are the given beginning of the output, not sampled;
+    with `logprobs` their probabilities are reported. `max_tokens` counts them.
     """
 
     max_tokens: int | None

@@ -1,4 +1,4 @@
-"""Knowledge of the worker at the other end of ctl, and how long a client waits for it."""
+"""Presence of the worker at the other end of ctl, and the time that a client waits for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Presence:
         self.refused = False
 
     def broke(self, now: float) -> bool:
-        """The connection broke; says whether a worker had been there."""
+        """Note that the connection broke; returns whether a worker had answered on it."""
         was_there, self.connected = self.connected, False
         # Workers that connect and never answer do not prolong the wait for one that does.
         if was_there and (self.lost_at == -inf or self.heard_at > self.lost_at):

@@ -187,7 +187,7 @@ class ClientSession:
                     self.start_request(item, now)
 
     def _end_waiting(self, error: ZmqEngineError | None) -> None:
-        """End what waits for its model: with an error, or because the client is closed."""
+        """End requests and calls that wait for their model: with an error, or because the client is closed."""
         for item in [] if self._gate is None else self._gate.take():
             if isinstance(item, ControlCall):
                 item.error = error or WorkerLost("the client was closed")

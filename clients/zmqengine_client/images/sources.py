@@ -67,7 +67,7 @@ def checked(data: bytes) -> bytes:
 
 
 def checked_size(size: int) -> None:
-    """Raise `TooLarge` for a file of so many bytes."""
+    """Raise `TooLarge` for a file of more bytes than allowed."""
     if size > FILE_BYTES_MAX:
         raise TooLarge(f"the image has {size} bytes; at most {FILE_BYTES_MAX} are taken: make it smaller")
 

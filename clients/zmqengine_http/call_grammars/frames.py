@@ -182,8 +182,8 @@ def _dsml(rules: GrammarRules, calls: OfferedCalls) -> str:
             # A value that may be a string or another type is written as JSON.
             text = types_of(schema, function.parameters) == {"string"}
             value = (tagged_text if text else tagged_json)(rules, function, schema, f"</{mark}parameter>")
-            told = "true" if text else "false"
-            head = rules.text(f'<{mark}parameter name="{name}" string="{told}">')
+            kind = "true" if text else "false"
+            head = rules.text(f'<{mark}parameter name="{name}" string="{kind}">')
             return f"{head} {value}"
 
         opening = f'<{mark}invoke name="{function.name}">\n'

@@ -106,7 +106,7 @@ def tool_variables(tools: Sequence[Mapping[str, object]], variables: frozenset[s
 def reasoning_variables(model: Model, effort: str | None) -> dict[str, object] | None:
     """The template variables for a reasoning effort, or None if the template has none.
 
-    A template that can only turn reasoning on and off is told so: `none` is off, any other effort on.
+    For a template that can only turn reasoning on and off: `none` is off, any other effort on.
     """
     if effort is None:
         return {}

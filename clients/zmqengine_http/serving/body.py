@@ -22,12 +22,12 @@ class Field(NamedTuple):
     """A known field that is not in the struct.
 
     refused: a 400 that names it, unless its value is null or `neutral`, which asks for nothing. ignored:
-    accepted without effect, because it cannot change the response. told: accepted without effect, and named in a
-    header of the response. foreign: refused, or told where unknown fields are ignored.
+    accepted without effect, because it cannot change the response. reported: accepted without effect, and named in a
+    header of the response. foreign: refused, or reported where unknown fields are ignored.
     """
 
     name: str
-    fate: Literal["refused", "ignored", "told", "foreign"]
+    fate: Literal["refused", "ignored", "reported", "foreign"]
     note: str = ""
     neutral: tuple[object, ...] = ()
 
@@ -42,9 +42,9 @@ def ignored(name: str, note: str) -> Field:
     return Field(name, "ignored", note)
 
 
-def told(name: str, note: str) -> Field:
+def reported(name: str, note: str) -> Field:
     """A field that is accepted, has no effect, and is named in the response's header."""
-    return Field(name, "told", note)
+    return Field(name, "reported", note)
 
 
 def foreign(name: str, note: str = "", *neutral: object) -> Field:
@@ -53,7 +53,7 @@ def foreign(name: str, note: str = "", *neutral: object) -> Field:
 
 
 class ReadBody(Struct, Generic[RequestT], frozen=True):
-    """A decoded request, the names of fields without effect that the client is told of, and the number of unknown
+    """A decoded request, the names of fields without effect that are reported to the client, and the number of unknown
     keys inside other fields."""
 
     request: RequestT
@@ -137,7 +137,7 @@ class Body(Generic[RequestT]):
             )
             if asks_for_nothing or field.fate == "ignored":
                 continue
-            if field.fate == "told" or (field.fate == "foreign" and ignore_unknown):
+            if field.fate == "reported" or (field.fate == "foreign" and ignore_unknown):
                 ignored.append(name)
             else:
                 hint = f": {field.note}" if field.note else ""

@@ -110,7 +110,7 @@ class Exchange:
                 return b"".join(parts)
 
     async def unless_gone(self, work: Awaitable[None]) -> None:
-        """Await `work`; if the client disconnects meanwhile, cancel it and raise `Disconnected`.
+        """Await `work`; if the client disconnects first, cancel it and raise `Disconnected`.
 
         The body must have been read. A cancelled `work` has finished its clean-up when this returns.
         """

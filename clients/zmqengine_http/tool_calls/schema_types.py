@@ -39,15 +39,19 @@ def without_padding(text: str, *, always: bool = False) -> str:
     return inner.removesuffix("\n") if always or len(inner) < len(text) else text
 
 
-def argument_types(parameters: Schema, key: str, told: str | None = None) -> frozenset[str]:
-    """The types that an argument may have by its schema, and by `told`, the type stated in its tag.
+def argument_types(parameters: Schema, key: str, declared: str | None = None) -> frozenset[str]:
+    """The types that an argument may have by its schema, and by `declared`, the type stated in its tag.
 
     A tag states the name of a type, or `true` for a string and `false` for any other.
     """
     kinds = types_of(property_of(parameters, key), parameters)
-    if told is None:
+    if declared is None:
         return kinds
-    return frozenset({"string"}) if told in ("true", "string") else (kinds - {"string"}) or frozenset({"any"})
+    return (
+        frozenset({"string"})
+        if declared in ("true", "string")
+        else (kinds - {"string"}) or frozenset({"any"})
+    )
 
 
 def property_of(parameters: Schema, key: str) -> object:

@@ -22,7 +22,7 @@ TAG_CHARS_MAX = 1000
 class Tags(NamedTuple):
     """The tags around values.
 
-    `opening` matches the tags before a value; its first group is the key, its group `told`, if any, the type
+    `opening` matches the tags before a value; its first group is the key, its group `declared`, if any, the type
     that the tag states. `within` matches a prefix of an opening tag. A value is followed by one of
     `closings`, the last value by one of `ends`. `padded`: line breaks at both ends of a value always belong
     to its tags.
@@ -82,7 +82,7 @@ class TaggedArguments:
         if opened:
             self.rest = self.rest[opened.end() :]
             key = opened[1].strip()
-            self._kinds = argument_types(self._parameters, key, opened.groupdict().get("told"))
+            self._kinds = argument_types(self._parameters, key, opened.groupdict().get("declared"))
             self._in_value = self._at_start = True
             comma = "," if self._count else ""
             self._count += 1

@@ -19,7 +19,7 @@ _FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'<>
 _PARAMETER = (
     # The name ends where it can: an attribute behind it may hold the same characters.
     rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)["']?([^"'<>\s]+)(?=["'\s>])["']?"""
-    r"""(?:\s+string="(?P<told>true|false)")?[^<>]*>"""
+    r"""(?:\s+string="(?P<declared>true|false)")?[^<>]*>"""
 )
 _CDATA = "<![CDATA["
 
@@ -73,7 +73,7 @@ def _arguments(
     values: dict[str, object] = {}
     for found, text in _texts(inside, elements, padded=padded):
         key = found[1].strip()
-        values[key] = convert_text(text, argument_types(schema, key, found.groupdict().get("told")))
+        values[key] = convert_text(text, argument_types(schema, key, found.groupdict().get("declared")))
     return values
 
 
@@ -132,7 +132,7 @@ def parse_hunyuan(text: str, schemas: Schemas) -> list[ParsedCall]:
 _KIMI_CALLS = _Elements(
     re.compile(r'<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>'), re.compile(r"<\|close\|>call<\|sep\|>")
 )
-_KIMI_OPENING = re.compile(r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<told>\w+)")?[^<]*<\|sep\|>')
+_KIMI_OPENING = re.compile(r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<declared>\w+)")?[^<]*<\|sep\|>')
 _KIMI_ARGUMENTS = _Elements(_KIMI_OPENING, re.compile(r"<\|close\|>argument<\|sep\|>"))
 
 

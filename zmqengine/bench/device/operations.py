@@ -168,7 +168,7 @@ def _columns(rows: int, count: int) -> mx.array:
 
 def _draws() -> Verdict:
     """Tokens that are drawn with the same seeds; both ways to find the top_p threshold."""
-    told, ok = [], True
+    shares, ok = [], True
     for nucleus in ("search", "sort"):
         for place, sampling in enumerate(SAMPLED):
             rows = [
@@ -178,8 +178,8 @@ def _draws() -> Verdict:
             here, there = _on_both(partial(_drawn, rows, nucleus))
             alike = float((here == there).mean())
             ok = ok and alike >= _ALIKE_MIN
-            told.append(f"{nucleus} {place}: {alike:.0%}")
-    return Verdict("draws", ok, "the same tokens as on the CPU, " + ", ".join(told))
+            shares.append(f"{nucleus} {place}: {alike:.0%}")
+    return Verdict("draws", ok, "the same tokens as on the CPU, " + ", ".join(shares))
 
 
 def _drawn(rows: Sequence[Row], nucleus: Any) -> mx.array:

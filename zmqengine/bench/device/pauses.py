@@ -42,12 +42,14 @@ def check() -> Iterator[Verdict]:
 def _assertion() -> Verdict:
     assertion = power_assertion(wanted=True)
     assertion.hold()
-    told, listed = assertion.description, _listed()
+    assertion_state, listed = assertion.description, _listed()
     assertion.release()
     if sys.platform != "darwin":
-        return Verdict("power assertion", None, f"{told}; {listed or 'nobody lists it here'}")
+        return Verdict("power assertion", None, f"{assertion_state}; {listed or 'nobody lists it here'}")
     return Verdict(
-        "power assertion", bool(listed) and not _listed(), f"{told}; pmset: {listed or 'not listed'}"
+        "power assertion",
+        bool(listed) and not _listed(),
+        f"{assertion_state}; pmset: {listed or 'not listed'}",
     )
 
 
@@ -56,10 +58,10 @@ def _listed() -> str:
     pmset = shutil.which("pmset")
     if pmset is None:
         return ""
-    told = subprocess.run(
+    assertion_state = subprocess.run(
         [pmset, "-g", "assertions"], capture_output=True, text=True, timeout=60, check=False
     )
-    lines = [line.strip() for line in told.stdout.splitlines() if f"pid {os.getpid()}(" in line]
+    lines = [line.strip() for line in assertion_state.stdout.splitlines() if f"pid {os.getpid()}(" in line]
     return lines[0] if lines else ""
 
 

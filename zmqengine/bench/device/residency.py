@@ -35,9 +35,9 @@ def _measure(model: Path, limit: str) -> Verdict:
     ran = run(engine, prompts, _TOKENS, after_step=note)
     # What MLX has from the system: with each change buffers enter or leave the residency set.
     changes = sum(one != other for one, other in pairwise(held))
-    told = engine.wired.description or "not Metal: nothing is wired"
+    wired = engine.wired.description or "not Metal: nothing is wired"
     text = (
-        f"{told}; {1000 * median(ran.step_s):.2f} ms a step of {_ROWS} rows, peak {engine.memory().peak >> 20} MiB, "
+        f"{wired}; {1000 * median(ran.step_s):.2f} ms a step of {_ROWS} rows, peak {engine.memory().peak >> 20} MiB, "
         f"{changes} of {len(held)} steps took or gave back memory"
     )
     engine.close()

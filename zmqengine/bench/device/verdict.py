@@ -6,7 +6,7 @@ import msgspec
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`ok` is None for a figure that nobody has set a bound for."""
+    """`ok` is None for a figure without a bound."""
 
     check: str
     ok: bool | None

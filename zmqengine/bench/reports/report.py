@@ -41,7 +41,7 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The model behind the targets, as far as it is known. `random_weights` is told wherever figures are shown."""
+    """The model behind the targets, as far as it is known. `random_weights` is stated with all figures."""
 
     name: str
     random_weights: bool = False

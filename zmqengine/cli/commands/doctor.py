@@ -99,9 +99,9 @@ def _summary(findings: list[Finding]) -> str:
     counts = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
     if not counts["fail"] and not counts["warn"]:
         return f"all {counts['ok']} findings are ok"
-    told = f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
+    counted = f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
     bad = [finding.subject for finding in findings if finding.level != "ok"]
-    return f"{told}: {', '.join(dict.fromkeys(bad))}"
+    return f"{counted}: {', '.join(dict.fromkeys(bad))}"
 
 
 def _worker(target: WorkerTarget) -> list[Finding]:

@@ -82,13 +82,13 @@ def embed(
 
 def _vectors(client: Client, texts: list[str], before: int, **options: object) -> np.ndarray:
     """Vectors of a block, with a progress line."""
-    told = [0]
+    done_texts = [0]
 
     def note(done: int, _: int) -> None:
-        told[0] = done
+        done_texts[0] = done
 
     def line() -> str:
-        return f"{before + told[0]:,} texts {bar(told[0] / len(texts))}"
+        return f"{before + done_texts[0]:,} texts {bar(done_texts[0] / len(texts))}"
 
     try:
         with ProgressLine(line):

@@ -277,7 +277,7 @@ class EmbeddingEngine:
         return 0 if self._inner is None else self._inner.limit_prompt_cache(bytes_max)
 
     def limit_memory(self, bytes_max: int) -> None:
-        """Have MLX hold at most so many bytes in all."""
+        """Bound MLX's memory to `bytes_max`."""
         if self._inner is None:
             limit_mlx(bytes_max, self.info.parameter_bytes)
         else:

@@ -146,7 +146,7 @@ def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None)
 class FakeEngine:
     """An `Engine` whose token at output index i depends only on (prompt, seed, i).
 
-    So a row that is resumed with `emitted` goes on exactly as it would have, whoever else is in the batch.
+    So a row that is resumed with `emitted` continues with the same tokens, whatever other rows are in the batch.
     `calls` holds the last 20,000 calls.
     """
 
@@ -163,9 +163,9 @@ class FakeEngine:
         self.unblock = self._faults.unblock
         self.closed = False
         self.memory_limit_bytes = 0
-        """What `limit_memory` was told last."""
+        """Last argument of `limit_memory`."""
         self.decoding_elsewhere = 0
-        """What `share_device` was told last."""
+        """Last argument of `share_device`."""
         self.lowers_clock = False
         self._rows: dict[int, _Row] = {}
         self._texts = FakeTexts(self.config.dimensions, self.config.labels)

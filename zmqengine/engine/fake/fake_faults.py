@@ -34,9 +34,8 @@ class FakeFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `times` times, or every time when that is None.
 
     `fail` ends the row with a RowFailure (at `insert`, `prefill` and `token`); `raise` raises FakeEngineError with
-    `message`; `block` waits until `FakeEngine.unblock` is set, which is for ever if nobody does; `hang` blocks in
-    native code and `spin` runs in native code with the interpreter lock held, both for ever; `exit` ends the process
-    at once with EXIT_CODE.
+    `message`; `block` waits until `FakeEngine.unblock` is set; `hang` blocks in native code and `spin` runs in native
+    code with the interpreter lock held, both for ever; `exit` ends the process at once with EXIT_CODE.
     """
 
     place: FaultPlace

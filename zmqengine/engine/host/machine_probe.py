@@ -81,11 +81,11 @@ def probe_machine(command: Sequence[str] = REPORT_COMMAND, *, timeout_s: float =
         report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
         return Probe(report)
     lines = ended.stderr.strip().splitlines()
-    told = lines[-1][:200] if lines else f"it ended with {_end_of(ended.returncode)}"
+    message = lines[-1][:200] if lines else f"it ended with {_end_of(ended.returncode)}"
     for cause in CAUSES:
         if any(text in ended.stderr for text in cause.texts):
-            return Probe(None, f"MLX does not work here: {cause.sentence} ({told})")
-    return Probe(None, f"MLX does not work here ({told}): {_advice()}")
+            return Probe(None, f"MLX does not work here: {cause.sentence} ({message})")
+    return Probe(None, f"MLX does not work here ({message}): {_advice()}")
 
 
 def _end_of(code: int) -> str:

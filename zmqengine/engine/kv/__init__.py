@@ -23,12 +23,12 @@ by a copy, when the batch is copied anyway or when they take too much of it.
 
 All layers that keep every token have the same layout. It is kept once, on the host and for kernels on the device.
 
-Writing in place. For MLX arrays are immutable: a write makes a new one, in the memory of the old one where nobody
-else refers to it, else in a copy. Rows that join or leave copy the batch. On CUDA that is too slow: each write is a
-call, and copies the cache while the step before still refers to it. There the model's layers write their columns into
-the arrays, and rows move between rows of the arrays (`KVKernels.move_rows`), without MLX knowing. MLX computes lazily:
-what is built from an array reads its memory when it is *started* (`mx.async_eval`). All work is on one stream, which
-keeps the order in which it was started. So it is safe to write in place if:
+Writing in place. For MLX, arrays are immutable: a write creates a new array, in the memory of the old one if it has no
+other reference, else in a copy. Rows that join or leave copy the batch. On CUDA that is too slow: each write is a call,
+and copies the cache while the step before still refers to it. There the model's layers write their columns into the
+arrays, and rows move between rows of the arrays (`KVKernels.move_rows`), unknown to MLX. MLX computes lazily: a
+computation built from an array reads its memory when it is *started* (`mx.async_eval`). All work is on one stream,
+which keeps the order in which it was started. So it is safe to write in place if:
 
 1. The memory is the batch's alone. The result of this layer's own write by MLX is (`Arrays.OWNED`); an array that a row
 brought, or that was copied or cut, may be shared with a row, a block of the prefix cache or a larger array. MLX also

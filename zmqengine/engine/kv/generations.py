@@ -60,7 +60,7 @@ class Generations:
             )
 
     def replaced(self) -> None:
-        """The arrays are new ones. What reads the old ones is safe, since nobody writes to those any more."""
+        """Note new arrays. Reads of the old ones are safe, since these are never written again."""
         self._numbers = np.zeros((0, 0), np.int64)
         self._reads = []
 

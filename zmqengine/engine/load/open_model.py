@@ -75,7 +75,7 @@ def open_model(
         return OpenedModel(model, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     facts = {"model_code": "ours"}
     if saved is not None:
-        weights, told = tune_products(
+        weights, choices = tune_products(
             weights,
             ops,
             saved,
@@ -84,8 +84,8 @@ def open_model(
             until_s=until_s,
             report=lambda fraction: report("measuring products", fraction),
         )
-        if told:
-            facts["products"] = told
+        if choices:
+            facts["products"] = choices
     tuned = DecoderModel(weights, ops)
     if ops is reference or _alike(_many_logits(decoder), lambda: _many_logits(tuned), is_exact=is_exact):
         decoder = tuned

@@ -29,13 +29,13 @@ NaN poisons no other. Valid blocks stay until memory is needed. Then are evicted
 worth (`eviction.py`), offers, blocks held for a request that waits, pinned prompts, and last the caches of preempted
 rows, which a running request still needs. A block is evicted after its children: every block in the index is reachable.
 
-**Disk** is a second tier. Memory tells it what is added and evicted (`pool.LowerTier`); the actor copies blocks to the
-host, a little in each pass, and a thread writes them in files of consecutive blocks. If a request's prefix is on disk,
-a thread reads it before the request waits for a row; the actor builds arrays of it and adds them as valid blocks, which
-are held until the row has begun. Only the actor touches MLX: threads see bytes.
+**Disk** is a second tier. Memory reports added and evicted blocks to it (`block_pool.LowerTier`); the actor copies
+blocks to the host, a little in each pass, and a thread writes them in files of consecutive blocks. If a request's
+prefix is on disk, a thread reads it before the request waits for a row; the actor builds arrays of it and adds them as
+valid blocks, which are held until the row has begun. Only the actor touches MLX: threads see bytes.
 
 **A crash loses blocks, never correctness.** A file is written under a temporary name, fsynced, renamed, and never
-changed; then its directory is fsynced. A torn write is a temporary file that nobody reads and the next writer removes.
-Whatever else happens to a file, its header and each of its blocks carry a checksum, and no byte is used before its
-checksum was found right. Nothing else is on disk: the index of files is rebuilt from their headers.
+changed; then its directory is fsynced. A torn write is a temporary file, which is never read and is removed by the next
+writer. Whatever else happens to a file, its header and each of its blocks carry a checksum, and no byte is used before
+its checksum was found right. Nothing else is on disk: the index of files is rebuilt from their headers.
 """

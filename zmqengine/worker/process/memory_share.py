@@ -64,13 +64,13 @@ class View(NamedTuple):
 def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
     """The view of the worker with the claim `mine`."""
     limit_bytes = share_of(mine, others, total_bytes)
-    told = [f"{_gib(limit_bytes)} of {_gib(total_bytes)}"]
+    text = [f"{_gib(limit_bytes)} of {_gib(total_bytes)}"]
     for other in others:
         rest = [mine, *(claim for claim in others if claim is not other)]
-        told.append(f"{other.name} (pid {other.pid}) has {_gib(share_of(other, rest, total_bytes))}")
+        text.append(f"{other.name} (pid {other.pid}) has {_gib(share_of(other, rest, total_bytes))}")
     least = [claim.limit_bytes or claim.weights_bytes for claim in [mine, *others]]
     rows_decoding = sum(claim.rows_decoding for claim in others)
-    return View(limit_bytes, "; ".join(told), sum(least) > total_bytes, rows_decoding)
+    return View(limit_bytes, "; ".join(text), sum(least) > total_bytes, rows_decoding)
 
 
 class MemoryShare:

@@ -41,10 +41,9 @@ def supervise(config: WorkerConfig, *, command: Sequence[str] = WORKER_COMMAND) 
     """Run a worker until it ends well, cannot start, or dies too often; returns this process's exit code.
 
     0: it drained. 1: it died more than `restarts_max` times without being ready for `restart_window_s` in
-    between, or ended badly when told to stop. 2 and EXIT_HOPELESS are the worker's own: starting it again
-    would not help. SIGTERM, SIGINT and SIGHUP make it drain, a second one makes it end at once, and it is
-    killed if it does neither in time. When this process dies, however it does, the worker drains. Call it
-    on the main thread.
+    between, or ended badly after a stop signal. 2 and EXIT_HOPELESS are the worker's own: starting it again would not
+    help. SIGTERM, SIGINT and SIGHUP make it drain, a second one makes it end at once, and it is killed if it does
+    neither in time. When this process dies, however it does, the worker drains. Call it on the main thread.
     """
     with signals_as_bytes((*_STOP_SIGNALS, signal.SIGCHLD)) as wakeup:
         return _Supervisor(config, tuple(command), wakeup).run()

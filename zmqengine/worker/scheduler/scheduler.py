@@ -204,7 +204,7 @@ class Scheduler:
         return preempted
 
     def _has_room(self, rows: Iterable[LiveRequest], needed_bytes: int) -> bool:
-        """Whether a request that needs so many bytes can start beside these rows."""
+        """Whether a request that needs `needed_bytes` can start beside these rows."""
         rows = list(rows)
         if len(rows) >= self._engine.rows_max or not self.memory.fits(needed_bytes):
             return False

@@ -26,10 +26,10 @@ class Divergences:
 
     def note(self, divergence: RowDivergence, request: LiveRequest | None) -> None:
         """Log a divergence."""
-        told = {} if self._tokenizer_json is None else self._texts(divergence)
+        facts = {} if self._tokenizer_json is None else self._texts(divergence)
         log.info(
             f"prompt shares {divergence.shared:,} of {divergence.total:,} tokens with a kept one, then differs",
-            extra={"request": "" if request is None else request.id, **told},
+            extra={"request": "" if request is None else request.id, **facts},
         )
 
     def _texts(self, divergence: RowDivergence) -> dict[str, str]:

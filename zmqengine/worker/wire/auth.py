@@ -112,7 +112,7 @@ class ZapHandler:
             self._socket.send_multipart(answer)
 
     def is_operator(self, user: str) -> bool:
-        """Whether the `User-Id` is an operator's key. Without a directory of operators nobody is one."""
+        """Whether the `User-Id` is an operator's key; False without a directory of operators."""
         return self._operators is not None and self._operators.has(user.encode())
 
     def close(self) -> None:

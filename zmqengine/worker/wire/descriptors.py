@@ -40,7 +40,7 @@ class ConnectionBounds:
         return cls(connections_max=max(1, free - room), backlog=max(1, min(BACKLOG_MAX, room // 12)))
 
     def check(self, sessions_max: int, files_max: int) -> str | None:
-        """A line for the operator if so many front-ends do not fit, or None."""
+        """A line for the operator if `sessions_max` front-ends do not fit, or None."""
         if CONNECTIONS_PER_FRONT_END * sessions_max <= self.connections_max:
             return None
         fit = self.connections_max // CONNECTIONS_PER_FRONT_END

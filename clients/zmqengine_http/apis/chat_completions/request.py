@@ -138,7 +138,7 @@ class FunctionDefinition(Struct, frozen=True):
 
 
 class CustomDefinition(Struct, frozen=True):
-    """A tool that takes one text; `format` may hold a grammar, which the model is told of."""
+    """A tool that takes one text; `format` may hold a grammar, which the prompt describes."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FLOATS_AT_ONCE = 1 << 14
-"""More floats than these are written as text in a thread: they take milliseconds, and streams wait meanwhile."""
+"""Floats from which they are written as text in a thread: that takes milliseconds, for which streams would wait."""
 
 
 async def answer_embeddings(service: Service, exchange: Exchange, request: EmbeddingRequest) -> None:
@@ -75,7 +75,8 @@ def base64_of(vector: np.ndarray) -> str:
 
 @contextlib.contextmanager
 def client_of(service: Service, exchange: Exchange, model: Model) -> Iterator[AsyncClient]:
-    """The client of a worker of the model, which counts one more request meanwhile. Raises a 503."""
+    """The client of a worker of the model; the worker's request count includes this one inside the context. Raises a
+    503."""
     exchange.facts["model"] = model.card.name
     worker = service.pool.choose(model, [], None)
     worker.running += 1

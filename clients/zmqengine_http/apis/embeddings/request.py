@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from zmqengine.protocol.messages import DeadlineMs, Priority
 from zmqengine.sampling_params import TOKEN_ID_MAX, TokenId
 from zmqengine_client.core.embedding import BATCH, EmbedOptions
-from zmqengine_http.serving.body import Body, ignored, refused, told
+from zmqengine_http.serving.body import Body, ignored, refused, reported
 from zmqengine_http.serving.errors import bad_field
 
 Text = str | Annotated[list[TokenId], Meta(min_length=1)]
@@ -84,8 +84,8 @@ EMBEDDING_BODY = Body(
     EmbeddingRequest,
     (
         *_SHARED,
-        told("input_type", "use prompt_name, where the model has prompts"),
-        told("task", "use prompt_name, where the model has prompts"),
+        reported("input_type", "use prompt_name, where the model has prompts"),
+        reported("task", "use prompt_name, where the model has prompts"),
         refused("normalized", "embeddings always have length 1", True),
         refused("truncate_prompt_tokens", "truncate: true cuts texts that are too long for the model", -1),
     ),
@@ -94,8 +94,8 @@ RERANK_BODY = Body(
     RerankRequest,
     (
         *_SHARED,
-        told("max_chunks_per_doc", "a document is one chunk"),
-        told("max_tokens_per_doc", "truncate: true cuts texts that are too long for the model"),
+        reported("max_chunks_per_doc", "a document is one chunk"),
+        reported("max_tokens_per_doc", "truncate: true cuts texts that are too long for the model"),
         refused("rank_fields", "give each document as one text", []),
     ),
 )

@@ -12,14 +12,17 @@ from zmqengine_http.apis.embeddings import client_of, floats_of, send_floats
 from zmqengine_http.apis.embeddings.request import PositiveInt
 from zmqengine_http.apis.ollama.request import plain_name
 from zmqengine_http.endpoint import Service
-from zmqengine_http.serving.body import Body, told
+from zmqengine_http.serving.body import Body, reported
 from zmqengine_http.serving.exchange import Exchange
 
-_TOLD = (told("options", "they say how to generate"), told("keep_alive", "the launcher's own option decides"))
+_REPORTED = (
+    reported("options", "they say how to generate"),
+    reported("keep_alive", "the launcher's own option decides"),
+)
 
 
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /api/embed. What is too long is cut unless `truncate` is false, as Ollama has it."""
+    """The body of POST /api/embed. Texts that are too long are cut unless `truncate` is false, as by Ollama."""
 
     model: str
     input: str | Annotated[list[str], Meta(min_length=1)]
@@ -34,8 +37,8 @@ class OllamaEmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt: str
 
 
-EMBED_BODY = Body(OllamaEmbedRequest, _TOLD, unknown_ignored=True)
-OLD_EMBED_BODY = Body(OllamaEmbeddingRequest, _TOLD, unknown_ignored=True)
+EMBED_BODY = Body(OllamaEmbedRequest, _REPORTED, unknown_ignored=True)
+OLD_EMBED_BODY = Body(OllamaEmbeddingRequest, _REPORTED, unknown_ignored=True)
 
 
 async def embed(service: Service, exchange: Exchange, request: OllamaEmbedRequest) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from zmqengine_http.apis.openai_api.interfaces import ALL_THAT_FITS
-from zmqengine_http.serving.body import Body, foreign, told
+from zmqengine_http.serving.body import Body, foreign, reported
 from zmqengine_http.serving.errors import bad_field
 
 
@@ -101,7 +101,7 @@ class OllamaModelRequest(Struct, frozen=True, kw_only=True):
         return name
 
 
-_BOTH = (told("keep_alive", "the worker keeps its model loaded"),)
+_BOTH = (reported("keep_alive", "the worker keeps its model loaded"),)
 CHAT_BODY = Body(OllamaChatRequest, _BOTH, unknown_ignored=True)
 GENERATE_BODY = Body(
     OllamaGenerateRequest,

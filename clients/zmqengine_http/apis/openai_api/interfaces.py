@@ -9,7 +9,7 @@ Studio, OpenRouter, DeepSeek and Ollama.
 
 from __future__ import annotations
 
-from zmqengine_http.serving.body import Field, foreign, told
+from zmqengine_http.serving.body import Field, foreign, reported
 from zmqengine_http.serving.errors import bad_field
 
 _SYNONYMS = {
@@ -113,14 +113,14 @@ def _effort_of_object(name: str, value: object) -> str | None:
 _NO_MODELS_TO_LOAD = "the worker keeps its model loaded"
 _NOT_A_LOCAL_MATTER = "there is one provider, this server"
 INTERFACE_FIELDS: tuple[Field, ...] = (
-    told("cache_prompt", "the worker caches what it can"),
-    told("keep_alive", _NO_MODELS_TO_LOAD),
-    told("ttl", _NO_MODELS_TO_LOAD),
-    told("draft_model", "the worker chooses its draft model"),
-    told("id_slot", "the worker chooses its rows"),
-    told("slot_id", "the worker chooses its rows"),
+    reported("cache_prompt", "the worker caches what it can"),
+    reported("keep_alive", _NO_MODELS_TO_LOAD),
+    reported("ttl", _NO_MODELS_TO_LOAD),
+    reported("draft_model", "the worker chooses its draft model"),
+    reported("id_slot", "the worker chooses its rows"),
+    reported("slot_id", "the worker chooses its rows"),
     *(
-        told(name, "the worker's own options decide")
+        reported(name, "the worker's own options decide")
         for name in (
             "num_gpu",
             "num_thread",
@@ -132,33 +132,33 @@ INTERFACE_FIELDS: tuple[Field, ...] = (
             "low_vram",
         )
     ),
-    told("provider", _NOT_A_LOCAL_MATTER),
-    told("models", _NOT_A_LOCAL_MATTER),
-    told("route", _NOT_A_LOCAL_MATTER),
-    told("usage", "the usage is in every response"),
-    told("include_reasoning", "reasoning is a field of its own"),
-    told("reasoning_format", "reasoning is a field of its own"),
-    told("timings_per_token", "the usage has no times"),
-    told("return_progress", "streams have no progress"),
-    told("chat_id", "for the caller's own records"),
-    told("session_id", "for the caller's own records"),
-    told("background_tasks", "for the caller's own records"),
+    reported("provider", _NOT_A_LOCAL_MATTER),
+    reported("models", _NOT_A_LOCAL_MATTER),
+    reported("route", _NOT_A_LOCAL_MATTER),
+    reported("usage", "the usage is in every response"),
+    reported("include_reasoning", "reasoning is a field of its own"),
+    reported("reasoning_format", "reasoning is a field of its own"),
+    reported("timings_per_token", "the usage has no times"),
+    reported("return_progress", "streams have no progress"),
+    reported("chat_id", "for the caller's own records"),
+    reported("session_id", "for the caller's own records"),
+    reported("background_tasks", "for the caller's own records"),
     foreign("mirostat", "", 0),
-    *(told(name, "for mirostat, which is off") for name in ("mirostat_eta", "mirostat_tau")),
+    *(reported(name, "for mirostat, which is off") for name in ("mirostat_eta", "mirostat_tau")),
     foreign("typical_p", "", 1, 1.0),
     foreign("typical", "", 1, 1.0),
     foreign("tfs_z", "", 1, 1.0),
     foreign("tfs", "", 1, 1.0),
     foreign("top_a", "", 0, 0.0),
     foreign("xtc_probability", "", 0, 0.0),
-    told("xtc_threshold", "for xtc_probability, which is off"),
+    reported("xtc_threshold", "for xtc_probability, which is off"),
     foreign("dry_multiplier", "", 0, 0.0),
     *(
-        told(name, "for dry_multiplier, which is off")
+        reported(name, "for dry_multiplier, which is off")
         for name in ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
     ),
     foreign("dynatemp_range", "", 0, 0.0),
-    told("dynatemp_exponent", "for dynatemp_range, which is off"),
+    reported("dynatemp_exponent", "for dynatemp_range, which is off"),
     foreign("repeat_last_n", "penalties look at the whole text", -1),
     foreign("rep_pen_range", "penalties look at the whole text", 0),
     foreign("grammar", "use guided_grammar, in Lark", ""),
