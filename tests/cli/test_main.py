@@ -83,7 +83,7 @@ class Failing(Commands):
         (errors.ConfigError("change this"), 2, "change this"),
         (errors.WorkerLost("no worker at x."), 1, "no worker at x; start a worker with `zmqengine worker`"),
         (errors.Overloaded("full", retry_after_ms=2100), 1, "full; try again in 2 s"),
-        (ImportError("No module named 'x'"), 1, "install what is missing"),
+        (ImportError("No module named 'x'"), 1, "install the missing packages"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
