@@ -15,6 +15,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client import AsyncClient
+from zmqengine_client.launcher import AsyncLauncher
 from zmqengine_metrics.snapshot import Snapshot
 from zmqengine_top import rows
 from zmqengine_top.history import WorkerHistory
@@ -23,7 +24,10 @@ Table = DataTable[Text]
 
 
 class Top(App[None]):
-    """Polls each worker every `every_s`. A silent worker keeps its row and is still polled."""
+    """Polls each worker every `every_s`. A silent worker keeps its row and is still polled.
+
+    A `launcher` tells the states of models that it has not loaded.
+    """
 
     CSS = """
     Screen { layout: vertical; }
@@ -43,11 +47,18 @@ class Top(App[None]):
         Binding("tab", "app.focus_next", "Next table", show=False),
     ]
 
-    def __init__(self, clients: Sequence[tuple[str, AsyncClient]], *, every_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        clients: Sequence[tuple[str, AsyncClient]],
+        *,
+        every_s: float = 1.0,
+        launcher: AsyncLauncher | None = None,
+    ) -> None:
         super().__init__()
         self.histories = [WorkerHistory(worker) for worker, _ in clients]
         self._clients = dict(clients)
         self._every_s = every_s
+        self._launcher = launcher
         self._order = 0
         self._targets: dict[str, rows.RequestKey] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -73,6 +84,8 @@ class Top(App[None]):
         self._table("sessions").display = False
         self._table("requests").focus()
         self._show()
+        if self._launcher is not None:
+            self._asking[""] = asyncio.create_task(self._follow(self._launcher))
         self.set_interval(self._every_s, self._look)
         self._look()
 
@@ -97,6 +110,12 @@ class Top(App[None]):
             snapshot = Snapshot(history.worker)
         history.take(snapshot, time.monotonic())
         self._show()
+
+    async def _follow(self, launcher: AsyncLauncher) -> None:
+        async for changes in launcher.watch():
+            entries = {entry.name: entry for entry in changes.models}
+            for history in self.histories:
+                history.entry = entries.get(history.worker, history.entry)
 
     # --- display -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zmqengine.protocol.launcher import ModelEntry
 from zmqengine.protocol.messages import RequestInfo
 from zmqengine_metrics.snapshot import Snapshot
 
@@ -16,6 +17,8 @@ class WorkerHistory:
         self.seen: Snapshot | None = None
         """The last snapshot with an answer."""
         self.silent_since_s: float | None = None
+        self.entry: ModelEntry | None = None
+        """The entry of its model, if a launcher has it."""
         self._before: Snapshot | None = None
 
     def take(self, snapshot: Snapshot, now_s: float) -> None:

@@ -80,8 +80,14 @@ def _rate(rate: float | None) -> str:
 
 
 def worker_row(history: WorkerHistory, now_s: float) -> TableRow:
-    """The row of one worker; a silent worker shows for how long."""
-    latest = history.latest
+    """The row of one worker; a silent worker shows for how long, and one that a launcher has not loaded its state."""
+    latest, entry = history.latest, history.entry
+    if latest.status is None and entry is not None and entry.state != "ready":
+        done = "" if entry.fraction is None else f" {entry.fraction:.0%}"
+        waiting = str(entry.waiting) if entry.waiting else ""
+        needs = f"needs {size(entry.need_bytes)}"
+        cells = (history.worker, f"{entry.state}{done}", entry.name, "", waiting, "", needs, "")
+        return TableRow(history.worker, cells)
     if latest.status is None:
         silent = "" if history.silent_since_s is None else f" {span(now_s - history.silent_since_s)}"
         model = history.seen.model if history.seen is not None else ""
@@ -177,6 +183,8 @@ def details(history: WorkerHistory) -> list[str]:
     """Four lines: memory by part, prefix cache, passes, and reasons to wait."""
     latest = history.latest
     status = latest.status
+    if status is None and history.entry is not None and history.entry.state != "ready":
+        return [history.entry.message or "it is loaded when a request names it", "", "", ""]
     if status is None:
         return ["no answer: requests go on when the worker is back", "", "", ""]
     parts = sorted(((held, part) for part, held in latest.memory.items() if held), reverse=True)

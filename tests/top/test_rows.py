@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from zmqengine.protocol.launcher import ModelEntry
 from zmqengine.protocol.messages import Description, ModelCard, Progress, RequestInfo, SessionInfo, Status
 from zmqengine_metrics.snapshot import Snapshot
 from zmqengine_top import rows
@@ -75,6 +76,16 @@ def test_details_name_memory_cache_passes_and_waits(history: WorkerHistory) -> N
         "passes   0/s, restarted 2x",
         "waits    1 for memory",
     ]
+
+
+def test_a_model_that_is_not_loaded_is_not_one_that_is_silent(history: WorkerHistory) -> None:
+    history.take(Snapshot("w"), 5.0)
+    history.entry = ModelEntry(
+        name="w", state="loading", address="", fraction=0.4, need_bytes=3 << 30, waiting=2
+    )
+    assert rows.worker_row(history, 9.0).cells == ("w", "loading 40%", "w", "", "2", "", "needs 3.0G", "")
+    history.entry = ModelEntry(name="w", state="failed", address="", message="no such file")
+    assert rows.details(history)[0] == "no such file"
 
 
 def test_a_silent_worker_keeps_its_line(history: WorkerHistory) -> None:

@@ -30,6 +30,7 @@ def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | No
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.ClickException("this is not a terminal: `zmqengine status` prints the same once")
     from zmqengine_client import AsyncClient
+    from zmqengine_client.launcher import AsyncLauncher
 
     keys = keys_of(WorkerTarget(None, client_key, server_key))
     watched = worker_addresses(addresses)
@@ -42,9 +43,10 @@ def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | No
             )
             for name, address in watched
         ]
-        try:
-            await Top(clients, every_s=every_s).run_async()
-        finally:
-            await asyncio.gather(*(client.close() for _, client in clients))
+        async with AsyncLauncher() as launcher:
+            try:
+                await Top(clients, every_s=every_s, launcher=None if addresses else launcher).run_async()
+            finally:
+                await asyncio.gather(*(client.close() for _, client in clients))
 
     asyncio.run(watch())
