@@ -80,7 +80,7 @@ def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
 def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> None:
     """The longest prompt and emitted, with the largest ids and every other field full, are within the bound."""
     from zmqengine.protocol.codec import encode
-    from zmqengine.protocol.messages import Insert
+    from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Constraint, Insert
     from zmqengine.sampling_params import Sampling
 
     context = 5000
@@ -94,6 +94,7 @@ def test_the_frame_bound_has_room_for_every_insert_that_fits_the_context() -> No
         sampling=Sampling(logit_bias={2**31 - 1 - index: -99.5 for index in range(1024)}),
         seed=2**63 - 1,
         stop_token_ids=[2**31 - 1] * 128,
+        constraint=Constraint("regex", "\U0001f600" * CONSTRAINT_CHARS_MAX, after=[2**31 - 1] * 16),
     )
     assert len(encode(insert)[1]) <= frame_bound(context)
 

@@ -14,7 +14,7 @@ from types import FrameType
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.protocol.addresses import DEFAULT_NAME
-from zmqengine.protocol.messages import Limits, ModelCard, Progress
+from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Limits, ModelCard, Progress
 from zmqengine.worker.actor import Actor, EngineBroken
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.control_thread import ControlThread
@@ -46,8 +46,8 @@ TEXTS_MAX = 256
 """Maximum texts of one embed. Bounds the texts in the queue, and keeps an answer at a few MB."""
 IMAGES_MAX = 64
 """Maximum images of one insert: an agent sends a screenshot each turn, and 64 of them fill most contexts."""
-MESSAGE_BYTES = 65_536
-"""Bytes of a frame for everything except tokens and pixels."""
+MESSAGE_BYTES = 65_536 + 4 * CONSTRAINT_CHARS_MAX
+"""Bytes of a frame for everything except tokens and pixels; a character of a constraint takes up to four."""
 TEXT_TOKENS = 512
 """Usual maximum length of a text to embed: encoders trained on longer texts are rare."""
 FINDING = "finding the model"
