@@ -33,6 +33,11 @@ TOWER: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24, "num_channels": 3,
 }  # fmt: skip
 PIXTRAL = {**TOWER, "model_type": "pixtral", "head_dim": 8, "patch_size": 4, "image_size": 32}
+QWEN: dict[str, Any] = {
+    "hidden_size": 16, "depth": 3, "num_heads": 2, "intermediate_size": 24, "in_channels": 3, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+}  # fmt: skip
+ROTATION = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}}
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
 # Class of transformers, its config, the numbers of its image processor, and the grids of its images.
@@ -90,6 +95,20 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[list[list[int]]
          "size": {"height": 16, "width": 16}},
         [[[4, 4]]],
     ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {"vision_config": {**QWEN, "window_size": 16, "fullatt_block_indexes": [1]},
+         "text_config": {**LLAMA, **ROTATION, "model_type": "qwen2_5_vl_text"}, "image_token_id": 10},
+        {"size": {"shortest_edge": 128, "longest_edge": 1024}},
+        [[[6, 10]], [[4, 2]]],
+    ),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        {"vision_config": {**QWEN, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+         "text_config": {**LLAMA, **ROTATION, "model_type": "qwen3_vl_text"}, "image_token_id": 10},
+        {**HALF, "size": {"shortest_edge": 128, "longest_edge": 1024}},
+        [[[6, 10]], [[4, 2]]],
+    ),
 }  # fmt: skip
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
@@ -106,14 +125,14 @@ def pixels_of(grids: list[list[int]], patch: int, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, patches]).integers(0, 256, (patches, 3 * patch**2), np.uint8)
 
 
-def prompt_of(images: list[int], token: int, seed: int) -> list[int]:
-    """A prompt with so many features for each image, cut by another token now and then."""
+def prompt_of(images: list[int], token: int, seed: int, *, is_cut: bool) -> list[int]:
+    """A prompt with so many features for each image, perhaps cut by another token now and then."""
     draw = np.random.default_rng(seed)
     words = [place for place in range(3, VOCABULARY) if place not in range(token - 4, token + 8)]
     found = draw.choice(words, 5).tolist()
     for features in images:
         for place in range(features):
-            found += [token] if place % 3 else [int(draw.choice(words)), token]
+            found += [token] if place % 3 or not is_cut else [int(draw.choice(words)), token]
         found += draw.choice(words, 4).tolist()
     return found
 
@@ -154,7 +173,7 @@ def make(name: str, seed: int) -> dict[str, Any]:
     processor = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}
     mean = np.array(processor["image_mean"], np.float32)[:, None, None]
     std = np.array(processor["image_std"], np.float32)[:, None, None]
-    features, counts, given = [], [], []
+    features, deep, counts, given = [], [], [], []
     for grids in images:
         tiles = tiles_of(pixels_of(grids, patch, seed), grids, patch)
         normal = [(tile.astype(np.float32) / 255 - mean) / std for tile in tiles]
@@ -164,24 +183,16 @@ def make(name: str, seed: int) -> dict[str, Any]:
         pooled = made.pooler_output
         found = torch.cat([part.reshape(-1, part.shape[-1]) for part in pooled])
         features.append(found)
+        stacked = getattr(made, "deepstack_features", None) or []
+        deep.append([rounded(part if torch.is_tensor(part) else torch.cat(list(part))) for part in stacked])
         counts.append(len(found))
         given.append(inputs)
     token = int(fields.get("image_token_id") or fields["image_token_index"])
-    prompt = prompt_of(counts, token, seed)
-    embedded = model.get_input_embeddings()(torch.tensor([prompt])).detach().clone()
-    embedded[0, torch.tensor(prompt) == token] = torch.cat(features)
-    with torch.no_grad():
-        logits = model(inputs_embeds=embedded).logits[0]
-        if len(images) == 1:
-            # The path of the model itself, from pixels to logits.
-            own = model(input_ids=torch.tensor([prompt]), **given[0]).logits[0]
-            assert torch.allclose(own, logits, atol=1e-5), "features are not where the model puts them"
-        greedy: list[int] = []
-        for _ in range(GREEDY_TOKENS):
-            last = model(inputs_embeds=embedded).logits[0, -1]
-            greedy.append(int(last.argmax()))
-            following = model.get_input_embeddings()(torch.tensor([[greedy[-1]]]))
-            embedded = torch.cat([embedded, following], dim=1)
+    prompt = prompt_of(counts, token, seed, is_cut="qwen" not in name)
+    if "qwen" in name:
+        logits, greedy = of_rotated_positions(model, prompt, token, given, torch)
+    else:
+        logits, greedy = of_plain_positions(model, prompt, token, torch.cat(features), given, torch)
     written = {**config.to_dict(), "architectures": [class_name]}
     return {
         "seed": seed,
@@ -193,9 +204,48 @@ def make(name: str, seed: int) -> dict[str, Any]:
         "token": token,
         "prompt": prompt,
         "features": [rounded(found) for found in features],
+        "deep": deep,
         "logits": rounded(logits[-6:]),
         "greedy": greedy,
     }
+
+
+def of_plain_positions(
+    model: Any, prompt: list[int], token: int, features: Any, given: list[dict[str, Any]], torch: Any
+) -> tuple[Any, list[int]]:
+    """Logits of a prompt, and the tokens that follow, from its embeddings."""
+    embedded = model.get_input_embeddings()(torch.tensor([prompt])).detach().clone()
+    embedded[0, torch.tensor(prompt) == token] = features
+    greedy: list[int] = []
+    with torch.no_grad():
+        logits = model(inputs_embeds=embedded).logits[0]
+        if len(given) == 1:
+            # The path of the model itself, from pixels to logits.
+            own = model(input_ids=torch.tensor([prompt]), **given[0]).logits[0]
+            assert torch.allclose(own, logits, atol=1e-5), "features are not where the model puts them"
+        for _ in range(GREEDY_TOKENS):
+            last = model(inputs_embeds=embedded).logits[0, -1]
+            greedy.append(int(last.argmax()))
+            following = model.get_input_embeddings()(torch.tensor([[greedy[-1]]]))
+            embedded = torch.cat([embedded, following], dim=1)
+    return logits, greedy
+
+
+def of_rotated_positions(
+    model: Any, prompt: list[int], token: int, given: list[dict[str, Any]], torch: Any
+) -> tuple[Any, list[int]]:
+    """The same by the model's own path, which finds three positions for each token."""
+    pixels = {name: torch.cat([each[name] for each in given]) for name in given[0]}
+    ids, greedy, first = list(prompt), [], None
+    for _ in range(GREEDY_TOKENS):
+        tokens = torch.tensor([ids])
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            logits = model(input_ids=tokens, mm_token_type_ids=(tokens == token).int(), **pixels).logits[0]
+        first = logits if first is None else first
+        greedy.append(int(logits[-1].argmax()))
+        ids.append(greedy[-1])
+    return first, greedy
 
 
 def inputs_of(
@@ -218,6 +268,14 @@ def inputs_of(
             "pixel_values": torch.tensor(flat),
             "spatial_shapes": torch.tensor(grids),
             "pixel_attention_mask": torch.tensor(mask),
+        }
+    if family.startswith("qwen"):
+        (tile,), ((rows, columns),) = tiles, grids
+        cut = tile.reshape(3, rows // 2, 2, patch, columns // 2, 2, patch).transpose(1, 4, 2, 5, 0, 3, 6)
+        frames = np.repeat(cut[:, :, :, :, :, None], 2, axis=5)
+        return {
+            "pixel_values": torch.tensor(frames.reshape(rows * columns, -1)),
+            "image_grid_thw": torch.tensor([[1, rows, columns]]),
         }
     stacked = torch.tensor(np.stack(tiles))
     return {"pixel_values": stacked[None] if family in ("idefics3", "smolvlm") else stacked}

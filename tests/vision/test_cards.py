@@ -96,6 +96,7 @@ def test_a_model_of_text_has_no_card_and_needs_no_reason(tmp_path: Path) -> None
     ("config", "words"),
     [
         ({"model_type": "gemma3", "vision_config": {}}, "both directions"),
+        ({"model_type": "qwen3_5", "vision_config": {}}, "three positions"),
         ({"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}, "Pixtral"),
         ({"model_type": "paligemma", "vision_config": {}}, "not known"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,9 +14,12 @@ from tests.support.engines import engine_options, finish
 from tests.support.eyes import request_of
 from tests.support.images import Picture
 from tests.vision.checkpoints import NAMES, case, write
-from tests.vision.test_towers import tower_of
+from tests.vision.make_cases import pixels_of
+from tests.vision.test_towers import ROTATED, tower_of
+from zmqengine.engine.interface import RowImage, RowRequest
 from zmqengine.engine.load.loader import load
 from zmqengine.engine.open import open_mlx_engine
+from zmqengine.vision_card import image_hash
 
 COUNT = 6
 
@@ -41,6 +45,8 @@ def test_a_checkpoint_sees_in_the_engine(name: str, tmp_path: Path) -> None:
     run = finish(opened.engine)
     assert not run.failures
 
+    if name in ROTATED:
+        return
     model, tower = load(str(directory)).model, tower_of(directory)
     tokens = mx.array(list(request.prompt))
     embedded = model.language_model.model.embed_tokens(tokens)
@@ -54,4 +60,36 @@ def test_a_checkpoint_sees_in_the_engine(name: str, tmp_path: Path) -> None:
         embedded[mx.array(image.at + np.flatnonzero(span == card.token))] = job.features().main
     steps = generate_step(tokens, model, max_tokens=COUNT, input_embeddings=embedded)
     assert run.ids(0) == [int(token) for _, (token, _) in zip(range(COUNT), steps, strict=False)]
+    opened.engine.close()
+
+
+@pytest.mark.parametrize(("chunk", "alone"), [(512, True), (7, False)])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_transformers(name: str, chunk: int, alone: bool, tmp_path: Path) -> None:
+    """From pixels to tokens, in chunks of any length, beside a row of text, twice: found in the prefix cache, too."""
+    given = case(name)
+    options = engine_options({"prefill_chunk": chunk, "prefill_chunk_idle": chunk, "warm_up_s": 0.0})
+    opened = open_mlx_engine(str(write(tmp_path, given)), options)
+    card = opened.engine.info.vision
+    assert card is not None
+    images, places = [], [place for place, token in enumerate(given["prompt"]) if token == given["token"]]
+    for grids in given["images"]:
+        own, places = places[: card.features(grids)], places[card.features(grids) :]
+        pixels = pixels_of(grids, given["patch"], given["seed"]).tobytes()
+        made = [(rows, columns) for rows, columns in grids]
+        images.append(
+            RowImage(image_hash(card.kind, made, pixels), own[0], own[-1] + 1 - own[0], made, pixels)
+        )
+    count = len(given["greedy"])
+    request = RowRequest(0, given["prompt"], count, images=images)
+    if alone:
+        opened.engine.insert([request])
+        assert finish(opened.engine).ids(0) == given["greedy"]
+    else:
+        beside = RowRequest(1, [6, 7, 8] * 9, count + 9)
+        opened.engine.insert([request, beside])
+        run = finish(opened.engine)
+        assert run.ids(0) == given["greedy"]
+        opened.engine.insert([replace(request, row=2)])
+        assert finish(opened.engine, run).ids(2) == given["greedy"]
     opened.engine.close()

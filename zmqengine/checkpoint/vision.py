@@ -39,6 +39,11 @@ class VisionRecipe:
     std: tuple[float, ...]
     config: dict[str, Any]
 
+    @property
+    def has_three_positions(self) -> bool:
+        """Whether its text model gives a token three positions."""
+        return self.family == "qwen"
+
 
 def read_vision(directory: Path, tokenizer_json: bytes) -> VisionRecipe | None:
     """The recipe of a model's directory; None for a model that sees nothing, or whose images are not supported.
@@ -46,13 +51,16 @@ def read_vision(directory: Path, tokenizer_json: bytes) -> VisionRecipe | None:
     `tokenizer_json` is its tokenizer. Raises `ModelLoadError` for a checkpoint that lacks what the card says.
     """
     config = _json(directory / "config.json")
-    found = _FAMILIES.get(_model_type(config))
-    if found is None or not _looks_as_known(config):
-        return None
-    family, mean_and_std, make = found
-    given = _Given(
-        config, _image_processor(directory), _processor(directory), Tokenizer.from_buffer(tokenizer_json)
-    )
+    has_tower = isinstance(config.get("vision_config"), dict)
+    return recipe_of(directory, tokenizer_json) if has_tower and why_blind(directory) is None else None
+
+
+def recipe_of(directory: Path, tokenizer_json: bytes) -> VisionRecipe:
+    """The recipe of a model of a known family, whether or not its text model can read the features."""
+    config = _json(directory / "config.json")
+    family, mean_and_std, make = _FAMILIES[_model_type(config)]
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    given = _Given(config, _image_processor(directory), _processor(directory), tokenizer)
     try:
         card = make(given)
     except (KeyError, TypeError, IndexError) as error:
@@ -72,10 +80,13 @@ def why_blind(directory: Path) -> str | None:
     kind = _model_type(config)
     if "vision_config" not in config and "vision_tower" not in config:
         return None
-    if kind in _FAMILIES and _looks_as_known(config):
+    if kind in _FAMILIES and kind not in _REFUSED and _looks_as_known(config):
         return None
-    reason = _REFUSED.get(kind, "its vision tower is not known here")
-    known = ", ".join(sorted(_FAMILIES))
+    unknown = (
+        "only one with Pixtral's tower is known" if kind == "llava" else "its vision tower is not known here"
+    )
+    reason = _REFUSED.get(kind, unknown)
+    known = ", ".join(sorted(set(_FAMILIES) - set(_REFUSED)))
     return f"images of a {kind or 'model of no type'} are not supported: {reason}; a model of {known} sees"
 
 
@@ -244,13 +255,21 @@ _FAMILIES: dict[str, tuple[str, tuple[Sequence[float], Sequence[float]], _Make]]
     "smolvlm": ("siglip", _HALF, _idefics3),
     "internvl_chat": ("internvit", _IMAGENET, _internvl),
     "internvl": ("internvit", _IMAGENET, _internvl),
+    "qwen2_5_vl": ("qwen", _CLIP, _qwen),
+    "qwen3_vl": ("qwen", _HALF, _qwen),
+    "qwen3_vl_moe": ("qwen", _HALF, _qwen),
+    "qwen3_5": ("qwen", _HALF, _qwen),
+    "qwen3_5_moe": ("qwen", _HALF, _qwen),
 }
+_THREE_POSITIONS = "three positions for a token are computed for dense Qwen2.5-VL and Qwen3-VL alone"
 _REFUSED = {
+    "qwen3_vl_moe": _THREE_POSITIONS,
+    "qwen3_5": _THREE_POSITIONS,
+    "qwen3_5_moe": _THREE_POSITIONS,
     "gemma3": "the tokens of an image attend to each other in both directions, and here a prompt is read in chunks",
     "gemma3n": "its layers take more inputs than embeddings",
     "gemma4": "the tokens of an image attend to each other in both directions, and here a prompt is read in chunks",
     "mllama": "its text attends to images by layers of their own",
-    "llava": "only llava with Pixtral's tower is known",
 }
 
 

@@ -96,7 +96,7 @@ def open_mlx_engine(
     if loaded.vision is not None:
         report("reading the vision tower", None)
         eye = open_eye(loaded.directory, loaded.vision, loaded.model, opened.model, on_gpu=device.is_gpu)
-        parameter_bytes += eye.tower.parameter_bytes
+        parameter_bytes += 0 if eye is None else eye.tower.parameter_bytes
     loaded = replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     limit_mlx(limit, loaded.info.parameter_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,8 @@ class Row:
     verify block in flight. Before the row has caches, `computed_tokens` is the length that the prefix cache may
     provide. `prefill_tokens`: length of prompt, `emitted` and forced tokens; `ids`: their ids, features of
     images by names of their contents; `features`: each image with the places of its features in the prompt.
-    `offers`: blocks that
+    `positions` [3, tokens] of the tokens to prefill, where the model has three and the row has images; `shift`: how far
+    the positions behind them are ahead of the tokens. `offers`: blocks that
     become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks. Prefill stops
     at `branches`, positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in
     `tokens` of the first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of
@@ -59,12 +61,14 @@ class Row:
         "matcher",
         "max_tokens",
         "offers",
+        "positions",
         "prediction",
         "prefill_tokens",
         "prompt_tokens",
         "sampled",
         "sampling",
         "scope",
+        "shift",
         "speculate",
         "stop",
         "tokens",
@@ -72,7 +76,12 @@ class Row:
     )
 
     def __init__(
-        self, request: RowRequest, vocab_size: int, context_tokens: int, image_token: int = -1
+        self,
+        request: RowRequest,
+        vocab_size: int,
+        context_tokens: int,
+        image_token: int = -1,
+        merge: int = 0,
     ) -> None:
         self.id = request.row
         forced = request.forced[len(request.emitted) :]
@@ -107,6 +116,11 @@ class Row:
         for image in request.images:
             span = np.array(self.tokens[image.at : image.at + image.tokens])
             self.features.append((image, image.at + np.flatnonzero(span == image_token)))
+        self.positions: np.ndarray | None = None
+        self.shift = 0
+        if merge and self.features:
+            self.positions = three_positions(self.prefill_tokens, self.features, merge)
+            self.shift = int(self.positions[0, -1]) + 1 - self.prefill_tokens
         self.grammar = request.grammar
         self.matcher = None if request.grammar is None else request.grammar.start(request.emitted)
 
@@ -154,3 +168,29 @@ class Row:
 def constraint_failure(row: int, reason: object) -> RowFailure:
     """The failure of a row whose output left its constraint or met a limit of it."""
     return RowFailure(row, f"the constraint failed: {reason}", ConstraintFailed.code)
+
+
+def three_positions(length: int, features: Sequence[tuple[RowImage, np.ndarray]], merge: int) -> np.ndarray:
+    """Frame, row and column of each token, [3, length]; cells of an image have `merge` patches a side.
+
+    A text token is one further than the one before. An image is one frame, at the next position, and the text behind it
+    follows its longer side.
+    """
+    found = np.zeros((3, length), np.int32)
+    place, position = 0, 0
+    for image, places in features:
+        before = int(places[0]) - place
+        found[:, place : place + before] = position + np.arange(before)
+        position += before
+        # Tokens between features stand where the image begins.
+        found[:, int(places[0]) : int(places[-1]) + 1] = position
+        start = 0
+        for grid in image.grids:
+            rows, columns = (side // merge for side in grid)
+            own = places[start : start + rows * columns]
+            found[1, own] += np.repeat(np.arange(rows), columns)
+            found[2, own] += np.tile(np.arange(columns), rows)
+            start += rows * columns
+        place, position = int(places[-1]) + 1, position + max(max(grid) for grid in image.grids) // merge
+    found[:, place:] = position + np.arange(length - place)
+    return found

@@ -16,8 +16,12 @@ from mlx.nn.layers.base import Module
 
 from zmqengine.engine.models.mlx_lm import model_classes
 
-MODEL_TYPES = ("pixtral", "llava", "mistral3", "lfm2_vl", "idefics3", "smolvlm", "internvl_chat", "internvl")
-"""Model types whose text part is one of mlx-lm's, unchanged."""
+MODEL_TYPES = (
+    "pixtral", "llava", "mistral3", "lfm2_vl", "idefics3", "smolvlm", "internvl_chat", "internvl", "qwen2_5_vl",
+    "qwen3_vl",
+)  # fmt: skip
+"""Model types whose text part is one of mlx-lm's, but for positions."""
+_TEXT_TYPES = {"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 
 ModelClasses = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
 
@@ -42,7 +46,13 @@ def classes_of(directory: Path) -> ModelClasses:
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a config that is of the text model, with its positions where every model of mlx-lm looks for them."""
-    text = dict(config.get("text_config") or config.get("llm_config") or {})
+    # Qwen2.5-VL was published with both parts in one.
+    flat = config if config.get("model_type") == "qwen2_5_vl" else {}
+    text = dict(config.get("text_config") or config.get("llm_config") or flat)
+    text["model_type"] = _TEXT_TYPES.get(str(text.get("model_type")), text.get("model_type"))
+    if "mrope_section" in (text.get("rope_scaling") or {}):
+        # For text alone it is no scaling.
+        del text["rope_scaling"]
     # transformers >= 5 nests what mlx-lm's Llama and Qwen2 read beside the other fields, or else replace by a default.
     nested = text.get("rope_parameters") or {}
     if "rope_theta" in nested:
@@ -59,9 +69,8 @@ def text_classes(config: dict[str, Any], *, is_tied: bool) -> tuple[type[Any], t
     """
     text = text_config(config)
     # The defaults of transformers, where a config leaves out what equals them.
-    text.setdefault(
-        "model_type", "mistral" if config["model_type"] in ("pixtral", "llava", "mistral3") else "llama"
-    )
+    is_mistral = config["model_type"] in ("pixtral", "llava", "mistral3")
+    text["model_type"] = text["model_type"] or ("mistral" if is_mistral else "llama")
     text["tie_word_embeddings"] = is_tied
     made, arguments = model_classes(text)
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
-from zmqengine.engine.models.decoder_weights import DecoderWeights, Layer, Linear, Norm
+from zmqengine.engine.models.decoder_weights import DecoderWeights, HeadShape, Layer, Linear, Norm
 from zmqengine.engine.models.mlx_lm import KVCache, RotatingKVCache
-from zmqengine.engine.models.ops import QKV, Ops
+from zmqengine.engine.models.ops import QKV, Ops, rotate_by
+from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 
 WIDTH_MAX = 8
@@ -49,6 +50,21 @@ class StepSegment(Protocol):
         """Embeddings [rows, width, dim] in place of those of the tokens, or None."""
         ...
 
+    @property
+    def positions(self) -> mx.array | None:
+        """Three positions of each token, [3, rows, width]; None where they follow from the caches."""
+        ...
+
+    @property
+    def shift(self) -> mx.array | None:
+        """Numbers [rows] to add to the positions that follow from the caches, or None."""
+        ...
+
+    @property
+    def deep(self) -> Sequence[mx.array]:
+        """Numbers [rows, width, dim] to add to the hidden states behind each of the first layers."""
+        ...
+
 
 class DecoderModel:
     """A model of the family, with the interface of mlx-lm's models. Caches are mlx-lm's or those of a `KVBatch`."""
@@ -57,6 +73,8 @@ class DecoderModel:
         self.layers = weights.layers
         self.weights = weights
         self.ops = ops
+        self.axes: Axes | None = None
+        """Axes of the model, where it has three positions for a token."""
         self._heads = [layer.heads for layer in weights.layers]
         windows = [heads.window for heads in self._heads]
         # Window (None for full attention) -> the first layer that has it: such layers share a mask.
@@ -78,21 +96,24 @@ class DecoderModel:
         inputs: mx.array,
         cache: list[Any] | None = None,
         input_embeddings: mx.array | None = None,
+        positions: mx.array | None = None,
+        shift: mx.array | None = None,
+        deep: Sequence[mx.array] = (),
     ) -> mx.array:
-        """Logits [rows, width, vocab] for `inputs` [rows, width], or for embeddings in their place."""
+        """Logits [rows, width, vocab] for `inputs` [rows, width]; the rest as in `StepSegment`."""
         rows, width = inputs.shape
         caches = self.make_cache() if cache is None else cache
-        if input_embeddings is not None:
-            flat = input_embeddings.reshape(rows * width, -1)
-            (logits,) = self._run(flat, [_Attention(self, inputs, caches)])
+        if input_embeddings is not None or positions is not None:
+            flat = self._embedded(inputs, input_embeddings)
+            (logits,) = self._run(flat, [_Attention(self, inputs, caches, positions, shift, deep)])
             return logits.reshape(rows, width, -1)
         # Of the last layer: mlx-lm's caches change their offset in place when they are written.
-        offset = caches[-1].offset
+        offset = caches[-1].offset if shift is None else caches[-1].offset + shift
         traced = None
         if isinstance(offset, mx.array) and width <= WIDTH_MAX:
             traced = self._traces.calls.get((rows, width)) or self._traces.of(rows, width)
         if traced is None:
-            (logits,) = self._run(self._embedded(inputs), [_Attention(self, inputs, caches)])
+            (logits,) = self._run(self._embedded(inputs), [_Attention(self, inputs, caches, shift=shift)])
             return logits.reshape(rows, width, -1)
         masks = {}
         for window, first in self.windows:
@@ -113,7 +134,9 @@ class DecoderModel:
 
     def packed(self, segments: Sequence[StepSegment]) -> list[mx.array]:
         """Logits [rows, width, vocab] of each segment, lazy: unused ones are not computed."""
-        steps = [_Attention(self, segment.inputs, segment.caches) for segment in segments]
+        steps = [
+            _Attention(self, one.inputs, one.caches, one.positions, one.shift, one.deep) for one in segments
+        ]
         if all(segment.embeddings is None for segment in segments):
             hidden = self._embedded(mx.concatenate([segment.inputs.reshape(-1) for segment in segments]))
         else:
@@ -155,13 +178,14 @@ class DecoderModel:
             attended = []
             for step, span in zip(steps, spans, strict=True):
                 own = product if len(steps) == 1 else product[span]
-                attended.append(
-                    _by_token(step.attend(number, ops.rotate(own, layer.heads, step.offset, step.rows)))
-                )
+                attended.append(_by_token(step.attend(number, step.rotate(own, layer.heads))))
             if number == len(self.layers) - 1:
                 break
             every = attended[0] if len(steps) == 1 else mx.concatenate(attended)
             hidden, normed = _after_attention(ops, layer, norm, hidden, every)
+            if any(number < len(step.deep) for step in steps):
+                hidden = hidden + mx.concatenate([step.deep_behind(number, hidden) for step in steps])
+                normed = ops.norm(hidden, norm)
         return hidden, attended, spans
 
     def _logits(
@@ -202,19 +226,44 @@ class DecoderModel:
 class _Attention:
     """Attention of one segment of a step in every layer.
 
-    `offset`: position of each row's first token, [rows], or a number for a single row.
+    `offset`: position of each row's first token, [rows], or a number for a single row. The rest is as in `StepSegment`.
     """
 
-    def __init__(self, model: DecoderModel, inputs: mx.array, caches: list[Any]) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        inputs: mx.array,
+        caches: list[Any],
+        positions: mx.array | None = None,
+        shift: mx.array | None = None,
+        deep: Sequence[mx.array] = (),
+    ) -> None:
         self.rows, self.width = inputs.shape
         self.tokens = self.rows * self.width
-        self.offset: mx.array | int = caches[-1].offset
+        self.offset: mx.array | int = caches[-1].offset if shift is None else caches[-1].offset + shift
+        self.deep = deep
+        self._angles: tuple[mx.array, mx.array] | None = None
+        if positions is not None:
+            assert model.axes is not None, "the model has three positions for a token"
+            self._angles = angles(positions, model.axes, model.layers[0].heads.rotation)
         self._ops = model.ops
         self._layers = model.layers
         self._caches = caches
         self._masks = {
             window: model.ops.mask(caches[first], self.width, window) for window, first in model.windows
         }
+
+    def rotate(self, product: mx.array, heads: HeadShape) -> QKV:
+        """Queries, keys and values of the segment's tokens."""
+        if self._angles is None:
+            return self._ops.rotate(product, heads, self.offset, self.rows)
+        return rotate_by(product, heads, self._angles, self.rows)
+
+    def deep_behind(self, number: int, hidden: mx.array) -> mx.array:
+        """Numbers [tokens, dim] to add to hidden states behind a layer."""
+        if number < len(self.deep):
+            return self.deep[number].reshape(self.tokens, -1).astype(hidden.dtype)
+        return mx.zeros((self.tokens, hidden.shape[-1]), hidden.dtype)
 
     def attend(self, number: int, qkv: QKV) -> mx.array:
         """Write keys and values of one layer, and attend; returns [rows, heads, width, dim]."""

@@ -135,12 +135,8 @@ class PlainOps:
 
     def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
         """See `Ops`."""
-        count, rotated_count, dim = heads.heads, heads.heads + heads.key_heads, heads.dim
-        every = product.reshape(rows, -1, rotated_count + heads.key_heads, dim).transpose(0, 2, 1, 3)
-        rotated, values = every[:, :rotated_count], every[:, rotated_count:]
-        if heads.norms is not None:
-            rotated = mx.fast.rms_norm(rotated, None, heads.norms.eps) * heads.norms.both
-        rotation = heads.rotation
+        count, rotation = heads.heads, heads.rotation
+        rotated, values = _normed_heads(product, heads, rows)
         if rotation.factor != 1.0:
             rotated = rotated.at[..., : rotation.dims].multiply(rotation.factor)
         rotated = mx.fast.rope(
@@ -211,6 +207,29 @@ class PlainOps:
             shares = shares / mx.sum(shares, axis=-1, keepdims=True)
         found = _each_expert(inputs, chosen, experts)
         return (found * shares[..., None]).sum(axis=-2).astype(found.dtype)
+
+
+def rotate_by(product: mx.array, heads: HeadShape, angles: tuple[mx.array, mx.array], rows: int) -> QKV:
+    """Queries, keys and values as `PlainOps.rotate`, by cosines and sines [rows, 1, width, pairs]."""
+    normed, values = _normed_heads(product, heads, rows)
+    cos, sin = angles
+    dims = heads.rotation.dims
+    first, second = mx.split(normed[..., :dims].astype(mx.float32), 2, axis=-1)
+    rotated = mx.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    rotated = rotated.astype(normed.dtype)
+    if dims < heads.dim:
+        rotated = mx.concatenate([rotated, normed[..., dims:]], axis=-1)
+    return rotated[:, : heads.heads], rotated[:, heads.heads :], values
+
+
+def _normed_heads(product: mx.array, heads: HeadShape, rows: int) -> tuple[mx.array, mx.array]:
+    """Queries and keys together, normed where the model does, and values: [rows, heads, width, dim]."""
+    rotated_count = heads.heads + heads.key_heads
+    every = product.reshape(rows, -1, rotated_count + heads.key_heads, heads.dim).transpose(0, 2, 1, 3)
+    rotated, values = every[:, :rotated_count], every[:, rotated_count:]
+    if heads.norms is not None:
+        rotated = mx.fast.rms_norm(rotated, None, heads.norms.eps) * heads.norms.both
+    return rotated, values
 
 
 def shape_of(linear: Linear) -> object:

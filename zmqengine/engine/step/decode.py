@@ -34,6 +34,7 @@ from zmqengine.engine.sampling.sampler import Mask, Sampler
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 from zmqengine.engine.step.inflight import InflightStep
 from zmqengine.engine.step.packed import Segment
+from zmqengine.engine.vision.seeing import shift
 
 
 class Planner(Protocol):
@@ -113,7 +114,7 @@ class DecodeBatch:
         self._block = self._plan(may_speculate) if previous is None else None
         inputs = self._block.inputs if self._block is not None else self._last_tokens(previous)
         is_idle = previous is None and not self._start_computes
-        return Segment(inputs, self.kv.begin_step(inputs, idle=is_idle))
+        return Segment(inputs, self.kv.begin_step(inputs, idle=is_idle), shift=shift(self.rows))
 
     def complete(self, logits: mx.array, result: StepResult) -> None:
         """Launch the step that `begin` began, with these `logits`, and report the tokens of the one before."""

@@ -110,7 +110,7 @@ class MlxEngine:
         self._seeing: Seeing | None = None
         if eye is not None:
             self._seeing = Seeing(eye, images_bytes_max, info.image_patches_max)
-        self._image_token = -1 if eye is None else eye.card.token
+        self._images = (-1, 0) if eye is None else (eye.card.token, eye.positions_merge)
         self._saw = False
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.uncacheable_reason:
@@ -132,7 +132,7 @@ class MlxEngine:
                     raise ValueError("this row is already in the engine")
                 if len(self._rows) >= self.rows_max:
                     raise ValueError(f"all {self.rows_max} rows are taken")
-                row = Row(request, self.info.vocab_size, self.info.context_tokens, self._image_token)
+                row = Row(request, self.info.vocab_size, self.info.context_tokens, *self._images)
             except ConstraintBroken as error:
                 failures.append(constraint_failure(request.row, error))
             except Exception as error:  # noqa: BLE001 - one bad row must not lose the others

@@ -19,11 +19,15 @@ class Segment(NamedTuple):
     """Rows that attend together: `inputs` [rows, width] are their next tokens, `caches` one for each layer.
 
     `embeddings` [rows, width, dim] stand in place of those of the tokens, where some tokens are features of images.
+    `positions`, `shift` and `deep` are as in `models.decoder.StepSegment`, for models that have such.
     """
 
     inputs: mx.array
     caches: Caches
     embeddings: mx.array | None = None
+    positions: mx.array | None = None
+    shift: mx.array | None = None
+    deep: Sequence[mx.array] = ()
 
 
 def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
@@ -31,9 +35,15 @@ def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
     if len(segments) > 1 and hasattr(model, "packed"):
         logits: list[mx.array] = model.packed(segments)
         return logits
-    return [
-        model(segment.inputs, cache=segment.caches)
-        if segment.embeddings is None
-        else model(segment.inputs, cache=segment.caches, input_embeddings=segment.embeddings)
-        for segment in segments
-    ]
+    return [_alone(model, segment) for segment in segments]
+
+
+def _alone(model: Any, segment: Segment) -> Any:
+    given: dict[str, Any] = {
+        "input_embeddings": segment.embeddings,
+        "positions": segment.positions,
+        "shift": segment.shift,
+        "deep": segment.deep or None,
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    return model(segment.inputs, cache=segment.caches, **known)

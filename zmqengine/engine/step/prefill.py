@@ -26,7 +26,7 @@ from zmqengine.engine.sampling.sampler import LogprobArrays, measure, read_logpr
 from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
-from zmqengine.engine.vision.seeing import Seeing
+from zmqengine.engine.vision.seeing import Seeing, positions
 from zmqengine.sampling_params import TOKEN_ID_MAX
 
 # A chunk shorter than this is not worth a model call of its own.
@@ -229,10 +229,18 @@ class Prefill:
         """The tokens of a row up to `end`, as a segment of a step."""
         assert row.caches is not None
         inputs = kv.begin_row_prefill(row.caches, row.tokens[row.computed_tokens : end])
-        return Segment(inputs, row.caches, self._embeddings(inputs, [row]))
+        return self._seeing_segment(inputs, row.caches, [row])
 
-    def _embeddings(self, inputs: mx.array, rows: Sequence[Row]) -> mx.array | None:
-        return None if self._seeing is None else self._seeing.embeddings(inputs, rows)
+    def _seeing_segment(self, inputs: mx.array, caches: Caches, rows: Sequence[Row]) -> Segment:
+        if self._seeing is None:
+            return Segment(inputs, caches)
+        return Segment(
+            inputs,
+            caches,
+            self._seeing.embeddings(inputs, rows),
+            positions=positions(inputs, rows),
+            deep=self._seeing.deep(inputs, rows),
+        )
 
     def _complete_slice(self, row: Row, segment: Segment) -> None:
         """Start a segment of one row, and offer its caches to the prefix cache where it ends at a branch."""
@@ -254,7 +262,7 @@ class Prefill:
             unread = [row.tokens[row.computed_tokens : row.prefill_tokens - 1] for row in rows]
             merged = self._merge(rows)
             inputs = merged.caches.begin_prefill(unread)
-            segment = Segment(inputs, merged.caches.caches, self._embeddings(inputs, rows))
+            segment = self._seeing_segment(inputs, merged.caches.caches, rows)
             self._begun.append(_Begun(rows, segment, merged))
 
     def _complete_group(self, rows: list[Row], segment: Segment, caches: kv.KVBatch) -> None:

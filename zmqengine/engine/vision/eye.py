@@ -18,11 +18,15 @@ norm or scale that the model applies there."""
 
 @dataclass(frozen=True, slots=True)
 class Eye:
-    """A tower, the card that says how images come to it, and `embed` of the text model."""
+    """A tower, the card that says how images come to it, and `embed` of the text model.
+
+    `positions_merge`: patches a side of a cell where the text model has three positions for a token, else 0.
+    """
 
     card: VisionCard
     tower: Tower
     embed: Embed
+    positions_merge: int = 0
 
     def largest_patches(self, bytes_max: int) -> int:
         """The most patches of an image whose computation stays within `bytes_max`; 0 if none does."""

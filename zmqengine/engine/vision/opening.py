@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from zmqengine.checkpoint.vision import VisionRecipe
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.positions import axes_of
 from zmqengine.engine.vision.eye import Embed, Eye
 from zmqengine.engine.vision.tower import Tower
 from zmqengine.engine.vision.towers.muse_spark import MuseSparkTower
 from zmqengine.engine.vision.towers.opening import open_tower
 from zmqengine.errors import ModelLoadError
 
+log = logging.getLogger("zmqengine.engine")
 
-def open_eye(directory: Path, recipe: VisionRecipe, network: Any, model: Any, *, on_gpu: bool) -> Eye:
+
+def open_eye(directory: Path, recipe: VisionRecipe, network: Any, model: Any, *, on_gpu: bool) -> Eye | None:
     """The eye of a checkpoint: its tower, and the embeddings of `model`, which runs the text of mlx-lm's `network`.
 
-    Raises `ModelLoadError`.
+    None where nothing that is opened here can read its features. Raises `ModelLoadError`.
     """
     if recipe.family == "muse_spark":
         muse = MuseSparkTower(network, recipe.mean, recipe.std)
         return Eye(recipe.card, muse, muse.embed)
     tower: Tower = open_tower(directory, recipe, on_gpu=on_gpu)
-    return Eye(recipe.card, tower, _embed_of(model))
+    if not recipe.has_three_positions:
+        return Eye(recipe.card, tower, _embed_of(model))
+    text = recipe.config.get("text_config") or recipe.config
+    axes = axes_of(text, is_interleaved=recipe.config["model_type"] != "qwen2_5_vl")
+    if not isinstance(model, DecoderModel) or axes is None:
+        log.warning("the model sees nothing: three positions for a token are computed by the decoder alone")
+        return None
+    model.axes = axes
+    return Eye(recipe.card, tower, model.embed, recipe.card.merge)
 
 
 def _embed_of(model: Any) -> Embed:

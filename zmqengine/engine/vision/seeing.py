@@ -107,22 +107,62 @@ class Seeing:
 
         None if no row has a feature among them.
         """
+        found = self._within(inputs, rows)
+        if not found:
+            return None
+        embedded = self._eye.embed(inputs)
+        for place, columns, features, within in found:
+            own = features.main[mx.array(within)]
+            embedded[place, mx.array(columns)] = own.astype(embedded.dtype)
+        return embedded
+
+    def deep(self, inputs: mx.array, rows: Sequence[Row]) -> list[mx.array]:
+        """Deep features in their places among zeros, [rows, width, dim] for each of the first layers that have some."""
+        found = self._within(inputs, rows)
+        made = []
+        for number in range(self._eye.tower.deep_layers if found else 0):
+            first = found[0][2].deep[number]
+            numbers = mx.zeros((*inputs.shape, first.shape[-1]), first.dtype)
+            for place, columns, features, within in found:
+                numbers[place, mx.array(columns)] = features.deep[number][mx.array(within)]
+            made.append(numbers)
+        return made
+
+    def _within(
+        self, inputs: mx.array, rows: Sequence[Row]
+    ) -> list[tuple[int, np.ndarray, Features, np.ndarray]]:
+        """Features among `inputs`: the place of a row, columns, the features of an image, and which of them."""
         found = []
         for place, row in enumerate(rows):
             end = min(row.computed_tokens + inputs.shape[1], row.prefill_tokens - 1)
             for image, places in _ahead(row):
                 within = np.flatnonzero((places >= row.computed_tokens) & (places < end))
                 if len(within):
-                    found.append((place, row, image, places[within] - row.computed_tokens, within))
-        if not found:
-            return None
-        embedded = self._eye.embed(inputs)
-        for place, row, image, columns, within in found:
-            features = self._features[row.scope, image.hash].main[mx.array(within)]
-            embedded[place, mx.array(columns)] = features.astype(embedded.dtype)
-        return embedded
+                    features = self._features[row.scope, image.hash]
+                    found.append((place, places[within] - row.computed_tokens, features, within))
+        return found
 
 
 def _ahead(row: Row) -> list[tuple[RowImage, np.ndarray]]:
     """The images of a row with features that it has not read, and the places of their features in its prompt."""
     return [(image, places) for image, places in row.features if places[-1] >= row.computed_tokens]
+
+
+def positions(inputs: mx.array, rows: Sequence[Row]) -> mx.array | None:
+    """Three positions [3, rows, width] of `inputs` [rows, width], the next tokens of each row, if one has such."""
+    if all(row.positions is None for row in rows):
+        return None
+    width = inputs.shape[1]
+    found = np.zeros((3, len(rows), width), np.int32)
+    for place, row in enumerate(rows):
+        if row.positions is None:
+            found[:, place] = row.computed_tokens + np.arange(width)
+        else:
+            own = row.positions[:, row.computed_tokens : row.computed_tokens + width]
+            found[:, place, : own.shape[1]] = own
+    return mx.array(found)
+
+
+def shift(rows: Sequence[Row]) -> mx.array | None:
+    """How far positions are ahead of the tokens in each of `rows` that decode, [rows]; None if they are nowhere."""
+    return mx.array([row.shift for row in rows], mx.int32) if any(row.shift for row in rows) else None

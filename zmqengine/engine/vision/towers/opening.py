@@ -10,7 +10,7 @@ from zmqengine.engine.vision.towers.layered import LayeredTower, Normalisation
 from zmqengine.engine.vision.towers.parts import bytes_of, fill, tower_arrays
 from zmqengine.errors import ModelLoadError
 
-_ENCODERS = {"pixtral": "Pixtral", "siglip": "Siglip", "internvit": "InternVit"}
+_ENCODERS = {"pixtral": "Pixtral", "siglip": "Siglip", "internvit": "InternVit", "qwen": "QwenVision"}
 
 
 def open_tower(directory: Path, recipe: VisionRecipe, *, on_gpu: bool) -> LayeredTower:

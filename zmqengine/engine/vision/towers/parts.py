@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -31,28 +31,31 @@ def merge_cells(
     return cells.transpose(*order).reshape(tiles, rows * columns // merge**2, -1)
 
 
-def resize_table(table: mx.array, grid: tuple[int, int], *, antialias: bool) -> mx.array:
-    """A square table of positions [rows * columns, width] sampled bilinearly at another grid.
+Sampling = Literal["mean", "corners"]
+"""How a table of positions is read at another grid: torch's `interpolate` with `antialias`, or with `align_corners`."""
 
-    As torch's `interpolate` with `align_corners=False`: with `antialias` a smaller grid takes the mean of more rows.
-    """
+
+def resize_table(table: mx.array, grid: tuple[int, int], sampling: Sampling) -> mx.array:
+    """A square table of positions [rows * columns, width] sampled bilinearly at another grid."""
     side = round(table.shape[0] ** 0.5)
     if grid == (side, side):
         return table
-    by_row, by_column = (_samples(side, count, antialias=antialias) for count in grid)
+    by_row, by_column = (_samples(side, count, sampling) for count in grid)
     square = table.astype(mx.float32).reshape(side, side, -1)
     found = mx.einsum("rs,scw->rcw", by_row, square)
     found = mx.einsum("cs,rsw->rcw", by_column, found)
     return found.reshape(grid[0] * grid[1], -1).astype(table.dtype)
 
 
-def _samples(side: int, count: int, *, antialias: bool) -> mx.array:
+def _samples(side: int, count: int, sampling: Sampling) -> mx.array:
     """Weights [count, side] of a line of `side` numbers sampled at `count` places."""
-    scale = side / count
-    support = max(1.0, scale) if antialias else 1.0
-    centres = (mx.arange(count, dtype=mx.float32) + 0.5) * scale - 0.5
-    if not antialias:
-        centres = mx.clip(centres, 0, side - 1)
+    places = mx.arange(count, dtype=mx.float32)
+    if sampling == "corners":
+        centres, support = places * ((side - 1) / max(1, count - 1)), 1.0
+    else:
+        # A smaller grid takes the mean of more numbers.
+        scale = side / count
+        centres, support = (places + 0.5) * scale - 0.5, max(1.0, scale)
     distance = mx.abs(mx.arange(side, dtype=mx.float32)[None] - centres[:, None]) / support
     weights = mx.maximum(1 - distance, 0)
     return weights / weights.sum(axis=-1, keepdims=True)

@@ -77,7 +77,7 @@ class Siglip(Module):
     def start(self, patches: mx.array, grid: Grid) -> mx.array:
         """Embedded patches and their positions."""
         if self._resampled:
-            table = resize_table(self.position, grid, antialias=True)
+            table = resize_table(self.position, grid, "mean")
         else:
             table = self.position[fitted(grid, round(self.position.shape[0] ** 0.5))]
         made: mx.array = self.patch(patches) + table
