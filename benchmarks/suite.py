@@ -35,7 +35,7 @@ TIMEOUT_S = 60.0
 """Some servers lose connections when many arrive at once: the client must stop waiting for them."""
 
 
-class RowGroup(NamedTuple):
+class Part(NamedTuple):
     """One run of the suite; `model` is pico or a shape."""
 
     name: str
@@ -43,23 +43,23 @@ class RowGroup(NamedTuple):
     plan: Callable[[str, int], ServePlan | OverheadPlan]
 
 
-def parts(*, quick: bool) -> list[RowGroup]:
+def parts(*, quick: bool) -> list[Part]:
     """All runs, the most important first. `quick` is a smoke test."""
     return [
-        RowGroup("overhead-0.2m", HOST_SHAPE, lambda m, r: _overhead(m, r, quick, http=2, mlx_lm=True)),
-        RowGroup("overhead-pico", PICO, lambda m, r: _overhead(m, r, quick)),
-        RowGroup("overhead-25m", MODEL_SHAPE, lambda m, r: _overhead(m, r, quick, http=1, sizes=_REAL_SIZES)),
-        RowGroup("users-0.2m", HOST_SHAPE, lambda m, r: _serve(m, r, quick, ["users"], _host_sizes(quick))),
-        RowGroup("users-25m", MODEL_SHAPE, lambda m, r: _serve(m, r, quick, ["users"])),
-        RowGroup(
+        Part("overhead-0.2m", HOST_SHAPE, lambda m, r: _overhead(m, r, quick, http=2, mlx_lm=True)),
+        Part("overhead-pico", PICO, lambda m, r: _overhead(m, r, quick)),
+        Part("overhead-25m", MODEL_SHAPE, lambda m, r: _overhead(m, r, quick, http=1, sizes=_REAL_SIZES)),
+        Part("users-0.2m", HOST_SHAPE, lambda m, r: _serve(m, r, quick, ["users"], _host_sizes(quick))),
+        Part("users-25m", MODEL_SHAPE, lambda m, r: _serve(m, r, quick, ["users"])),
+        Part(
             "shapes-25m",
             MODEL_SHAPE,
             lambda m, r: _serve(m, min(r, 2), quick, SHAPES_OF_LOAD),
         ),
-        RowGroup("stress-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, STRESS)),
-        RowGroup("front-ends-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ("front-ends",))),
-        RowGroup("cancel-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ["cancel"], slots=True)),
-        RowGroup("two-models-25m", MODEL_SHAPE, lambda m, r: _two_models(m, r, quick)),
+        Part("stress-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, STRESS)),
+        Part("front-ends-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ("front-ends",))),
+        Part("cancel-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 2), quick, ["cancel"], slots=True)),
+        Part("two-models-25m", MODEL_SHAPE, lambda m, r: _two_models(m, r, quick)),
     ]
 
 
