@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from zmqengine import errors
 from zmqengine.cli.advice import one_line
 from zmqengine.cli.config_flags import flags_of
-from zmqengine.cli.options import given
+from zmqengine.cli.flags import given
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ZmqEngineError
 from zmqengine.option import option, options_of

@@ -48,3 +48,23 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(module)
     assert {name for name, modules in homes.items() if len(modules) > 1} <= SHARED_NAMES
+
+
+# Names of files that packages share for one subject: the sides of the wire, the entry points of two programs, rules of
+# the protocol beside the code that keeps them.
+SHARED_FILES = {
+    "__init__.py", "__main__.py", "control.py", "images.py", "keys.py", "logs.py", "main.py", "metrics.py",
+    "options.py", "session.py", "sessions.py",
+}  # fmt: skip
+# Names for two things, to be renamed.
+AMBIGUOUS_FILES = {"memory.py", "trial.py"}
+
+
+def test_a_file_name_of_engine_and_worker_means_one_thing() -> None:
+    """A file is searched for by its name; one that is taken needs a longer one."""
+    homes: dict[str, set[str]] = {}
+    for module, path in module_graph.modules().items():
+        homes.setdefault(path.name, set()).add(package_of(module))
+    ours = {"zmqengine.engine", "zmqengine.worker"}
+    taken = {name for name, packages in homes.items() if len(packages) > 1 and packages & ours}
+    assert taken <= SHARED_FILES | AMBIGUOUS_FILES

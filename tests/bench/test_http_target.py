@@ -13,8 +13,8 @@ from zmqengine.bench.load.measures import summarise, token_gaps_ms, ttft_ms
 from zmqengine.bench.targets.http_connection import HttpConnection, HttpOutcome
 from zmqengine.bench.targets.http_target import HttpSession
 from zmqengine.bench.targets.records import RequestRecord, RequestSpec
-from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetError, TargetSpec
+from zmqengine.bench.targets.target_sessions import open_session
 
 REQUEST = RequestSpec(text="once upon a", max_tokens=4)
 TIMEOUT_S = 60.0

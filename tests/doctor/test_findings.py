@@ -19,7 +19,7 @@ from zmqengine.doctor import machine, workers
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.front_ends import look_at_front_end
 from zmqengine.doctor.model import look_at_model
-from zmqengine.doctor.sockets import look_at_sockets
+from zmqengine.doctor.socket_directory import look_at_sockets
 from zmqengine.doctor.workers import look_at_worker
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker

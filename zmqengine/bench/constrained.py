@@ -30,8 +30,8 @@ from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.servers.started import StartPlan, started
 from zmqengine.bench.targets.records import RequestSpec
 from zmqengine.bench.targets.server_usage import ServerUsage
-from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetError, TargetSession, TargetSpec
+from zmqengine.bench.targets.target_sessions import open_session
 from zmqengine.protocol.messages import Constraint
 
 FREE, SEEN, NEW = "free", "constrained", "new schema"

@@ -28,8 +28,8 @@ from zmqengine.bench.rounds import Runner
 from zmqengine.bench.scenarios import scenario_named
 from zmqengine.bench.servers.bare_process import BareProcess
 from zmqengine.bench.servers.started import StartPlan, started
-from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetError, TargetSpec
+from zmqengine.bench.targets.target_sessions import open_session
 
 Progress = Callable[[str], None]
 

@@ -27,8 +27,8 @@ from zmqengine.bench.servers.bare_process import BareProcess
 from zmqengine.bench.servers.started import StartPlan, started
 from zmqengine.bench.targets.records import RequestSpec
 from zmqengine.bench.targets.server_usage import ServerUsage
-from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetError, TargetSpec
+from zmqengine.bench.targets.target_sessions import open_session
 
 BARE = "bare generator"
 Progress = Callable[[str], None]

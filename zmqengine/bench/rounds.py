@@ -13,10 +13,10 @@ from zmqengine.bench.load.prompts import Prompts
 from zmqengine.bench.load.worker_numbers import WorkerNumbers, figures
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.reports.report import Cell
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 from zmqengine.bench.targets.server_usage import ServerUsage
-from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetError, TargetSession, TargetSpec
+from zmqengine.bench.targets.target_sessions import open_session
 
 Progress = Callable[[str], None]
 WARM_UP_REQUESTS = 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from zmqengine.cli.options import WorkerTarget
+from zmqengine.cli.flags import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ConfigError, ZmqEngineError
 from zmqengine.protocol.addresses import ipc_path, resolve, start_command

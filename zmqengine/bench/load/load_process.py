@@ -15,8 +15,8 @@ import msgspec
 
 from zmqengine.bench.load.loops import closed_loop
 from zmqengine.bench.targets.records import RequestRecord, RequestSpec
-from zmqengine.bench.targets.sessions import open_session
 from zmqengine.bench.targets.target import TargetOutcome, TargetSpec
+from zmqengine.bench.targets.target_sessions import open_session
 
 try:
     # Reads HTTP streams in a third less time, which would otherwise count as the server's.

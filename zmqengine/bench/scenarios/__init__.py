@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zmqengine.bench.scenarios.context import Scenario
+    from zmqengine.bench.scenarios.long_context import Scenario
 
 SCENARIO_NAMES = (
     "users",

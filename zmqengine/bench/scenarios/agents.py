@@ -8,7 +8,7 @@ from zmqengine.bench.load.loops import collector_off
 from zmqengine.bench.load.measures import Measures, spread, summarise, ttft_ms
 from zmqengine.bench.load.prompts import Prompts
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 from zmqengine.bench.targets.records import RequestRecord, RequestSpec
 
 

@@ -7,7 +7,7 @@ import random
 from zmqengine.bench.load.loops import thinking_users
 from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 
 def cases(options: ScenarioOptions) -> list[str]:

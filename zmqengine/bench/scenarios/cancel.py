@@ -14,7 +14,7 @@ import numpy
 from zmqengine.bench.load.loops import collector_off, outcomes_of, streams_in_flight
 from zmqengine.bench.load.measures import Measures, summarise, ttft_ms
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 QUEUE_S = 0.05
 SETTLE_S = 0.3

@@ -6,7 +6,7 @@ from zmqengine.bench.load.load_process import LoadJob
 from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.load.processes import run_together
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 HINDERED = " hindered"
 

@@ -9,7 +9,7 @@ import numpy
 from zmqengine.bench.load.loops import collector_off, outcomes_of
 from zmqengine.bench.load.measures import Measures, longest_silence_ms, token_gaps_ms, ttft_ms
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 from zmqengine.bench.targets.records import RequestRecord
 from zmqengine.bench.targets.target import TargetError
 

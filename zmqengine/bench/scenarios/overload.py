@@ -5,7 +5,7 @@ from __future__ import annotations
 from zmqengine.bench.load.loops import open_loop
 from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 
 def cases(options: ScenarioOptions) -> list[str]:

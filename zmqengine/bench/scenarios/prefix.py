@@ -5,7 +5,7 @@ from __future__ import annotations
 from zmqengine.bench.load.loops import closed_loop
 from zmqengine.bench.load.measures import Measures, spread, summarise, ttft_ms
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 SAME, IN_TURN, TOGETHER = "the same", "in turn", "together"
 SUFFIX_TOKENS = 16

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zmqengine.bench.load.loops import open_loop
 from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 from zmqengine.bench.targets.target import TargetError
 
 SAMPLE = Path(__file__).parent / "sample_trace.jsonl"

@@ -8,7 +8,7 @@ import time
 from zmqengine.bench.load.loops import closed_loop
 from zmqengine.bench.load.measures import Measures, summarise
 from zmqengine.bench.options import ScenarioOptions
-from zmqengine.bench.scenarios.context import Context, Scenario
+from zmqengine.bench.scenarios.long_context import Context, Scenario
 from zmqengine.bench.targets.records import RequestSpec
 from zmqengine.bench.targets.target import TargetError, TargetOutcome
 

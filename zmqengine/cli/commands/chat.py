@@ -14,7 +14,7 @@ import click
 from zmqengine.cli.advice import one_line
 from zmqengine.cli.answer import write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import WorkerTarget, generation_options, given, model_option, worker_options
+from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
 from zmqengine.errors import ContextExceeded, ZmqEngineError
 from zmqengine_client import Client
 from zmqengine_client.images.sources import file_bytes

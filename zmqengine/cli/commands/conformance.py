@@ -6,7 +6,7 @@ import click
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import WorkerTarget, worker_options_or
+from zmqengine.cli.flags import WorkerTarget, worker_options_or
 from zmqengine.protocol.addresses import resolve
 from zmqengine_client.keys import keys_from_environment
 

@@ -9,14 +9,14 @@ import click
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import WorkerTarget, worker_options
+from zmqengine.cli.flags import WorkerTarget, worker_options
 from zmqengine.cli.quantities import byte_size
 from zmqengine.doctor.device_report import write_report
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.front_ends import look_at_front_end
 from zmqengine.doctor.machine import look_at_machine
 from zmqengine.doctor.model import look_at_model
-from zmqengine.doctor.sockets import look_at_sockets
+from zmqengine.doctor.socket_directory import look_at_sockets
 from zmqengine.doctor.workers import look_at_worker
 from zmqengine.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from zmqengine.cli.connection import connect
-from zmqengine.cli.options import WorkerTarget, worker_options
+from zmqengine.cli.flags import WorkerTarget, worker_options
 
 
 @click.command()

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import WorkerTarget, given, model_option, worker_options
+from zmqengine.cli.flags import WorkerTarget, given, model_option, worker_options
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ContextExceeded
 from zmqengine_client import Client

@@ -11,7 +11,7 @@ import msgspec
 from zmqengine.cli.advice import EXIT_INTERRUPTED
 from zmqengine.cli.answer import WrittenAnswer, write_answer
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import WorkerTarget, generation_options, given, model_option, worker_options
+from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
 
 
 @click.command()

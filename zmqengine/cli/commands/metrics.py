@@ -7,7 +7,7 @@ import contextlib
 import click
 
 from zmqengine.cli.connection import connect, launched_models, worker_addresses
-from zmqengine.cli.options import WorkerTarget, several_workers_options
+from zmqengine.cli.flags import WorkerTarget, several_workers_options
 
 
 @click.command()

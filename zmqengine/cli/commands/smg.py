@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from zmqengine.cli.connection import keys_of
-from zmqengine.cli.options import WorkerTarget, worker_options
+from zmqengine.cli.flags import WorkerTarget, worker_options
 
 
 @click.command()

@@ -14,7 +14,7 @@ import msgspec
 
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import connect, launched_models
-from zmqengine.cli.options import WorkerTarget, worker_options
+from zmqengine.cli.flags import WorkerTarget, worker_options
 from zmqengine.cli.quantities import count, duration, memory_line, shown
 from zmqengine.protocol.launcher import ModelEntry, ModelList
 from zmqengine.protocol.messages import Description, SessionInfo, Status

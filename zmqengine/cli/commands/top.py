@@ -8,7 +8,7 @@ import sys
 import click
 
 from zmqengine.cli.connection import keys_of, worker_addresses
-from zmqengine.cli.options import WorkerTarget, several_workers_options
+from zmqengine.cli.flags import WorkerTarget, several_workers_options
 
 
 @click.command()

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.options import WorkerTarget, worker_options
+from zmqengine.cli.flags import WorkerTarget, worker_options
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from zmqengine.cli.config_flags import flags_of
-from zmqengine.cli.options import given
+from zmqengine.cli.flags import given
 from zmqengine.config import WorkerConfig
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from zmqengine.cli.options import WorkerTarget
+from zmqengine.cli.flags import WorkerTarget
 from zmqengine_client import Client, TextStream
 
 CALLS_MAX = 3

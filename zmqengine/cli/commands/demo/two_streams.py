@@ -21,7 +21,7 @@ import click
 
 from zmqengine.cli.commands.demo.tools import run_tools
 from zmqengine.cli.connection import connect, loading
-from zmqengine.cli.options import WorkerTarget
+from zmqengine.cli.flags import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine
 from zmqengine.errors import NotReady, WorkerLost
 from zmqengine_client import Client
