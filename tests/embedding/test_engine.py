@@ -128,6 +128,17 @@ def test_a_row_that_leaves_takes_its_texts_along() -> None:
     assert sum(model.batches) < 50
 
 
+def test_a_part_of_few_tokens_has_several_layers(tmp_path: Path) -> None:
+    """A query is one wait for the device; a large batch is a layer at a time, so that streams wait no longer."""
+    model = engine_of(write(tmp_path, case("bert-mean")))._model  # type: ignore[attr-defined]
+    made = []
+    for tokens_max, parts in ((4, [4, 4, 4]), (8, [8, 4]), (100, [12])):
+        job = model.begin([[7, 8, 9, 10]], [])
+        assert [job.step(tokens_max) for _ in parts] == parts
+        made.append(job.result())
+    np.testing.assert_allclose(made, [made[0]] * 3, atol=1e-6)
+
+
 def test_numbers_that_are_not_finite_end_their_row_alone(tmp_path: Path) -> None:
     """A checkpoint with a broken array gives an error and no NaN."""
     given = case("bert-mean")
@@ -294,6 +305,14 @@ def test_older_checkpoints_name_their_pooling_by_flags(tmp_path: Path) -> None:
     }
     (directory / "1_Pooling" / "config.json").write_text(json.dumps(flags))
     assert read_recipe(directory).pooling == "cls"
+
+
+def test_a_conversion_without_its_pooling_is_refused(tmp_path: Path) -> None:
+    """The mean of a model that wants its first token would be another vector without an error."""
+    directory = write(tmp_path, case("bert-cls-tanh"))
+    (directory / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks 1_Pooling/config\.json, which modules.json names: copy"):
+        read_recipe(directory)
 
 
 def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -177,6 +177,12 @@ def _after_transformer(
     pooling: Pooling | None = None
     dense = []
     for kind, path in modules:
+        if kind in ("Pooling", "Dense") and not (directory / path / "config.json").is_file():
+            # Conversions for MLX take the files of the top directory only.
+            raise ModelLoadError(
+                f"{directory} lacks {path}/config.json, which modules.json names: copy {path} from the checkpoint that "
+                "it was converted from, as vectors depend on it"
+            )
         if kind == "Pooling":
             pooling = _pooling(_json(directory / path / "config.json"))
         elif kind == "Dense":

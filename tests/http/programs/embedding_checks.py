@@ -5,8 +5,12 @@ What is not installed is passed over.
 
 # mypy: ignore-errors
 import json
+import os
 import sys
 import traceback
+
+# litellm waits for a list of prices from the network, three times, when it is imported.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 URL = sys.argv[1]
 TEXTS = ["abc", "something else", "abc"]
@@ -55,8 +59,9 @@ def litellm_embedding():
 
     made = litellm.embedding(model="openai/embedder", input=TEXTS, api_base=URL + "/v1", api_key="none")
     check_vectors([each["embedding"] for each in made.data])
-    made = litellm.embedding(model="hosted_vllm/embedder", input=TEXTS, api_base=URL + "/v1", api_key="none")
-    check_vectors([each["embedding"] for each in made.data])
+    for provider, base in (("hosted_vllm", URL + "/v1"), ("jina_ai", URL + "/v1")):
+        made = litellm.embedding(model=f"{provider}/embedder", input=TEXTS, api_base=base, api_key="none")
+        check_vectors([each["embedding"] for each in made.data])
 
 
 def litellm_rerank():

@@ -65,7 +65,7 @@ class TextEncoder:
 
 
 class TextEncoderJob:
-    """One batch through an encoder: a part is a layer."""
+    """One batch through an encoder: a part is a layer, or several where few tokens leave time for them."""
 
     def __init__(
         self, encoder: Encoder, packed: Packed, vectors: Callable[[mx.array, Packed], mx.array]
@@ -77,13 +77,16 @@ class TextEncoderJob:
         self._layer = 0
 
     def step(self, tokens_max: int) -> int:
-        """The next layer; the last one makes the vectors too."""
-        self._states = self._encoder.layers[self._layer](self._states, self._packed)
-        self._layer += 1
-        if self._layer == len(self._encoder.layers):
+        """The next layers; the last one makes the vectors too."""
+        tokens, layers = len(self._packed.ids), self._encoder.layers
+        before = self._layer
+        self._layer = min(len(layers), before + max(1, tokens_max // tokens))
+        for layer in layers[before : self._layer]:
+            self._states = layer(self._states, self._packed)
+        if self._layer == len(layers):
             self._states = self._vectors(self._encoder.finish(self._states), self._packed)
         mx.eval(self._states)
-        return len(self._packed.ids)
+        return tokens * (self._layer - before)
 
     def result(self) -> np.ndarray | None:
         """The vectors after the last layer."""
