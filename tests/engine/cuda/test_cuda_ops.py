@@ -11,7 +11,7 @@ import pytest
 from mlx.nn.layers.quantized import quantize
 
 from tests.engine.models.families import LLAMA_3_ROPE, MOE, YARN
-from tests.engine.models.test_decoder import Segment, steps
+from tests.engine.models.test_decoder import steps
 from tests.support import cuda_kernels
 from tests.support.models import LLAMA, SLIDING, build_model
 from zmqengine.engine import kv
@@ -20,6 +20,7 @@ from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import read_weights
 from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.step.packed import Segment
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="kernels are there")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,18 +15,11 @@ from zmqengine.engine import kv
 from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
 from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.step.packed import Segment
 
 # Arithmetic is in float32: another order of the same sums.
 TOLERANCE = 1e-4
 TEXTS = [list(range(5, 60)), [3, 1, 4, 1, 5], [9, 2, 6, *range(100, 140)], [7]]
-
-
-class Segment(NamedTuple):
-    """A segment of a packed step."""
-
-    inputs: mx.array
-    caches: list[Any]
-    embeddings: mx.array | None = None
 
 
 def alike(got: mx.array, wanted: mx.array) -> bool:
