@@ -105,7 +105,7 @@ def test_greedy_stories_do_not_depend_on_the_batch(loaded: tuple[Any, Any]) -> N
 @pytest.mark.timeout(600)
 def test_held_out_items_are_answered_and_ended() -> None:
     """On documents it never saw, the model ends by itself and is right nearly as often as its card says."""
-    figures = evaluate(model_path(), story_count=16, chat_count=40)
+    figures = evaluate(model_path(), story_count=8, chat_count=20)
     assert figures.stories_ended_greedy >= 0.9
     assert figures.chats_ended_greedy >= 0.95
     for task, floor in FLOORS.items():
