@@ -23,6 +23,7 @@ from tests.support.images import Picture, prompt_of
 from tests.support.models import build_model
 from zmqengine.engine.image_names import named
 from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.vision.eye import Eye
 from zmqengine.engine.vision.tower import Features
 
 PICTURE = Picture(CARD, ((6, 10),))
@@ -78,6 +79,31 @@ def test_the_pieces_of_muse_spark_are_its_one_call() -> None:
         while job.step():
             pass
         assert mx.array_equal(job.features().main, muse.encode_image(image_of(picture)))
+
+
+@pytest.mark.parametrize("grid", [(12, 12), (40, 12), (48, 48)])
+def test_an_image_takes_no_more_memory_than_is_booked_for_it(grid: tuple[int, int]) -> None:
+    """ollama #17804: 125 GB for one image. The ledger keeps `peak_bytes` free."""
+    picture, watched = Picture(CARD, (grid,)), tower()
+    pixels = np.frombuffer(picture.pixels, np.uint8).reshape(-1, CARD.patch_bytes)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    job = watched.begin(pixels, picture.grids)
+    while job.step():
+        pass
+    assert 0 < mx.get_peak_memory() - before <= watched.peak_bytes([grid])
+
+
+def test_the_largest_image_is_the_one_whose_peak_fits() -> None:
+    """A patch more a side and it does not; with no room at all there is none."""
+    eye = Eye(CARD, tower(), lambda tokens: tokens)
+    whole = tower().peak_bytes(eye.grids(CARD.patches_max))
+    assert eye.largest_patches(whole) == CARD.patches_max
+    patches = eye.largest_patches(whole // 3)
+    assert 0 < patches < CARD.patches_max
+    assert tower().peak_bytes(eye.grids(patches)) <= whole // 3
+    assert eye.largest_patches(100) == 0
 
 
 @pytest.mark.parametrize("shape", ["llama", "sliding", "hybrid"])

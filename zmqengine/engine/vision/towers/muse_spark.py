@@ -46,7 +46,8 @@ class MuseSparkTower:
         """The most bytes that a job holds at once; scores of attention are counted as if they were all kept."""
         args = self._args
         patches = max(rows * columns for rows, columns in grids)
-        floats = _HELD_WIDTHS * args.hidden_size + 3 * args.intermediate_size
+        numbers = 3 * args.patch_size**2 * (2 + args.patch_temporal)
+        floats = numbers + _HELD_WIDTHS * args.hidden_size + 3 * args.intermediate_size
         return int(4 * patches * floats + 2 * 4 * args.num_attention_heads * patches**2)
 
     def _pieces(self, pixels: np.ndarray, rows: int, columns: int) -> Iterator[mx.array]:
