@@ -25,6 +25,7 @@ from zmqengine_http.serving.access import Access
 from zmqengine_http.serving.body import json_object
 from zmqengine_http.serving.errors import ApiError, ErrorShape, from_engine
 from zmqengine_http.serving.exchange import Disconnected, Exchange, Receive, Scope, Send
+from zmqengine_http.serving.fetching import ImageFetching
 from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import open_traces
 from zmqengine_http.stable_head import AnswerMemory, StableHead
@@ -70,6 +71,7 @@ class HttpApp:
             Meter(),
             open_traces(config.tracing),
             launched,
+            ImageFetching() if config.image_urls else None,
         )
         handled = {endpoint.path: _Handled(self.service, endpoint) for endpoint in ENDPOINTS}
         self._plain = {path: each for path, each in handled.items() if "{" not in path}
@@ -114,6 +116,8 @@ class HttpApp:
                 task.cancel()
             await asyncio.gather(*following, return_exceptions=True)
             self.service.tokenizing.close()
+            if self.service.fetching is not None:
+                self.service.fetching.close()
             if self.service.traces is not None:
                 self.service.traces.close()
 

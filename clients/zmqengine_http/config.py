@@ -133,6 +133,10 @@ class HttpConfig:
         help="Undo what agents change in the heads of their prompts, so that the worker's prompt cache finds them "
         "again.",
     )
+    image_urls: bool = option(
+        False,
+        help="Fetch images behind http and https URLs of a request, from public addresses alone; otherwise a 400.",
+    )
     tracing: bool = option(False, help="Send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT.")
     log_format: Literal["auto", "json", "text"] = option(
         "auto", help="How to log; auto is text on a terminal and JSON elsewhere."

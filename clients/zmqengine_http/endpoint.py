@@ -16,6 +16,7 @@ from zmqengine_http.prompt.prompts import Tokenizing
 from zmqengine_http.serving.body import Body
 from zmqengine_http.serving.errors import ErrorShape, openai_error
 from zmqengine_http.serving.exchange import Exchange
+from zmqengine_http.serving.fetching import ImageFetching
 from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import Traces
 from zmqengine_http.stable_head import StableHead
@@ -28,7 +29,8 @@ RequestT = TypeVar("RequestT", bound=Struct)
 class Service(NamedTuple):
     """The state of one front-end process, shared by all endpoints.
 
-    `traces` is None unless tracing is on, `launched` unless the models are those of a launcher.
+    `traces` is None unless tracing is on, `launched` unless the models are those of a launcher, `fetching` unless
+    images behind URLs are fetched.
     """
 
     config: HttpConfig
@@ -38,6 +40,7 @@ class Service(NamedTuple):
     meter: Meter
     traces: Traces | None
     launched: LaunchedModels | None = None
+    fetching: ImageFetching | None = None
 
 
 class Endpoint(NamedTuple):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.http.serving import Front, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.errors import BadRequest
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
@@ -174,6 +175,32 @@ def test_what_is_no_picture_is_a_400_that_says_so(sees: Front, part: dict[str, A
     message = json.loads(reply.body)["error"]["message"]
     assert re.search(reason, message), message
     said(post(sees, *openai(encoded())))
+
+
+def test_urls_are_fetched_where_the_server_may(sees: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each API that has them; what is behind one is an image like any other, and a failure names the field."""
+    picture = base64.b64decode(encoded())
+
+    def fetch(url: str) -> bytes:
+        if "none" in url:
+            raise BadRequest("cannot be fetched")
+        return picture
+
+    monkeypatch.setattr("zmqengine_http.serving.fetching.fetch", fetch)
+    config = HttpConfig(workers=sees.service.config.workers, probe_ms=200, image_urls=True)
+    with serving(config) as front:
+        model = front.service.pool.model(None).card.name
+        url = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+        wanted = said(
+            post(front, "/v1/chat/completions", chat_body(image_part(encoded()), TEXT, model=model))
+        )
+        assert said(post(front, "/v1/chat/completions", chat_body(url, TEXT, model=model))) == wanted
+        block = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+        body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": [block, TEXT]}]}
+        assert said(post(front, "/v1/messages", body))
+        none = {"type": "image_url", "image_url": {"url": "https://example.org/none"}}
+        refused = post(front, "/v1/chat/completions", chat_body(none, TEXT, model=model))
+        assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].image_url")
 
 
 def test_more_images_than_the_worker_takes_are_a_400(sees: Front) -> None:

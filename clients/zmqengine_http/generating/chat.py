@@ -12,7 +12,7 @@ from zmqengine_http.answers.answer_events import AnswerWriter
 from zmqengine_http.endpoint import Service
 from zmqengine_http.generating.constraints import OutputRules, check_constraints, make_constraint
 from zmqengine_http.generating.generation import Generation, GenerationOptions, answer_generation
-from zmqengine_http.prompt.pictures import Picture
+from zmqengine_http.prompt.pictures import Picture, fetched
 from zmqengine_http.prompt.prompts import Prompt, encode_chat, is_short
 from zmqengine_http.prompt.template import reasoning_variables
 from zmqengine_http.serving.errors import bad_field
@@ -127,12 +127,14 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
     """The prompt of a chat, after its head was normalized by `StableHead`."""
     variables = {**chat.variables, **_reasoning(exchange, chat)}
 
+    pictures = await fetched(_at_most(chat), service.fetching)
+
     def normalize() -> StableHeadResult:
         return service.head.normalize(chat.messages, chat.head_tools)
 
     def work() -> tuple[Prompt, StableHeadResult]:
         head = normalize()
-        prompt = encode_chat(chat.model, head.messages, head.tools, variables, chat.continues, chat.pictures)
+        prompt = encode_chat(chat.model, head.messages, head.tools, variables, chat.continues, pictures)
         return prompt, head
 
     if chat.pictures:
@@ -151,6 +153,14 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
         exchange.facts[f"head_{name}"] = count
         service.meter.head_changed(name, count)
     return prompt
+
+
+def _at_most(chat: Chat) -> Sequence[Picture]:
+    """The images of a chat. Raises a 400 for more than the worker takes, before any is fetched or decoded."""
+    count, most = len(chat.pictures), chat.model.limits.images_max
+    if count > most:
+        raise bad_field(chat.prompt_param, f"images: {count}, the worker takes {most} in one request")
+    return chat.pictures
 
 
 def _reasoning(exchange: Exchange, chat: Chat) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from zmqengine_client.errors import BadRequest, TooLarge
 from zmqengine_client.images.sources import base64_bytes, data_url_bytes
 from zmqengine_http.serving.errors import ApiError, bad_field
+from zmqengine_http.serving.fetching import ImageFetching
 from zmqengine_http.workers.worker import Model
 
 # Noncharacters of Unicode: no text has them by accident, and who writes them names an image of his own.
@@ -17,13 +19,26 @@ _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 
 class Picture(NamedTuple):
-    """An image as it was sent: a data URL or base64, and its field for refusals."""
+    """An image as it was sent: a data URL, base64 or a URL, and its field for refusals. `fetched` is what was at it."""
 
     data: str
     where: str
+    fetched: bytes | None = None
+
+    @property
+    def is_url(self) -> bool:
+        """Whether it has to be fetched."""
+        return self.data[:8].lower().startswith(("http://", "https://"))
 
     def file(self) -> bytes:
         """The bytes of its file. Slow for a long one: not for an event loop. Raises a 400 that names the field."""
+        if self.is_url and self.fetched is None:
+            raise image_refusal(
+                self.where,
+                "this server fetches no URLs: send the image as a data URL, or start it with --image-urls",
+            )
+        if self.fetched is not None:
+            return self.fetched
         try:
             return data_url_bytes(self.data) if self.data[:5].lower() == "data:" else base64_bytes(self.data)
         except (BadRequest, TooLarge) as error:
@@ -41,10 +56,23 @@ class Pictures:
         """The mark that stands for an image in a text. Raises a 400 for one that is no data URL and no base64."""
         if not isinstance(data, str) or not data:
             raise image_refusal(where, "an image is a data URL, such as data:image/png;base64,...")
-        if data[:8].lower().startswith(("http://", "https://")):
-            raise image_refusal(where, "this server fetches no URLs: send the image as a data URL")
         self.all.append(Picture(data, where))
         return f"{_OPEN}{len(self.all) - 1}{_CLOSE}"
+
+
+async def fetched(pictures: Sequence[Picture], fetching: ImageFetching | None) -> list[Picture]:
+    """The images with those behind URLs fetched, where `fetching` allows it. Raises a 400 that names the field."""
+
+    async def one(picture: Picture) -> Picture:
+        if fetching is None or not picture.is_url:
+            return picture
+        try:
+            found = await asyncio.wrap_future(fetching.submit(picture.data))
+        except BadRequest as error:
+            raise image_refusal(picture.where, error.message) from None
+        return picture._replace(fetched=found)
+
+    return list(await asyncio.gather(*map(one, pictures)))
 
 
 def image_refusal(where: str, message: str) -> ApiError:
