@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.serve.launching import GIB, LauncherProcess, entry_of, fake, toml, wait_for
-from zmqengine.errors import ModelLoadError
+from zmqengine.errors import ModelLoadError, Overloaded
 from zmqengine.pico import model_path
 from zmqengine.protocol.launcher import DIRECTORY
 from zmqengine.serve import child
 from zmqengine.serve.child import Record
 from zmqengine.serve.entries import ModelOffer, read_offer
 from zmqengine.serve.launcher import Launcher
+from zmqengine.worker.process.memory_share import MemoryShare
 from zmqengine_client import AsyncClient
 from zmqengine_client.launcher import AsyncLauncher
 
@@ -79,6 +80,24 @@ def test_a_full_disk_fails_the_load_with_its_reason_and_costs_the_others_nothing
         await launcher.want("a")
 
     in_process(short, toml({"a": fake(1), "b": fake(1)}), work)
+
+
+def test_the_claim_of_a_worker_that_others_started_counts_until_it_ends(short: Path) -> None:
+    share = MemoryShare(short / ".memory", "of somebody else", 3 * GIB)
+
+    async def work(launcher: AsyncLauncher) -> None:
+        listed = await launcher.models()
+        while listed.foreign_bytes != 3 * GIB:
+            await asyncio.sleep(0.02)
+            listed = await launcher.models()
+        with pytest.raises(Overloaded, match=r"take 3\.00 GiB of 8\.00 GiB"):
+            await launcher.want("a")
+        share.close()
+        while (await launcher.models()).foreign_bytes:
+            await asyncio.sleep(0.02)
+        await launcher.want("a")
+
+    in_process(short, toml({"a": fake(6)}), work)
 
 
 def test_a_disk_that_is_full_after_the_start_loses_no_worker(
