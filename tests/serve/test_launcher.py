@@ -202,7 +202,9 @@ def test_sighup_reads_the_list_again_and_a_mistake_is_in_the_log() -> None:
                 launched.file.write_text("[[model]")
                 launched.process.send_signal(signal.SIGHUP)
                 await asyncio.to_thread(
-                    wait_until, lambda: "stays as it was" in launched.log, "the mistake is not told"
+                    wait_until,
+                    lambda: "list of models is unchanged" in launched.log,
+                    "the mistake is not told",
                 )
                 assert await names() == {"a", "b"}
 

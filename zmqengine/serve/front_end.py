@@ -15,13 +15,14 @@ log = logging.getLogger("zmqengine.launcher")
 
 NAME = "http"
 LEAST_S = 60.0
-"""A front-end that fails sooner after its start cannot serve at all. Busy machines take long to start a process."""
+"""Seconds after its start within which a failed front-end counts as unable to serve. Busy machines start processes
+slowly."""
 
 
 class HttpFrontEnd:
-    """One process that is started by the launcher, or adopted from an earlier one, and started again when it ends.
+    """The front-end process: started by the launcher or adopted from an earlier one, and restarted when it ends.
 
-    `url` is where it serves. `process` is None until it runs.
+    `url`: its address. `process`: None until it runs.
     """
 
     def __init__(self, root: Path, command: Sequence[str], url: str) -> None:
@@ -31,10 +32,10 @@ class HttpFrontEnd:
         self._command = list(command)
         self._started_s = 0.0
         self._retired_pid = 0
-        """One of an earlier launcher, with other options, that was asked to end."""
+        """A draining front-end of an earlier launcher, with other options."""
 
     def keep(self) -> bool:
-        """See that it runs. False if it cannot serve: its options are wrong, or its port is taken."""
+        """Start it if it does not run. False if it cannot serve: wrong options, or a port in use."""
         known = self.process
         if known is not None:
             if not known.has_ended():
@@ -47,14 +48,14 @@ class HttpFrontEnd:
         return True
 
     def _find_or_start(self) -> Child | None:
-        """None while one with other options drains, or where no process can be started now."""
+        """The running or a new process; None while one with other options drains, or if none can be started now."""
         signature = " ".join(self._command)
         earlier = child.find(self._path)
         if earlier is not None and earlier.record.signature == signature:
             return earlier
         if earlier is not None:
             if earlier.record.pid != self._retired_pid:
-                # A second signal would cut its streams.
+                # A second signal would end its streams.
                 self._retired_pid = earlier.record.pid
                 earlier.send(signal.SIGTERM)
             return None

@@ -1,8 +1,7 @@
 """The launcher: one event loop that owns the state of all models, starts and follows their workers, and answers
-whoever wants one.
+front-ends.
 
-Workers are processes in sessions of their own. They go on when the launcher dies, however it does, and the next one
-finds them by their records.
+Workers are processes in sessions of their own. They survive the launcher, and the next one finds them by their records.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ KILL_AFTER_S = 5.0
 
 
 class Launcher:
-    """Serves the models of an offer until it is told to stop. `root` is the directory of all its sockets and records.
+    """Serves the models of an offer until it is stopped. `root`: directory of all sockets and records.
 
     `read` reads the offer again. The front-end serves beside it. With a `registration` the models are kept at its
     gateway. Raises `ConfigError` if another launcher has `root`.
@@ -121,7 +120,7 @@ class Launcher:
     # --- for the control socket ----------------------------------------------------------------------------
 
     def list_models(self, call: int) -> ModelList:
-        """All models and the memory."""
+        """All models, and the memory."""
         fleet = self._fleet
         return ModelList(
             call,
@@ -134,7 +133,7 @@ class Launcher:
         )
 
     def entries(self) -> list[ModelEntry]:
-        """The entries of all models that are on the list."""
+        """Entries of all models on the list."""
         return [
             self._model_entry(entry, self._fleet.models[name]) for name, entry in self._offer.entries.items()
         ]
@@ -164,7 +163,7 @@ class Launcher:
         self._act()
 
     async def reload(self) -> None:
-        """Read the offer again. Raises `ConfigError`, and then the earlier one stays."""
+        """Read the offer again. Raises `ConfigError`, and keeps the earlier one then."""
         offer = await asyncio.to_thread(self._read)
         self._configure(offer)
         log.info("the list of models was read again", extra={"models": len(offer.entries)})
@@ -172,7 +171,7 @@ class Launcher:
     # --- for the followers ---------------------------------------------------------------------------------
 
     def described(self, name: str, description: Description) -> None:
-        """A worker tells how far it is."""
+        """Handle a worker's progress."""
         if name not in self._fleet.models:
             return
         follower = self._followers.get(name)
@@ -189,13 +188,13 @@ class Launcher:
         self._act()
 
     def told(self, name: str, requests: int, asked_s: float, held_bytes: int) -> None:
-        """A worker tells of its requests and its memory."""
+        """Handle a worker's status."""
         if name in self._fleet.models:
             self._fleet.told(name, requests, asked_s, held_bytes=held_bytes)
             self._act()
 
     def ended(self, name: str) -> None:
-        """A worker's process has ended."""
+        """Handle the end of a worker's process."""
         follower = self._followers.pop(name)
         process = follower.child
         self._keep(follower.close())
@@ -218,9 +217,9 @@ class Launcher:
         asyncio.get_running_loop().call_soon(self._act)
 
     def _act(self) -> None:
-        """Carry out what is decided, until there is nothing more to do now."""
+        """Carry out decisions until none is due."""
         if self._acting:
-            # Called by what is being carried out: the loop below sees it.
+            # Called while a decision is carried out: the loop below handles it.
             return
         self._acting = True
         try:
@@ -285,7 +284,7 @@ class Launcher:
     def _adopt(self) -> None:
         """Take over the workers of an earlier launcher."""
         now_s = time.monotonic()
-        # Every record has a model, for a moment, also one that is off the list: `_configure` lets it go.
+        # Every record gets a model, also one that is off the list: `_configure` unloads it then.
         entries = dict(self._offer.entries)
         self._fleet.configure([entry.facts for entry in entries.values()], now_s)
         by_file = {directory_name(name): name for name in entries}
@@ -322,7 +321,7 @@ class Launcher:
             await asyncio.sleep(BEAT_S)
 
     async def _register(self) -> None:
-        """Keep the models at the gateway that can be loaded here."""
+        """Register the models that can be loaded here at the gateway."""
         while self._gateway is not None:
             models = self._fleet.models.values()
             await self._gateway.keep(
@@ -361,7 +360,7 @@ class Launcher:
         try:
             await self.reload()
         except ZmqEngineError as error:
-            log.error("the list of models stays as it was: %s", error)
+            log.error("the list of models is unchanged: %s", error)
 
     # --- the end -------------------------------------------------------------------------------------------
 
@@ -373,7 +372,7 @@ class Launcher:
         return [] if front_end is None or front_end.process is None else [front_end.process]
 
     def _keep(self, work: Coroutine[object, object, None]) -> None:
-        """Run it beside. A loop alone would let go of a task that nothing else refers to."""
+        """Run a task, and refer to it until its end: the event loop itself holds only a weak reference."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -36,7 +36,7 @@ class ConnectionEvent(Enum):
     WELCOME = "welcome"
     GRANTED = "granted"
     LOST = "lost"
-    NOT_NEEDED = "nobody needs it"
+    NOT_NEEDED = "no request needs it"
     FENCED = "fenced"
     CLOSED = "the client is closed"
 
