@@ -124,6 +124,17 @@ def test_a_program_of_others_gets_its_objects(front: Front, program: str, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(ENDS_S)
 @wanted
+@pytest.mark.parametrize("program", ["anthropic_node.mjs", "frameworks_checks.py"])
+def test_a_program_of_others_works_with_a_real_model(front: Front, program: str, tmp_path: Path) -> None:
+    """Answers, streams and tool loops."""
+    results = results_of(program, front.url, MODEL, environment="frameworks", scratch=tmp_path)
+    assert len(results) > 15
+    assert {result["name"]: result["error"] for result in results if result["error"]} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(ENDS_S)
+@wanted
 def test_lm_evaluation_harness_scores_answers(front: Front, tmp_path: Path) -> None:
     """A multiple-choice task, by echoed log-probabilities."""
     tokenizer = str(model_path("pico-tools"))

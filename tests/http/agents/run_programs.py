@@ -34,9 +34,9 @@ from zmqengine.pico import model_path
 from zmqengine_http import HttpConfig
 
 ROOT = Path(__file__).parents[3]
-SCRIPTED_S = 120
-REAL_S = 600
-"""Prompts of 20,000 tokens take minutes on a CPU."""
+SCRIPTED_S = 600
+REAL_S = 1200
+"""Prompts of 20,000 tokens take minutes on a CPU, and to start a program takes one where it is busy."""
 CONTEXT = 262_144
 
 
@@ -218,7 +218,7 @@ def version_of(command: str, path: str) -> str:
         [command, "--version"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SCRIPTED_S,
         check=False,
         env={**os.environ, "PATH": path},
     )
