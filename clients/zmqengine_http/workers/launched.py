@@ -208,13 +208,6 @@ class LaunchedModels:
         task.cancel()
 
 
-async def wait_for_list(launched: LaunchedModels, wait_s: float) -> None:
-    """Wait a while for the first list of models."""
-    until_s = asyncio.get_running_loop().time() + wait_s
-    while not launched.entries and asyncio.get_running_loop().time() < until_s:
-        await asyncio.sleep(0.02)
-
-
 def keep_alive_of(document: dict[str, object]) -> float | None:
     """Take `keep_alive` (Ollama: seconds, or text such as `5m`) or `ttl` (LM Studio: seconds) from a body, in seconds.
 

@@ -103,11 +103,6 @@ class RaggedKVCache:
         columns = self.layout.columns
         return self._keys[..., :columns, :], self.values[..., :columns, :]
 
-    def keys_and_values(self) -> KeysValues:
-        """All columns that are in use."""
-        columns = self.layout.columns
-        return self._keys[..., :columns, :], self.values[..., :columns, :]
-
     def write(self, keys: mx.array, values: mx.array) -> None:
         """Write the columns of a step."""
         layout = self.layout
