@@ -1,0 +1,1 @@
+"""How pico-eye was made: pictures, questions about them, training and evaluation."""
