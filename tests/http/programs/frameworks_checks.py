@@ -22,10 +22,10 @@ def current_time(city: str) -> str:
     return "noon"
 
 
-def check(name: str, run: Callable[[], Any]) -> None:
+def check(name: str, run: Callable[..., Any], *arguments: Any) -> None:
     """Print the result of a check as a line of JSON: it has to say something."""
     try:
-        error = "" if run() else "it said nothing"
+        error = "" if run(*arguments) else "it said nothing"
     except Exception as problem:  # noqa: BLE001 - each is a line of the table
         error = repr(problem)
     print(json.dumps({"name": name, "error": error}), flush=True)
@@ -44,10 +44,12 @@ def langchain() -> None:
     }
     tool = importlib.import_module("langchain_core.tools").tool(current_time)
     for name, model in models.items():
-        check(f"langchain {name}", lambda model=model: model.invoke("Hello").content)
-        check(f"langchain {name}, streamed", lambda model=model: list(model.stream("Hello")))
-        check(f"langchain {name}, batch", lambda model=model: model.batch(["Hello", "Hi"]))
-        check(f"langchain {name}, tools", lambda model=model: model.bind_tools([tool]).invoke(ASK).tool_calls)
+        check(f"langchain {name}", lambda model: model.invoke("Hello").content, model)
+        check(f"langchain {name}, streamed", lambda model: list(model.stream("Hello")), model)
+        check(f"langchain {name}, batch", lambda model: model.batch(["Hello", "Hi"]), model)
+        check(
+            f"langchain {name}, tools", lambda model: model.bind_tools([tool]).invoke(ASK).tool_calls, model
+        )
     agent = langgraph.create_react_agent(models["chat"], [tool])
     check("langgraph agent", lambda: len(agent.invoke({"messages": [("human", ASK)]})["messages"]) == 4)
 
@@ -70,7 +72,7 @@ def pydantic_ai() -> None:
         )
         for name, tools in (("", []), (", tool", [current_time])):
             agent = ai.Agent(model, tools=tools, model_settings={"max_tokens": TOKENS})
-            check(f"pydantic-ai {kind}{name}", lambda agent=agent: agent.run_sync(ASK).output)
+            check(f"pydantic-ai {kind}{name}", lambda agent: agent.run_sync(ASK).output, agent)
 
 
 def openai_agents() -> None:
@@ -86,7 +88,8 @@ def openai_agents() -> None:
         )  # fmt: skip
         check(
             f"openai-agents {kind}",
-            lambda agent=agent: asyncio.run(agents.Runner.run(agent, ASK)).final_output,
+            lambda agent: asyncio.run(agents.Runner.run(agent, ASK)).final_output,
+            agent,
         )
 
 

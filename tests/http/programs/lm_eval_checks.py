@@ -52,7 +52,7 @@ def check(name: str, found: object, wanted: object) -> None:
 
 def main(url: str, model: str, tokenizer: str) -> None:
     """Run the task and a check of the sums."""
-    docs = []
+    docs: list[dict[str, Any]] = []
     for question in QUESTIONS:
         said = ask(url, model=model, prompt=question, max_tokens=3, temperature=0)["choices"][0]["text"]
         docs.append({"question": question, "choices": [WRONG[0], said, WRONG[1]], "answer": 1})
