@@ -198,7 +198,11 @@ def try_real(program: str, path: str, worker: WorkerProcess, *, verbose: bool) -
         serving(HttpConfig(workers=(worker.address,), aliases={"claude-*": "pico-tools"})) as front,
         recorded() as requests,
     ):
-        _, output = place.launch(program, front.url, usage.first, REAL_S)
+        code, output = place.launch(program, front.url, usage.first, REAL_S)
+        if code is None:
+            # The cache would hold the part of its prompt that was read before the end.
+            place.remove()
+            return {"second prompt": "no end of the first turn", "cached": "-"}
         before = len(requests.generations)
         _, more = place.launch(program, front.url, usage.second, REAL_S)
         time.sleep(1)
