@@ -2,7 +2,7 @@
 
     python -m benchmarks.images [--rows 8] [--requests 12] [--side 32]
 
-A random text model of 20 million parameters reads the features of a random tower. Each request beside the rows is a
+A random text model of 4 million parameters reads the features of a random tower. Each request beside the rows is a
 prompt of as many tokens with an image of `side` x `side` patches as without. Steps are timed by the processor time of
 this process, so other programs on the machine do not count; both kinds take turns.
 """
@@ -27,9 +27,9 @@ from zmqengine.engine.vision.eye import Eye
 from zmqengine.engine.vision.towers.muse_spark import MuseSparkTower
 from zmqengine.vision_card import VisionCard, image_hash
 
-WIDTH, VOCABULARY, TOKEN = 512, 4096, 4000
+WIDTH, VOCABULARY, TOKEN = 256, 4096, 4000
 TEXT = {
-    **LLAMA, "hidden_size": WIDTH, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 8,
+    **LLAMA, "hidden_size": WIDTH, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "max_position_embeddings": 8192,
 }  # fmt: skip
 HALF = (0.5, 0.5, 0.5)
@@ -62,7 +62,7 @@ def build_eye(side: int) -> tuple[Any, Eye]:
                 "num_local_experts": 2, "num_experts_per_tok": 1, "moe_hidden_size": 8, "moe_intermediate_size": 8,
             },
             "vision_config": {
-                "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4,
+                "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 12, "num_attention_heads": 2,
                 "patch_size": 14, "patch_temporal": 2, "merge_size": 2, "pos_emb_height": 32, "pos_emb_width": 32,
             },
         },

@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqengine.engine.vision.tower import Features
 
-PIECE_PATCHES = 4096
+PIECE_PATCHES = 1024
 """Patches times layers of a piece: one layer of a large image, many of a small one."""
 # Floats a patch that a layer holds at once, in widths of the tower: its input, the same normed in float32, queries,
 # keys and values before and after rotation, and what was attended.
