@@ -58,7 +58,7 @@ class VerifyBlock:
         return [() if draft is None else draft.tokens for draft in self.drafts]
 
     def accepted(self, index: int, tokens: Sequence[int]) -> int:
-        """The number of draft tokens of row `place` that equal the sampled `tokens`, up to the first that differs."""
+        """The number of draft tokens of row `index` that equal the sampled `tokens`, up to the first that differs."""
         draft = self.drafts[index]
         count = 0
         if draft is not None:

@@ -80,6 +80,8 @@ class DecodeBatch:
         # The verify block of the step that was begun.
         self._block: VerifyBlock | None = None
         self._changed = True
+        # Positions ahead of the tokens, for the present rows.
+        self._shift: mx.array | None = None
         # MLX lets ten operations wait, and on a CPU there are no larger ones: to start a step takes as long as the step
         # (mlx/transforms.cpp, MAX_ACTIVE_TASKS).
         self._start_computes = not device.is_gpu
@@ -114,7 +116,9 @@ class DecodeBatch:
         self._block = self._plan(may_speculate) if previous is None else None
         inputs = self._block.inputs if self._block is not None else self._last_tokens(previous)
         is_idle = previous is None and not self._start_computes
-        return Segment(inputs, self.kv.begin_step(inputs, idle=is_idle), shift=shift(self.rows))
+        if self._changed:
+            self._shift = shift(self.rows)
+        return Segment(inputs, self.kv.begin_step(inputs, idle=is_idle), shift=self._shift)
 
     def complete(self, logits: mx.array, result: StepResult) -> None:
         """Launch the step that `begin` began, with these `logits`, and report the tokens of the one before."""

@@ -35,10 +35,18 @@ def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
     if len(segments) > 1 and hasattr(model, "packed"):
         logits: list[mx.array] = model.packed(segments)
         return logits
-    return [_alone(model, segment) for segment in segments]
+    return [
+        model(segment.inputs, cache=segment.caches)
+        if segment.embeddings is None
+        and segment.positions is None
+        and segment.shift is None
+        and not segment.deep
+        else _with_images(model, segment)
+        for segment in segments
+    ]
 
 
-def _alone(model: Any, segment: Segment) -> Any:
+def _with_images(model: Any, segment: Segment) -> Any:
     given: dict[str, Any] = {
         "input_embeddings": segment.embeddings,
         "positions": segment.positions,

@@ -164,5 +164,5 @@ def positions(inputs: mx.array, rows: Sequence[Row]) -> mx.array | None:
 
 
 def shift(rows: Sequence[Row]) -> mx.array | None:
-    """How far positions are ahead of the tokens in each of `rows` that decode, [rows]; None if they are nowhere."""
+    """Positions ahead of the tokens in each of `rows` in decode, [rows]; None if there are none in any row."""
     return mx.array([row.shift for row in rows], mx.int32) if any(row.shift for row in rows) else None
