@@ -128,6 +128,43 @@ def test_an_image_reaches_the_model_through_every_api(sees: Front, api: str) -> 
     assert first == again != other
 
 
+def test_the_sdks_own_image_examples_are_answered(sees: Front) -> None:
+    """As the readmes of OpenAI's, Anthropic's and Ollama's clients have them."""
+    import anthropic as anthropic_sdk
+    import ollama as ollama_sdk
+    import openai as openai_sdk
+
+    data = encoded()
+    client = openai_sdk.OpenAI(base_url=f"{sees.url}/v1", api_key="none")
+    chat: Any = [{"role": "user", "content": [TEXT, image_part(data)]}]
+    first = client.chat.completions.create(model=MODEL, messages=chat, max_tokens=8, temperature=0)
+    content: Any = [
+        {"role": "user", "content": [
+            {"type": "input_text", "text": "what is it"}, {"type": "input_image", "image_url": url_of(data)},
+        ]}
+    ]  # fmt: skip
+    second = client.responses.create(model=MODEL, input=content, max_output_tokens=8, temperature=0)
+    assert first.choices[0].message.content == second.output_text != ""
+    assert first.usage is not None
+    assert first.usage.prompt_tokens > 14
+    messages: Any = [
+        {"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}, TEXT,
+        ]}
+    ]  # fmt: skip
+    third = anthropic_sdk.Anthropic(base_url=sees.url, api_key="none").messages.create(
+        model=MODEL, max_tokens=8, messages=messages
+    )
+    assert third.content[0].type == "text"
+    image = ollama_sdk.Image(value=base64.b64decode(data))
+    fourth = ollama_sdk.Client(sees.url).chat(
+        MODEL,
+        [ollama_sdk.Message(role="user", content="what is it", images=[image])],
+        options={"num_predict": 8},
+    )
+    assert fourth.message.content
+
+
 def test_images_of_a_conversation_and_of_tool_results_keep_their_places(sees: Front) -> None:
     """Also where the results of two calls are followed by a user's picture."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
