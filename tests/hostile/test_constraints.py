@@ -75,6 +75,7 @@ def rss_at_rest(process: psutil.Process) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="macOS tells the times of another process's threads to root alone"
 )

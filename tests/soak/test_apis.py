@@ -391,6 +391,12 @@ def test_all_apis_under_random_constraints(tmp_path: Path) -> None:
                         soak.stop()
                         listener.stop()
                     threading.Event().wait(IDLE_S)
+                    if at_rest:
+                        wait_until(
+                            lambda: rss(pid) - at_rest[0][0] < GROWN_BYTES_MAX,
+                            "the worker keeps memory",
+                            seconds=HANG_S,
+                        )
                     at_rest.append((rss(pid), rss(front.pid)))
                     long = [each for each in listener.silences if each.cpu_ms > SILENT_MS_MAX]
                     print(

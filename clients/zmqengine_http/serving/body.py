@@ -14,8 +14,8 @@ from zmqengine_http.serving.errors import ApiError, bad_field, from_validation
 
 RequestT = TypeVar("RequestT", bound=Struct)
 OBJECTS_MAX = 32_768
-"""Messages, items or tools of a request with the parts of their contents, some 50 ms of the event loop; a context of
-a million tokens is full with that many turns."""
+"""Messages, items or tools of a request with the parts of their contents and their calls, some 50 ms of the event
+loop; a context of a million tokens is full with that many turns."""
 
 
 class Field(NamedTuple):
@@ -153,8 +153,9 @@ def _check_objects(body: dict[str, object]) -> None:
     for name, value in body.items():
         if not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
-        contents = (item.get("content") for item in value[:OBJECTS_MAX] if isinstance(item, dict))
-        count = len(value) + sum(len(content) for content in contents if isinstance(content, list))
+        items = [item for item in value[:OBJECTS_MAX] if isinstance(item, dict)]
+        parts = [item.get(name) for item in items for name in ("content", "tool_calls")]
+        count = len(value) + sum(len(part) for part in parts if isinstance(part, list))
         if count > OBJECTS_MAX:
             raise bad_field(
                 name, f"{count} objects are more than the {OBJECTS_MAX} that are read: send fewer"
