@@ -114,6 +114,26 @@ def test_texts_take_a_share_of_the_time_of_rows_that_generate() -> None:
     assert engine.stats().prompt_tokens > 1000
 
 
+def test_a_part_that_takes_longer_than_its_share_waits_for_the_steps_that_pay_for_it() -> None:
+    """The least part of a decoder takes as long as a step: streams then have fewer of them."""
+    clock = Clock()
+
+    class Timed(FakeEngine):
+        def next(self):
+            clock.now_s += 0.010
+            return super().next()
+
+    engine = EmbeddingEngine(CountedModel(clock, 5e-4), INFO, Timed(FakeEngineConfig()), clock=clock)
+    engine.insert([RowRequest(row=0, prompt=[5], max_tokens=400)])
+    engine.embed([TextsRequest(1, [[1] * 20] * 2000)])
+    for _ in range(20):
+        engine.next()
+    before_s = clock.now_s
+    for _ in range(200):
+        engine.next()
+    assert 0.010 * 1.2 <= (clock.now_s - before_s) / 200 <= 0.010 * (1 + STEP_SHARE) * 1.02
+
+
 def test_a_row_that_leaves_takes_its_texts_along() -> None:
     """Those of a batch under way are computed and dropped; the other rows get theirs."""
     clock = Clock()

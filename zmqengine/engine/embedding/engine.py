@@ -94,6 +94,8 @@ class EmbeddingEngine:
         # Seconds of a step of the other rows, and seconds that a token takes in one part of a job.
         self._inner_s = 0.0
         self._token_s = 0.0
+        # Seconds that texts may take beside rows that generate; less than 0 after a part that took more.
+        self._credit_s = 0.0
         self._steps = self._texts_tokens = 0
         self._clear()
 
@@ -151,19 +153,24 @@ class EmbeddingEngine:
     def next(self) -> StepResult:
         """A step of the rows that generate, then texts for a bounded time."""
         result = StepResult()
-        limit_s = self._step_s
+        limit_s, has_time = self._step_s, True
         if self._inner is not None and self._inner_rows:
             started_s = self._clock()
             result = self._inner.next()
             seconds = self._clock() - started_s
             self._inner_s = seconds if not self._inner_s else _KEPT * self._inner_s + (1 - _KEPT) * seconds
             limit_s = STEP_SHARE * self._inner_s
+            # The least part reads every weight, as a step does: it then waits for the steps that pay for it.
+            self._credit_s = min(limit_s, self._credit_s + limit_s)
+            has_time = self._credit_s >= limit_s
             self._inner_rows.difference_update(
                 token.row for token in result.tokens if token.finish is not None
             )
             self._inner_rows.difference_update(failure.row for failure in result.failures)
-        if self._rows:
+        if self._rows and has_time:
+            began_s = self._clock()
             self._work(limit_s, result)
+            self._credit_s -= self._clock() - began_s
             self._steps += 1
         return result
 
