@@ -3,7 +3,7 @@
     python -m benchmarks.images [--rows 8] [--requests 12] [--side 32]
 
 A random text model of 4 million parameters reads the features of a random tower. Each request beside the rows is a
-prompt of as many tokens with an image of `side` x `side` patches as without. Steps are timed by the processor time of
+prompt of 600 tokens of text, or one with an image of `side` x `side` patches. Steps are timed by the processor time of
 this process, so other programs on the machine do not count; both kinds take turns.
 """
 
@@ -32,6 +32,8 @@ TEXT = {
     **LLAMA, "hidden_size": WIDTH, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "max_position_embeddings": 8192,
 }  # fmt: skip
+TEXT_TOKENS = 600
+"""A prompt that fills its chunks: the pace bounds those, and pieces of images, in time."""
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -80,7 +82,7 @@ def request(row: int, side: int, card: VisionCard, *, has_image: bool) -> RowReq
     """A prompt of unlike text and, or instead, an image of random pixels."""
     numbers = np.random.default_rng(row)
     features = (side // 2) ** 2
-    text = numbers.integers(5, 3000, features + 40).tolist()
+    text = numbers.integers(5, 3000, max(TEXT_TOKENS, features + 40)).tolist()
     if not has_image:
         return RowRequest(row, text, 2)
     pixels = numbers.bytes(side * side * card.patch_bytes)
