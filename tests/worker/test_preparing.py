@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from tests.worker.harness import Harness
-from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.grammar import grammar
+from zmqengine.engine.grammar.matcher import RowMatcher
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Accepted, Constraint, Rejected
+from zmqengine.pico import model_path
+from zmqengine.protocol.messages import Accepted, Constraint, Insert, Rejected
 from zmqengine.worker.preparing.preparer import LONG_PROMPT_TOKENS
+from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
 MakeHarness = Callable[..., Harness]
 JSON = Constraint("json")
@@ -146,3 +154,40 @@ began.wait()
 preparer.close()
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+def test_each_request_compiles_its_grammar_and_keeps_it_until_its_end(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, small_heap: None
+) -> None:
+    """Of three requests with one constraint nothing is left, though the session still holds them and threads are
+    idle: states of a kept lexer would wear it out, and take memory that no ledger knows."""
+    made: list[weakref.ref[Compiled]] = []
+
+    class Compiled:
+        """Stands for llguidance's matcher, to which no weak reference can be made."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.matcher = LLMatcher(*arguments, **options)
+            made.append(weakref.ref(self))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+    def alive() -> tuple[int, int, int]:
+        gc.collect()
+        kinds = Counter(map(type, gc.get_objects()))
+        return sum(each() is not None for each in made), kinds[RowMatcher], kinds[Insert]
+
+    monkeypatch.setattr(grammar, "LLMatcher", Compiled)
+    engine = FakeEngine(FakeEngineConfig(vocab_size=1280))
+    compiler = ConstraintCompiler((model_path() / "tokenizer.json").read_bytes(), engine.info)
+    harness = make_harness(engine, compiler=compiler)
+    front_end = harness.front_end()
+    for number in range(3):
+        front_end.accepted(f"r{number}", constraint=JSON)
+        if not number:
+            harness.run_until(lambda: harness.actor.scheduler.running)
+            assert alive() == (1, 1, 1)
+        front_end.wait_for_end(f"r{number}")
+    harness.run_until(lambda: not harness.actor.scheduler.leaving)
+    assert (len(made), alive()) == (3, (0, 0, 0))

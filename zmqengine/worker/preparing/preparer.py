@@ -204,18 +204,29 @@ class _Lane:
             thread.join(max(0.0, until_s - time.monotonic()))
 
     def _serve(self) -> None:
-        while (task := self._next()) is not None:
-            ticket, run, wake = task
-            started_s = time.monotonic()
-            run()
-            with self._changed:
-                self._order.charge(ticket, 0, round(1000 * (time.monotonic() - started_s)))
-                self._order.withdraw(ticket)
-                self._running.discard(ticket)
-                self._stuck.discard(ticket)
-                del self._tasks[ticket]
-            # Called when the thread is free, so that the actor can give it the next preparation.
-            wake()
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """Wait for the next preparation and run it; False once the lane is closed.
+
+        A function of its own: an idle thread that held its last preparation would keep a prompt, and a grammar.
+        """
+        task = self._next()
+        if task is None:
+            return False
+        ticket, run, wake = task
+        started_s = time.monotonic()
+        run()
+        with self._changed:
+            self._order.charge(ticket, 0, round(1000 * (time.monotonic() - started_s)))
+            self._order.withdraw(ticket)
+            self._running.discard(ticket)
+            self._stuck.discard(ticket)
+            del self._tasks[ticket]
+        # Called when the thread is free, so that the actor can give it the next preparation.
+        wake()
+        return True
 
     def _next(self) -> tuple[Ticket, Callable[[], None], Callable[[], None]] | None:
         with self._changed:

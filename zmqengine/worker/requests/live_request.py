@@ -244,7 +244,7 @@ class LiveRequest:
         return self.digest == digest(insert)
 
     def finish(self, end: End) -> None:
-        """Enter the last phase. Frees the prompt; the output stays for replays."""
+        """Enter the last phase. Frees the prompt and the grammar; the output stays for replays."""
         assert self.end is None, "a request has one terminal answer"
         if self.digest is None and self.insert is not None:
             self.digest = digest(self.insert)
@@ -252,6 +252,7 @@ class LiveRequest:
         self.phase = "ended"
         self.insert = None
         self.prompt = []
+        self.grammar = None
         self.images = ()
 
 
