@@ -241,10 +241,12 @@ def test_what_cannot_be_enforced_is_refused_by_name(pico: Pico, kind: Kind, text
 
 
 def test_tokens_that_break_the_constraint_are_told(pico: Pico) -> None:
-    """Output of another constraint cannot be continued under this one."""
-    grammar = pico.grammar("regex", "[0-9]+")
-    with pytest.raises(ConstraintBroken):
-        grammar.start(pico.text.encode("abc").ids)
+    """Output of another constraint cannot be continued under this one. The error, which a log may have, quotes
+    neither."""
+    grammar = pico.grammar("regex", "dogs? [0-9]+")
+    for output in ("cat", "dogs are", "do cat"):
+        with pytest.raises(ConstraintBroken, match=r"^the output does not follow it$"):
+            grammar.start(pico.text.encode(output).ids)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

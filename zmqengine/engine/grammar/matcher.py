@@ -13,6 +13,9 @@ FORCED_MAX = 8
 
 _SPELLINGS_MAX = 64
 """Maximum allowed tokens that are examined for being prefixes of one text; more count as a choice."""
+_LEFT = "the output does not follow it"
+# With this llguidance's errors begin to quote a token that it refuses, and the bytes that the grammar expects.
+_QUOTED = 'token "'
 
 
 class ConstraintBroken(Exception):
@@ -115,12 +118,13 @@ class RowMatcher:
         follows = self.parser.consume_token(token)
         # A parser in error accepts an end token: without this check the row would end as if it were complete.
         if self.parser.is_error() or not follows:
-            raise ConstraintBroken(self.error or f"token {token} does not follow the constraint")
+            raise ConstraintBroken(self.error or _LEFT)
 
     @property
     def error(self) -> str:
-        """The parser's error in one line; empty without one."""
-        return "" if self._matcher is None else reason_of(self._matcher.get_error())
+        """The parser's error in one line, for a log: it quotes nothing of the output; empty without one."""
+        reason = "" if self._matcher is None else reason_of(self._matcher.get_error())
+        return _LEFT if _QUOTED in reason else reason
 
 
 class NeverBegins:
