@@ -67,6 +67,17 @@ def test_a_crash_of_the_worker_loses_nothing() -> None:
     raise AssertionError("the worker was never killed in time")
 
 
+def test_the_model_says_what_is_in_pictures() -> None:
+    """--image: pictures that the program draws, the questions about them and the right answers."""
+    ran = subprocess.run(
+        [*COMMAND, "demo", "--image"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    answers = re.findall(r"model  (.*)", ran.stdout)
+    assert answers == ["A red circle.", "A red circle and a blue square.", "Three."]
+    assert not leftovers()
+
+
 def test_the_model_calls_functions_and_tells_what_they_gave() -> None:
     """--tools: calls with the arguments of what was asked, their results, and the answers in words."""
     ran = subprocess.run(

@@ -60,12 +60,12 @@ def run_tools(name: str, max_tokens: int) -> Figures:
         for function in functions.values():
             definition = function.definition["function"]
             names = ", ".join(definition["parameters"]["properties"])
-            _show("offered", f"{function.name}({names}): {definition['description']}", "cyan")
+            show("offered", f"{function.name}({names}): {definition['description']}", "cyan")
         loop = _Loop(client, functions, max_tokens)
         started_s = time.monotonic()
         for ask in ASKS:
             click.echo()
-            _show("you", ask, "green")
+            show("you", ask, "green")
             loop.ask(ask)
         return Figures(loop.calls, loop.tokens, time.monotonic() - started_s)
 
@@ -90,7 +90,7 @@ class _Loop:
             self._messages.append(_message(said, calls))
             for call in calls:
                 result = _run(self._functions, call)
-                _show(call.name, result, "cyan")
+                show(call.name, result, "cyan")
                 self._messages.append({"role": "tool", "content": result})
             self.calls += len(calls)
             if not calls:
@@ -102,7 +102,7 @@ class _Loop:
             tools=[function.definition for function in self._functions.values()],
             max_tokens=self._max_tokens,
         )
-        _show("model", "", "yellow", end="")
+        show("model", "", "yellow", end="")
         parts = []
         for chunk in stream:
             parts.append(chunk.text)
@@ -165,5 +165,6 @@ def _run(functions: dict[str, DemoFunction], call: FunctionCall) -> str:
         return f"error: {error}"
 
 
-def _show(who: str, text: str, color: str, end: str = "\n") -> None:
+def show(who: str, text: str, color: str, end: str = "\n") -> None:
+    """Print a line of a conversation: `who` says `text`."""
     click.echo(click.style(f"{who:>14}  ", fg=color) + text + end, nl=False)

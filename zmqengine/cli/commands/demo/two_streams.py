@@ -15,16 +15,19 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import IO, Any
 
 import click
 
+from zmqengine.cli.commands.demo.images import ask_about_images
 from zmqengine.cli.commands.demo.tools import run_tools
 from zmqengine.cli.connection import connect, loading
 from zmqengine.cli.flags import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine
 from zmqengine.errors import NotReady, WorkerLost
 from zmqengine_client import Client
+from zmqengine_client.images.decoding import NO_PILLOW
 
 PROMPTS = ("Once upon a time", "There was once")
 _DRAW_EVERY_S = 1 / 30
@@ -35,23 +38,31 @@ _LOOK_EVERY_S = 0.5
 
 @click.command()
 @click.option(
-    "--model", help="A bundled one, a directory or a hub id.  [default: pico; with --tools, pico-tools]"
+    "--model",
+    help="A bundled one, a directory or a hub id.  [default: pico; with --tools, pico-tools; with --image, pico-eye]",
 )
 @click.option("-n", "--max-tokens", type=int, default=200, show_default=True, help="For each of the two.")
 @click.option("--seed", type=int, default=7, show_default=True)
 @click.option("--crash", is_flag=True, help="Kill the worker while it streams, to see that nothing is lost.")
 @click.option("--tools", is_flag=True, help="Instead, let the model call functions of this program.")
-def demo(model: str | None, max_tokens: int, seed: int, crash: bool, tools: bool) -> None:
+@click.option("--image", is_flag=True, help="Instead, ask the model about pictures.")
+def demo(model: str | None, max_tokens: int, seed: int, crash: bool, tools: bool, image: bool) -> None:
     """Start a worker and two front-end processes that stream from it at once, side by side."""
-    if tools and crash:
-        raise click.UsageError("--crash is for the two streams: leave out --tools")
+    if tools + crash + image > 1:
+        raise click.UsageError("--crash, --tools and --image are three demonstrations: choose one")
+    if image and find_spec("PIL") is None:
+        raise click.UsageError(NO_PILLOW)
     name = f"demo-{os.getpid()}"
-    model = model or ("pico-tools" if tools else "pico")
+    model = model or ("pico-tools" if tools else "pico-eye" if image else "pico")
     with _worker(name, model) as worker_pid:
         click.echo(f"worker: process {worker_pid}, model {model}", err=True)
         if tools:
             figures = run_tools(name, max_tokens)
             click.echo(f"\n{figures.calls} calls, {figures.tokens} tokens in {figures.seconds:.2f} s")
+            return
+        if image:
+            seen = ask_about_images(name, max_tokens)
+            click.echo(f"{seen.images} pictures, {seen.tokens} tokens in {seen.seconds:.2f} s")
             return
         with _front_ends(name, max_tokens, seed) as front_ends:
             _stream(front_ends, worker_pid if crash else None)
