@@ -96,7 +96,7 @@ def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> 
     found = spelled(name) - kernel
     assert len(found & engine) == 1
     assert found >= files_of(steps) - engine - kernel
-    if name in ("temperature", "top_p", "top_k", "logit_bias", "repetition_penalty"):
+    if name in ("temperature", "top_p", "top_k", "logit_bias", "repetition_penalty", "min_tokens"):
         assert found <= files_of(steps) | files_of(translations)
     else:
         assert found <= files_of(steps)

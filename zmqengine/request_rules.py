@@ -37,6 +37,12 @@ def check_context(prompt: Sequence[int], max_tokens: int | None, context_tokens:
         )
 
 
+def check_min_tokens(sampling: Sampling, max_tokens: int | None) -> None:
+    """Raise `BadRequest` for a `min_tokens` over `max_tokens`."""
+    if max_tokens is not None and sampling.min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens: {sampling.min_tokens} are more than max_tokens {max_tokens}")
+
+
 def check_prediction(prediction: Sequence[int], tokens_max: int) -> None:
     """Raise `BadRequest` for a prediction over the worker's limit."""
     if len(prediction) > tokens_max:

@@ -22,7 +22,8 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling parameters, applied in this order: logit_bias, penalties, temperature, top_k, top_p, min_p.
+    """Sampling parameters, applied in this order: logit_bias, penalties, min_tokens, temperature, top_k,
+    top_p, min_p.
 
     The default of each turns it off.
     """
@@ -51,6 +52,9 @@ class Sampling(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
         float, Meta(ge=-2.0, le=2.0, description="Against tokens, by how often they were used.")
     ] = 0.0
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=LOGIT_BIAS_MAX)] = {}
+    min_tokens: Annotated[
+        int, Meta(ge=0, le=TOKEN_ID_MAX, description="No end or stop token before the output has this many.")
+    ] = 0
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -64,6 +68,7 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
+    min_tokens: int
 
 
 def check_sampling(sampling: Sampling) -> None:

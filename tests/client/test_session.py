@@ -1003,6 +1003,7 @@ def test_an_output_socket_that_went_dead_is_made_anew() -> None:
         ({"prompt": [1, VOCAB]}, BadRequest),
         ({"stop_token_ids": [VOCAB]}, BadRequest),
         ({"logit_bias": {VOCAB: 1.0}}, BadRequest),
+        ({"min_tokens": 21, "max_tokens": 20}, BadRequest),
         ({"prediction": [VOCAB]}, BadRequest),
     ],
 )

@@ -206,6 +206,21 @@ def test_penalties_bias_and_logprobs_go_with_a_constraint(pico: Pico) -> None:
         assert all(np.isfinite([token.logprobs.logprob, *(logprob for _, logprob in token.logprobs.top)]))
 
 
+def test_a_constraint_that_can_only_end_wins_over_min_tokens(pico: Pico) -> None:
+    """While it can go on it does; a mask is never empty, whether an end token or a stop token is all that is left."""
+    (nine,) = pico.text.encode("9").ids
+    late = Sampling(min_tokens=8)
+    longer = pico.row(0, pico.grammar("regex", "9{2,20}"), sampling=late)
+    short = pico.row(1, pico.grammar("choice", choices=["yes"]), sampling=late)
+    stops = frozenset({*pico.eos, nine})
+    only = pico.row(2, pico.grammar("regex", "a9{3}"), sampling=late, stop_token_ids=stops)
+    run = run_all(pico.engine(), [longer, short, only])
+    assert len(run.ids(0)) >= 8
+    assert pico.said(run, 1) == "yes"
+    assert pico.said(run, 2) == "a9"
+    assert [run.finish(row) for row in (1, 2)] == ["stop", "stop"]
+
+
 def test_ids_that_the_tokenizer_does_not_have_never_come(pico: Pico) -> None:
     """A model may have more logits than its tokenizer has tokens."""
     size = pico.loaded.info.vocab_size

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.drafts import Self, speculator
@@ -135,6 +136,37 @@ def test_the_stop_token_is_the_last(make, alone):
     run = finish(engine)
     assert run.ids(0) == whole[: whole.index(whole[4]) + 1]
     assert run.finish(0) == "stop"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT])
+def test_no_stop_token_is_drawn_before_min_tokens(make, alone, sampling):
+    """Up to that index others come in their place, beside rows without it, parked and resumed as in one piece; from it
+    on the row ends as ever.
+    """
+    whole = alone(row(0, sampling=sampling))
+    stops = frozenset(whole[:3])
+    late = row(0, sampling=msgspec.structs.replace(sampling, min_tokens=6), stop_token_ids=stops)
+    assert len(alone(row(0, sampling=sampling, stop_token_ids=stops))) == 1
+    engine = make()
+    engine.insert([late, row(1, sampling=sampling)])
+    run = finish(engine)
+    made = run.ids(0)
+    assert len(made) >= 6
+    assert not stops & {*made[:6], *made[:-1]}
+    assert run.finish(0) == ("stop" if made[-1] in stops else "length")
+    assert run.ids(1) == alone(row(1, sampling=sampling))
+    for cut in {4, len(made) - 1}:
+        assert generate(engine, back(late, 0, made[:cut])) == made[cut:]
+    run = Run()
+    engine.insert([late])
+    while len(run.ids(0)) < 3:
+        step(engine, run)
+    engine.park(0)
+    engine.insert([back(late, 2, run.ids(0))])
+    assert run.ids(0) + finish(engine).ids(2) == made
+    # All that may follow stops: it ends at the first index that may.
+    every = replace(late, stop_token_ids=frozenset(range(VOCAB_SIZE)) - {made[0]})
+    assert generate(engine, every)[:-1] == [made[0]] * 6
 
 
 def test_an_open_row_ends_when_the_context_is_full(make):

@@ -6,6 +6,7 @@ import os
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tests.support.drafts import Erring, by_worth, speculator
@@ -141,6 +142,30 @@ def test_a_stop_token_and_the_end_of_the_output_may_stand_inside_a_window(model)
         engine.insert([replace(longer, speculate=False)])
         finish(engine, run)
         assert run.ids(longer.row) == alone(model, [longer]).ids(longer.row)
+
+
+def test_stop_tokens_are_out_of_a_window_up_to_min_tokens(model):
+    """Each position by its own index: drafts of stop tokens are rejected before it, and end the output from it on."""
+    rows = [replace(request, max_tokens=24) for request in requests(6)]
+    drafts = alone(model, rows)
+    rows = [
+        replace(
+            request,
+            sampling=msgspec.structs.replace(request.sampling, min_tokens=10),
+            stop_token_ids=frozenset(drafts.ids(request.row)[4:20:3]),
+        )
+        for request in rows
+    ]
+    wanted = alone(model, rows)
+    known = speculator(Erring(outputs(rows, drafts), 1.0, 0.5), Erring(outputs(rows, wanted), 0.9, 1.0))
+    engine = make_engine(model, speculator=known)
+    engine.insert(rows)
+    run = finish(engine)
+    assert sum(draft.accepted for draft in run.drafts) > len(rows)
+    for request in rows:
+        same(run, wanted, request.row)
+        assert not request.stop_token_ids & set(run.ids(request.row)[:10])
+    assert {run.finish(request.row) for request in rows} == {"stop", "length"}
 
 
 def test_draft_tokens_behind_the_end_of_an_output_do_not_count_as_accepted(model):

@@ -57,7 +57,9 @@ def _of_user(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-_OPENAI = frozenset({"seed", "n", "min_p", "stop", "logit_bias", "priority", "repetition_penalty"})
+_OPENAI = frozenset(
+    {"seed", "n", "min_p", "stop", "logit_bias", "priority", "repetition_penalty", "min_tokens"}
+)
 APIS = {
     "chat": Api("/v1/chat/completions", _of_user),
     "completions": Api("/v1/completions", lambda text: {"prompt": text, "max_tokens": 100}),
@@ -228,6 +230,7 @@ BOUNDS = {
     "repetition_penalty": lambda api: ([0.5, 2], [0, -1]),
     "logit_bias": lambda api: ([{"5": 100}], [{"5": 101}, {"a": 1}, {"300": 1}]),
     "priority": lambda api: ([-100, 100], [-101, 101]),
+    "min_tokens": lambda api: ([0, 100], [-1, 2**31]),
 }  # fmt: skip
 
 

@@ -115,6 +115,32 @@ def test_a_stop_string_is_found_across_tokens(front: Front, worker: FakeWorker, 
     assert usage["completion_tokens"] == 1 + next(n for n, text in enumerate(detokenized) if stop in text)
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_nothing_ends_an_answer_before_min_tokens(front: Front, path: str) -> None:
+    """Neither a stop string nor the end token, which the fake model makes at token 50; over max_tokens is a 400."""
+    body = {**(chat() if path == CHAT else {"prompt": [9, 8]}), "max_tokens": 60, "seed": 3}
+
+    def ask(**fields: Any) -> tuple[str, str, int]:
+        reply = post(front, path, {**body, **fields}).json
+        choice = reply["choices"][0]
+        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        return text, choice["finish_reason"], reply["usage"]["completion_tokens"]
+
+    whole, finish, count = ask()
+    assert (finish, count) == ("stop", 51)
+    longer = ask(min_tokens=60)
+    assert longer[1:] == ("length", 60)
+    stop = whole[1:3]
+    assert ask(stop=stop)[0] == whole[:1]
+    assert ask(stop=stop, min_tokens=60) == longer
+    later = next(text for at in range(30, len(whole)) if whole.index(text := whole[at]) < 5)
+    found, finish, count = ask(stop=later, min_tokens=20)
+    assert whole.startswith(found + later)
+    assert (finish, count > 20) == ("stop", True)
+    over = post(front, path, {**body, "min_tokens": 61})
+    assert (over.status, "min_tokens" in over.json["error"]["message"]) == (400, True)
+
+
 def usage_if(stream: bool) -> dict[str, object]:
     return {"stream_options": {"include_usage": True}} if stream else {}
 

@@ -86,6 +86,7 @@ SAMPLING_EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("repetition_penalty", [0.01, 100.0], [0.0, -0.0, 0.0099, 1e-300, 100.1]),
     ("presence_penalty", [-2.0, -0.0, 2.0], [-2.1, 2.1]),
     ("frequency_penalty", [-2.0, 2.0], [-2.1, 2.1]),
+    ("min_tokens", [0, 2**31 - 1], [-1, 2**31, 2.0]),
     (
         "logit_bias",
         [{}, {0: -100.0, 2**31 - 1: 100}],

@@ -131,7 +131,7 @@ def test_logprobs_are_arrays_of_equal_rows(gateway: ZmqGateway) -> None:
         ({13: 1000}, {}, "priority"),
         ({1: []}, {}, "prompt"),
         ({1: ["x"]}, {}, "str"),
-        ({}, {"min_tokens": 3}, "min_tokens"),
+        ({}, {"min_tokens": 21, "max_tokens": 20}, "min_tokens"),
         ({}, {"prompt_logprobs": 1}, "prompt_logprobs"),
         ({}, {"structured_outputs": {"json": {"type": "object"}, "_backend": "x"}}, "constraint"),
         ({}, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),

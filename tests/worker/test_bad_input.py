@@ -43,6 +43,7 @@ def beside_a_stream(harness: Harness) -> Iterator[FrontEnd]:
         ({"sampling": {"top_p": 5}}, "bad_request", "top_p"),
         ({"sampling": {"top_k": -5}}, "bad_request", "top_k"),
         ({"sampling": {"tempature": 1}}, "bad_request", "tempature"),
+        ({"sampling": {"min_tokens": 21}, "max_tokens": 20}, "bad_request", "min_tokens"),
         ({"sampling": {"logit_bias": {"a": 1}}}, "bad_request", "logit_bias"),
         ({"prediction": [1000]}, "bad_request", "prediction"),
         ({"constraint": {"kind": "json", "after": [1000]}}, "bad_request", "constraint.after"),

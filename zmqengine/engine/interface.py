@@ -44,14 +44,15 @@ class RowRequest:
     and the sampling key of the token at output index i is that of (seed, i). `max_tokens` counts the whole output,
     `emitted` included, and is more than `len(emitted)`; None: until the context of the model is full. `stop_token_ids`
     already holds the model's end tokens unless the request ignores them. The stop token is the last token of the
-    output. `logprobs`: number of top alternatives reported with each token; None for no log-probabilities. `grammar`
-    constrains the output: the row ends with `stop` when the text is complete. Rows of the same `cache_scope` share the
-    prefix cache; `pin` keeps the prompt's blocks from eviction. `speculate` allows several tokens a step; the tokens
-    are the same without it. `prediction` is a likely output: a source of draft tokens, without influence on the tokens.
-    `images` are in the order of their spans. `forced` are the first output tokens if they are given instead of sampled:
-    they are prefilled with the prompt and reported like sampled ones, except those in `emitted`. Of these only the last
-    one that `max_tokens` allows ends the row; `max_tokens` is at least their number. Their log-probabilities are the
-    model's own, before bias and penalties. A row with a `grammar` has none.
+    output; before output index `sampling.min_tokens` none is drawn, unless a grammar allows nothing else. `logprobs`:
+    number of top alternatives reported with each token; None for no log-probabilities. `grammar` constrains the output:
+    the row ends with `stop` when the text is complete. Rows of the same `cache_scope` share the prefix cache; `pin`
+    keeps the prompt's blocks from eviction. `speculate` allows several tokens a step; the tokens are the same without
+    it. `prediction` is a likely output: a source of draft tokens, without influence on the tokens. `images` are in the
+    order of their spans. `forced` are the first output tokens if they are given instead of sampled: they are prefilled
+    with the prompt and reported like sampled ones, except those in `emitted`. Of these only the last one that
+    `max_tokens` allows ends the row; `max_tokens` is at least their number. Their log-probabilities are the model's
+    own, before bias and penalties. A row with a `grammar` has none.
     """
 
     row: int

@@ -159,7 +159,8 @@ class Row:
         # mistake there must fail one row and not crash the process.
         if not self.prompt_tokens:
             raise ValueError("the prompt is empty")
-        check_token_ids(vocab_size, self.sampling, prompt=self.tokens, prediction=self.prediction)
+        ids = {"prompt": self.tokens, "prediction": self.prediction, "stop_token_ids": self.stop}
+        check_token_ids(vocab_size, self.sampling, **ids)
         check_sampling(self.sampling)
         if self.max_tokens < self.sampled or self.max_tokens <= self.sampled - self.unreported:
             raise ValueError("max_tokens leaves nothing to generate")

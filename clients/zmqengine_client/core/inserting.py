@@ -15,6 +15,7 @@ from zmqengine.request_rules import (
     NO_CONSTRAINT,
     check_context,
     check_forced,
+    check_min_tokens,
     check_token_ids,
     no_generation,
     no_vision,
@@ -218,6 +219,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             return BadRequest("this worker does not support the option speculate")
         if options.forced and not limits.forced:
             return BadRequest("this worker does not support the option forced")
+        check_min_tokens(options.sampling, options.max_tokens)
         check_forced(options.forced, options.max_tokens, constrained=options.constraint is not None)
         if model is not None:
             check_token_ids(

@@ -16,7 +16,7 @@ from zmqengine_client.text.tokenizer import Tokenizer
 
 
 class TextReader:
-    """The text of a request up to its end token or its first stop string.
+    """The text of a request up to its end token or its first stop string after `min_tokens`.
 
     The whole text does not depend on how tokens were cut into chunks.
     """
@@ -26,6 +26,7 @@ class TextReader:
         self._reader = TokenReader(request)
         self._stops = StopStrings(StopAutomaton(stops))
         self._one_by_one = bool(stops)
+        self._min_tokens = request.options.sampling.min_tokens
         self._detokenizer: Detokenizer | ByteDetokenizer | None = None
         self._end_ids: frozenset[int] = frozenset()
         self._text: list[str] = []
@@ -98,7 +99,9 @@ class TextReader:
         else:
             pieces = []
             for place, token in enumerate(with_text):
-                pieces.append(self._stops.push(self._detokenizer.push((token,))))
+                text = self._detokenizer.push((token,))
+                is_searched = chunk.first_index + place >= self._min_tokens
+                pieces.append(self._stops.push(text) if is_searched else text)
                 if self._stops.match is not None:
                     used = place + 1
                     break

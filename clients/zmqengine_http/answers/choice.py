@@ -38,19 +38,27 @@ class Piece(NamedTuple):
 
 
 class ChoiceText:
-    """Detokenizes one choice up to its end token or its first stop string; `push` tokens, then `finish`.
+    """Detokenizes one choice up to its end token or its first stop string; `push` tokens, then `finish`. With stop
+    strings they are pushed one by one.
 
     After `stopped` no further text belongs to the choice. `end_token_ids` end the output and have no text.
     `show_special` keeps special tokens in the text, which the client library's text stream never does: many
-    models mark reasoning and tool calls with them.
+    models mark reasoning and tool calls with them. No stop string is found in the text of the first `min_tokens`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: StopAutomaton, end_token_ids: frozenset[int], *, show_special: bool
+        self,
+        tokenizer: Tokenizer,
+        stops: StopAutomaton,
+        end_token_ids: frozenset[int],
+        *,
+        show_special: bool,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=not show_special)
         self._stops = StopStrings(stops)
         self.has_stops = bool(stops)
+        self._unsearched = min_tokens
         self._end_token_ids = end_token_ids
         self.stop_token_ids = end_token_ids - tokenizer.eos_token_ids
 
@@ -70,7 +78,11 @@ class ChoiceText:
 
     def push(self, tokens: list[int]) -> str:
         """The text that these tokens complete; text that may begin a stop string is held back."""
-        return self._stops.push(self._detokenizer.push(self.visible(tokens)))
+        text = self._detokenizer.push(self.visible(tokens))
+        if self._unsearched > 0:
+            self._unsearched -= len(tokens)
+            return text
+        return self._stops.push(text)
 
     def finish(self) -> str:
         """The text held back until the end."""

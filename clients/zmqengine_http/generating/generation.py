@@ -124,6 +124,7 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
     ends = frozenset(asked.stop_token_ids) | frozenset(
         () if asked.ignore_eos else model.tokenizer.eos_token_ids
     )
+    min_tokens = asked.sampling.get("min_tokens", 0)
     stops, written = StopAutomaton(asked.stop), 0
     started: list[tuple[ChoiceStream, PooledWorker]] = []
     try:
@@ -132,6 +133,8 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
             read = 1 if generation.scores_prompts else len(prompt.tokens)
             options["forced"] = forced = prompt.tokens[read:]
             options["max_tokens"] = None if max_tokens is None else len(forced) + max_tokens
+            if min_tokens:
+                options["min_tokens"] = len(forced) + min_tokens
             worker = service.pool.choose(model, prompt.tokens, asked.cache_key)
             for _ in range(asked.n):
                 index = len(started)
@@ -139,7 +142,9 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
                 options["request_id"] = f"{generation.id}-{index}"
                 stream = worker.client.generate_tokens(prompt.tokens[:read], images=prompt.images, **options)
                 splitter = generation.splitter(prompt)
-                text = ChoiceText(model.tokenizer, stops, ends, show_special=splitter is not None)
+                text = ChoiceText(
+                    model.tokenizer, stops, ends, show_special=splitter is not None, min_tokens=min_tokens
+                )
                 choice = ChoiceStream(
                     index, stream, text,
                     prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,

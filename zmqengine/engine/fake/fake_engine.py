@@ -437,9 +437,12 @@ class _Row:
     def token_at(self, index: int, config: FakeEngineConfig) -> int:
         if index < len(self.request.forced):
             return self.request.forced[index]
-        if index == config.eos_index:
-            return 0
-        return 1 + mix(self._key + index) % (config.vocab_size - 1)
+        others = config.vocab_size - 1
+        token = 0 if index == config.eos_index else 1 + mix(self._key + index) % others
+        if index >= self.request.sampling.min_tokens:
+            return token
+        following = (1 + (token + step - 1) % others for step in range(1, others + 1))
+        return next((one for one in (token, *following) if one not in self.request.stop_token_ids), token)
 
     def logprobs_at(self, index: int, token: int, config: FakeEngineConfig) -> TokenLogprobs:
         """Halving probabilities for the token and those after it: well-formed, and the same in every life."""

@@ -137,6 +137,36 @@ def top_k_of(sampling: Sampling, vocab_size: int) -> int:
     return sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
 
 
+class EndBan:
+    """Rules out end and stop tokens until an output has `min_tokens` tokens. `rows`: those it still applies to, with
+    their indices in the batch."""
+
+    def __init__(self, batch: Sequence[Row]) -> None:
+        self.rows = [(index, row) for index, row in enumerate(batch) if _is_short(row)]
+
+    def apply(self, logits: mx.array, width: int) -> mx.array:
+        """`logits` [rows * width, vocab] with minus infinity for those tokens, each position by its own output index.
+
+        A position without any other token keeps them: a constraint that can only end wins.
+        """
+        self.rows = [(index, row) for index, row in self.rows if _is_short(row)]
+        banned = [
+            (index * width + position, token)
+            for index, row in self.rows
+            for position in range(min(width, row.sampling.min_tokens - row.sampled))
+            for token in row.stop
+        ]
+        if not banned:
+            return logits
+        positions, tokens = mx.array(banned).T
+        left = logits.at[positions, tokens].add(-mx.inf)
+        return mx.where(left.max(axis=-1, keepdims=True) > -mx.inf, left, logits)
+
+
+def _is_short(row: Row) -> bool:
+    return row.sampled < row.sampling.min_tokens and bool(row.stop)
+
+
 def _parameters(rows: Sequence[Row], vocab_size: int, nucleus: Nucleus) -> DrawParameters | None:
     indices = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     if not indices:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from zmqengine.engine.interface import TokenLogprobs
 from zmqengine.engine.row import Row
-from zmqengine.engine.sampling.draw import Draw, DrawPlan, widened_indices
+from zmqengine.engine.sampling.draw import Draw, DrawPlan, EndBan, widened_indices
 from zmqengine.engine.sampling.penalties import Penalties
 
 Mask = Callable[[mx.array], mx.array]
@@ -63,8 +63,8 @@ class Sampled:
 class Sampler:
     """Samples the next tokens of the rows of a batch. `draw` is the back-end's way to draw them.
 
-    Logits get bias and penalties, then a mask; log-probabilities are those before the mask. A token depends on the
-    logits, the seed of its row and its output index, and not on the rows beside it.
+    Logits get bias and penalties, then a mask and `min_tokens`; log-probabilities are those before
+    the mask. A token depends on the logits, the seed of its row and its output index, and not on the rows beside it.
     """
 
     def __init__(self, vocab_size: int, draw: Draw) -> None:
@@ -72,6 +72,7 @@ class Sampler:
         self._draw = draw
         self._plan = draw.plan([], vocab_size)
         self._penalties = Penalties(vocab_size)
+        self._end_ban = EndBan([])
         self._measured: list[Row] = []
         self._measured_index: mx.array | None = None
 
@@ -79,6 +80,7 @@ class Sampler:
         """Follow a change of the batch."""
         self._plan = self._draw.plan(rows, self._vocab_size)
         self._penalties.set_rows(rows)
+        self._end_ban = EndBan(rows)
         indices = [index for index, row in enumerate(rows) if row.logprobs is not None]
         self._measured = [rows[index] for index in indices]
         self._measured_index = mx.array(indices) if indices else None
@@ -93,7 +95,10 @@ class Sampler:
         if penalised:
             logits = self._penalties.apply(logits, drafted)
         flat = logits.reshape(-1, vocab)
-        tokens, host_arrays = self._plan.draw(flat if mask is None else mask(flat), width)
+        allowed = flat if mask is None else mask(flat)
+        if self._end_ban.rows:
+            allowed = self._end_ban.apply(allowed, width)
+        tokens, host_arrays = self._plan.draw(allowed, width)
         if penalised:
             self._penalties.count(tokens.reshape(rows, width), drafted)
         if self._measured_index is None:

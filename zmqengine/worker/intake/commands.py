@@ -38,6 +38,7 @@ from zmqengine.protocol.messages import (
 from zmqengine.request_rules import (
     Vectors,
     check_forced,
+    check_min_tokens,
     check_prediction,
     check_token_ids,
     check_vectors,
@@ -171,6 +172,7 @@ class CommandHandler:
             "constraint.after": [] if insert.constraint is None else insert.constraint.after,
         }
         check_token_ids(model.vocab_size, insert.sampling, **ids)
+        check_min_tokens(insert.sampling, insert.max_tokens)
         check_prediction(insert.prediction, self._limits.prediction_tokens_max)
         check_forced(insert.forced, insert.max_tokens, constrained=insert.constraint is not None)
 

@@ -25,7 +25,7 @@ from zmqengine.protocol.messages import (
 from zmqengine.sampling_params import LOGIT_BIAS_MAX, TOKEN_ID_MAX, Bias, Sampling, SamplingOptions
 from zmqengine_http.apis.openai_api.interfaces import INTERFACE_FIELDS
 from zmqengine_http.generating.generation import GenerationOptions
-from zmqengine_http.serving.body import ignored, refused, reported
+from zmqengine_http.serving.body import ignored, reported
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.workers.worker import Model
 
@@ -208,7 +208,6 @@ def check_generation(request: GenerationRequest) -> None:
 GENERATION_FIELDS = (
     *INTERFACE_FIELDS,
     reported("verbosity", "a hint, which no model here takes"),
-    refused("min_tokens", "the worker ends an answer at the model's end token", 0),
     ignored("user", "for the caller's own records"),
     ignored("safety_identifier", "for the caller's own records"),
     ignored("metadata", "for the caller's own records"),
