@@ -23,7 +23,9 @@ from tests.support.images import Picture, prompt_of
 from tests.support.models import build_model
 from zmqengine.engine.image_names import named
 from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.row import Row
 from zmqengine.engine.vision.eye import Eye
+from zmqengine.engine.vision.seeing import Seeing
 from zmqengine.engine.vision.tower import Features
 
 PICTURE = Picture(CARD, ((6, 10),))
@@ -52,11 +54,39 @@ class WatchedTower:
         return tower().peak_bytes(grids)
 
 
+class TimedTower:
+    """A tower on a machine whose clock counts patches."""
+
+    deep_layers = 0
+    parameter_bytes = 0
+
+    def __init__(self, patch_s: float) -> None:
+        self.patch_s = patch_s
+        self.now_s = 0.0
+
+    def begin(self, pixels: np.ndarray, grids: Any) -> Any:
+        return _TimedJob(self, tower().begin(pixels, grids))
+
+    def peak_bytes(self, grids: Any) -> int:
+        return tower().peak_bytes(grids)
+
+
+class _TimedJob:
+    def __init__(self, owner: TimedTower, job: Any) -> None:
+        self.owner, self.features = owner, job.features
+        self.job = job
+
+    def step(self, patches_max: int = 0) -> int:
+        made: int = self.job.step(patches_max)
+        self.owner.now_s += made * self.owner.patch_s
+        return made
+
+
 class _WatchedJob:
     def __init__(self, owner: WatchedTower, job: Any) -> None:
         self.owner, self.job, self.left = owner, job, owner.pieces
 
-    def step(self) -> bool:
+    def step(self, patches_max: int = 0) -> int:
         if self.owner.fails_at == len(self.owner.begun):
             raise RuntimeError("the tower fails")
         self.left -= 1
@@ -78,7 +108,30 @@ def test_the_pieces_of_muse_spark_are_its_one_call() -> None:
         job = tower().begin(pixels, picture.grids)
         while job.step():
             pass
-        assert mx.array_equal(job.features().main, muse.encode_image(image_of(picture)))
+        whole = muse.encode_image(image_of(picture))
+        assert mx.array_equal(job.features().main, whole)
+        cut = tower().begin(pixels, picture.grids)
+        while made := cut.step(7):
+            assert made <= 7
+        assert mx.allclose(cut.features().main, whole, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("patch_s", [1e-6, 1e-3, 1e-2])
+def test_pieces_of_an_image_follow_the_time_of_its_patches(patch_s: float) -> None:
+    """A fast machine computes many layers at once, a slow one a part of one: no work is longer than its time."""
+    picture = Picture(CARD, ((24, 24),))
+    watched = TimedTower(patch_s)
+    seeing = Seeing(Eye(CARD, watched, lambda tokens: tokens), 1 << 20, CARD.patches_max)
+    row = Row(request_of(0, [5], picture, [6]), 1000, 1000, CARD.token)
+    works = []
+    while (wanted := seeing.wanted([row])) is not None:
+        before_s = watched.now_s
+        seeing.work(*wanted, 0.2, lambda: watched.now_s)
+        works.append(watched.now_s - before_s)
+    # The first pieces are those of a machine that is not known yet.
+    assert max(works[1:], default=0) <= max(0.2, 32 * patch_s) * 1.001
+    layers = len(tower()._model.model.vision_tower.layers)
+    assert len(works) <= 2 + layers * 576 * patch_s / 0.2 * 2
 
 
 @pytest.mark.parametrize("grid", [(12, 12), (40, 12), (48, 48)])

@@ -14,7 +14,8 @@ from tests.vision.checkpoints import NAMES, case, internvl_chat, old_names, writ
 from tests.vision.make_cases import pixels_of
 from zmqengine.checkpoint.vision import recipe_of
 from zmqengine.engine.load.loader import load
-from zmqengine.engine.vision.tower import Features, Tower
+from zmqengine.engine.vision.tower import WHOLE, Features, Tower
+from zmqengine.engine.vision.towers import block, layered
 from zmqengine.engine.vision.towers.opening import open_tower
 
 NEAR = 2e-5
@@ -28,12 +29,12 @@ def tower_of(directory: Path) -> Tower:
     return open_tower(directory, recipe, on_gpu=False)
 
 
-def features_of(tower: Tower, given: dict[str, Any]) -> list[Features]:
-    """Features of each image of a case."""
+def features_of(tower: Tower, given: dict[str, Any], patches_max: int = WHOLE) -> list[Features]:
+    """Features of each image of a case, in pieces of at most so many patches."""
     found = []
     for grids in given["images"]:
         job = tower.begin(pixels_of(grids, given["patch"], given["seed"]), [tuple(grid) for grid in grids])
-        while job.step():
+        while job.step(patches_max):
             pass
         found.append(job.features())
     return found
@@ -41,10 +42,14 @@ def features_of(tower: Tower, given: dict[str, Any]) -> list[Features]:
 
 def check(directory: Path, given: dict[str, Any]) -> None:
     """Features, and logits of the whole model from them."""
-    features = features_of(tower_of(directory), given)
-    for made, main, deep in zip(features, given["features"], given["deep"], strict=True):
-        for array, wanted in zip(made.arrays(), [main, *deep], strict=True):
-            np.testing.assert_allclose(np.array(array), np.array(wanted, np.float32), atol=NEAR, rtol=1e-4)
+    tower = tower_of(directory)
+    for patches_max in (5, WHOLE):
+        features = features_of(tower, given, patches_max)
+        for made, main, deep in zip(features, given["features"], given["deep"], strict=True):
+            for array, wanted in zip(made.arrays(), [main, *deep], strict=True):
+                np.testing.assert_allclose(
+                    np.array(array), np.array(wanted, np.float32), atol=NEAR, rtol=1e-4
+                )
     if given["config"]["model_type"] in ROTATED:
         # Their positions are facts of rows: see test_families.py.
         return
@@ -68,6 +73,29 @@ def test_the_cases_are_those_of_the_script() -> None:
 def test_features_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Normalisation, positions, attention, merging and projection: a mistake in any of them shows."""
     check(write(tmp_path, case(name)), case(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_takes_no_more_memory_than_is_booked_for_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores in several parts: MLX starts ten operations ahead, and the parts of one evaluation exist together."""
+    for module in (block, layered):
+        monkeypatch.setattr(module, "SCORES_BYTES_MAX", 1 << 18)
+    recipe = recipe_of(write(tmp_path, case(name)), (tmp_path / "tokenizer.json").read_bytes())
+    card = recipe.card
+    side = card.tile // card.patch if card.resize.startswith("tiles") else 24
+    grids = [(side, side)] * (576 // side**2)
+    pixels = np.zeros((576, card.patch_bytes), np.uint8)
+    tower = tower_of(tmp_path)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    job = tower.begin(pixels, grids)
+    while job.step():
+        pass
+    job.features()
+    assert mx.get_peak_memory() - before <= tower.peak_bytes(grids)
 
 
 @pytest.mark.parametrize("name", ["pixtral", "mistral3", "lfm2_vl"])

@@ -178,8 +178,11 @@ class MlxEngine:
         self._saw = not (self._saw and self._prefill.has_readable)
         if not self._saw:
             return
+        # Else the piece waits for what is in flight, and is timed with it.
+        mx.synchronize()
         before_s = self._clock.seconds()
-        seeing.work(*wanted, self._pace.goal_s(self._decode.rows, len(self._prefill.rows)))
+        goal_s = self._pace.goal_s(self._decode.rows, len(self._prefill.rows))
+        seeing.work(*wanted, goal_s, self._clock.seconds)
         result.images_s = max(1e-9, self._clock.seconds() - before_s)
 
     def _forget_ended(self, result: StepResult) -> None:

@@ -7,9 +7,8 @@ step marks those that rows still need, the oldest row's last.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -17,10 +16,17 @@ import numpy as np
 from zmqengine.engine.interface import RowImage
 from zmqengine.engine.row import Row
 from zmqengine.engine.vision.eye import Eye
-from zmqengine.engine.vision.tower import Features, TowerJob
+from zmqengine.engine.vision.tower import WHOLE, Features, TowerJob
 
 Name = tuple[str, bytes]
 """Scope and hash of an image."""
+
+# Patches of the first piece, on any machine, as many as a prefill chunk has tokens (step/pacing.py, TOKENS_START); and
+# the fewest of a piece (TOKENS_MIN there).
+_PATCHES_START = 256
+_PATCHES_MIN = 32
+# Keys and values of a layer come with its first piece, so its slowest piece counts for some more.
+_KEPT = 0.8
 
 
 class Seeing:
@@ -38,7 +44,9 @@ class Seeing:
         self._largest_bytes = 0
         self._features: OrderedDict[Name, Features] = OrderedDict()
         self._job: tuple[Name, TowerJob] | None = None
-        self._piece_s = 0.0
+        # Seconds of a patch in a layer, and patches of the largest piece that was timed.
+        self._patch_s = 0.0
+        self._room = _PATCHES_START
 
     # --- what rows wait for ---
 
@@ -63,24 +71,37 @@ class Seeing:
 
     # --- the tower ---
 
-    def work(self, row: Row, image: RowImage, seconds_max: float) -> None:
-        """Compute pieces of an image for about `seconds_max`, one at least; 0 is for no limit."""
+    def work(self, row: Row, image: RowImage, seconds_max: float, clock: Callable[[], float]) -> None:
+        """Compute pieces of an image for about `seconds_max` of `clock`, one at least; 0 is for no limit.
+
+        Like a chunk of a prompt a piece is at most twice as large as one that was timed.
+        """
         name = (row.scope, image.hash)
         if self._job is None or self._job[0] != name:
             pixels = np.frombuffer(image.pixels, np.uint8).reshape(-1, self._eye.card.patch_bytes)
             self._job = name, self._eye.tower.begin(pixels, image.grids)
         job = self._job[1]
-        started_s = time.perf_counter()
-        passed_s = 0.0
-        while not seconds_max or not passed_s or passed_s + self._piece_s <= seconds_max:
-            goes_on = job.step()
+        before_s = clock()
+        end_s = before_s + seconds_max
+        allowed = self._allowed(seconds_max)
+        while True:
+            patches = job.step(max(_PATCHES_MIN, allowed) if seconds_max else WHOLE)
             self.counts["image_pieces"] += 1
-            now_s = time.perf_counter() - started_s
-            self._piece_s, passed_s = now_s - passed_s, now_s
-            if not goes_on:
+            if not patches:
                 self._job = None
                 self._keep(name, job.features())
                 return
+            now_s = clock()
+            self._patch_s = max((now_s - before_s) / patches, _KEPT * self._patch_s)
+            self._room = max(self._room, 2 * patches)
+            before_s = now_s
+            allowed = self._allowed(end_s - now_s)
+            if seconds_max and allowed < _PATCHES_MIN:
+                return
+
+    def _allowed(self, seconds: float) -> int:
+        """Patches that a piece of these seconds may have."""
+        return min(self._room, int(seconds / self._patch_s)) if self._patch_s else self._room
 
     def rest(self) -> None:
         """Drop the image that is computed, as no row needs it any more."""

@@ -9,6 +9,9 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
+WHOLE = 1 << 30
+"""More patches than an image has: a piece is a layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Features:
@@ -34,11 +37,11 @@ class Features:
 class TowerJob(Protocol):
     """The computation of one image, in pieces."""
 
-    def step(self) -> bool:
-        """Compute the next piece, `mx.eval` included; True while more remain.
+    def step(self, patches_max: int = WHOLE) -> int:
+        """Compute the next piece, `mx.eval` included: a layer of at most about `patches_max` patches.
 
-        A piece is short: a few layers of one grid. The engine runs pieces between the steps of the batch, as many as
-        the pace of prefill allows.
+        Returns the number of patches, or 0 if this was the last piece. The engine runs pieces between the steps of the
+        batch, as large and as many as the pace of prefill allows.
         """
         ...
 

@@ -5,7 +5,7 @@ States are [tiles, tokens, width]; tokens of different tiles never meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -16,8 +16,8 @@ from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from zmqengine.engine.models.arrays import activation
 
 SCORES_BYTES_MAX = 64 << 20
-"""Attention scores that exist at once: more tokens are cut by queries. On Metal a kernel holds none for most widths of
-heads, but no documented call tells for which."""
+"""Attention scores of a piece: more tokens are cut by queries. On Metal a kernel holds none for most widths of heads,
+but no documented call tells for which."""
 
 
 class BlockShape(NamedTuple):
@@ -55,7 +55,7 @@ class Windows(NamedTuple):
 
 
 class TowerBlock(Module):
-    """One block. `rotation` and `windows` depend on the grid of the tiles."""
+    """One block, computed in pieces. `rotation` and `windows` depend on the grid of the tiles."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -77,10 +77,38 @@ class TowerBlock(Module):
         self._shape = shape
         self._activation = activation(shape.activation)
 
-    def __call__(
-        self, states: mx.array, rotation: Rotation | None = None, windows: Windows | None = None
-    ) -> mx.array:
-        """The states after the block."""
+    def pieces(
+        self,
+        states: mx.array,
+        patches_max: Callable[[], int],
+        rotation: Rotation | None = None,
+        windows: Windows | None = None,
+    ) -> Generator[tuple[list[mx.array], int], None, mx.array]:
+        """Arrays to evaluate one after the other, with their numbers of tokens; returns the states after the block.
+
+        Only keys and values are needed of all tokens at once: each piece has the queries and the MLP of some.
+        `patches_max` is asked for each.
+        """
+        tiles, tokens, _ = states.shape
+        queries, keys, values = self._project(states, rotation)
+        attended = None
+        rows_max = tokens
+        if windows is not None:
+            attended = _attend_windows(queries, keys, values, windows)
+        else:
+            rows_max = max(1, SCORES_BYTES_MAX // (4 * tiles * self._shape.heads * tokens))
+        parts = []
+        start = 0
+        while start < tokens:
+            end = min(tokens, start + min(rows_max, max(1, patches_max() // tiles)))
+            own = attend(queries[:, start:end], keys, values) if attended is None else attended[:, start:end]
+            parts.append(self._add(states[:, start:end], own))
+            yield [parts[-1]], tiles * (end - start)
+            start = end
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+
+    def _project(self, states: mx.array, rotation: Rotation | None) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values of heads, [tiles, tokens, heads, width of a head] each."""
         shape = self._shape
         queries, keys, values = mx.split(self.qkv(self.norm1(states)), 3, axis=-1)
         if shape.normed_heads:
@@ -88,7 +116,12 @@ class TowerBlock(Module):
         queries, keys, values = (self._heads(part) for part in (queries, keys, values))
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        attended = self.out(_attend_within(queries, keys, values, windows))
+        return queries, keys, values
+
+    def _add(self, states: mx.array, attended: mx.array) -> mx.array:
+        """States of some tokens after the block, of those before it and of what their heads attended to."""
+        shape = self._shape
+        attended = self.out(attended.reshape(states.shape))
         states = states + (attended * self.scale1 if shape.scaled else attended)
         inputs = self.norm2(states)
         inner = self.up(inputs)
@@ -130,11 +163,9 @@ def axes_rotation(grid: tuple[int, int], row_freqs: mx.array, column_freqs: mx.a
     return Rotation(mx.cos(angles), mx.sin(angles))
 
 
-def _attend_within(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows | None) -> mx.array:
-    """[tiles, tokens, width] of heads [tiles, tokens, heads, width of a head]: of a whole tile, or within windows."""
-    tiles, tokens, heads, width = queries.shape
-    if windows is None:
-        return attend(queries, keys, values).reshape(tiles, tokens, heads * width)
+def _attend_windows(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows) -> mx.array:
+    """Attention within windows: [tiles, tokens, width] of heads [tiles, tokens, heads, width of a head]."""
+    tiles, _, heads, width = queries.shape
     parts = []
     for group in windows.groups:
         own = [part[:, group].reshape(-1, group.shape[1], heads, width) for part in (queries, keys, values)]
@@ -143,15 +174,7 @@ def _attend_within(queries: mx.array, keys: mx.array, values: mx.array, windows:
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-    """Attention of all tokens of a tile to each other: [tiles, tokens, heads, width of a head], as what it takes."""
+    """Attention of tokens to all of their tile: [tiles, tokens, heads, width of a head], as what it takes."""
     queries, keys, values = (part.transpose(0, 2, 1, 3) for part in (queries, keys, values))
-    tiles, heads, tokens, width = queries.shape
-    cut = max(1, SCORES_BYTES_MAX // (4 * tiles * heads * tokens))
-    parts = [
-        mx.fast.scaled_dot_product_attention(
-            queries[:, :, start : start + cut], keys, values, scale=width**-0.5
-        )
-        for start in range(0, tokens, cut)
-    ]
-    joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-    return joined.transpose(0, 2, 1, 3)
+    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5)
+    return found.transpose(0, 2, 1, 3)

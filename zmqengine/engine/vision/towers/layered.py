@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.vision.tower import Features
+from zmqengine.engine.vision.tower import WHOLE, Features
 from zmqengine.engine.vision.towers.block import SCORES_BYTES_MAX, TowerBlock
 
 PATCHES_MAX = 4096
@@ -68,7 +68,7 @@ class LayeredTower:
 
     def begin(self, pixels: np.ndarray, grids: Sequence[Grid]) -> LayeredJob:
         """The features of an image, to be computed: `pixels` (patches, numbers of a patch) of uint8, a grid a tile."""
-        return LayeredJob(self._encoder, self._groups(pixels, grids))
+        return LayeredJob(self._encoder, self._groups(pixels, grids), sum(map(_patches, grids)))
 
     def peak_bytes(self, grids: Sequence[Grid]) -> int:
         """The most bytes that the job of an image takes, its features included."""
@@ -82,30 +82,32 @@ class LayeredTower:
         start = 0
         for tiles in _together(grids):
             end = start + len(tiles) * _patches(tiles[0])
-            numbers = mx.array(pixels[start:end]).reshape(len(tiles), _patches(tiles[0]), -1, 3)
-            normal = (numbers.astype(mx.float32) / 255 - self._mean) / self._std
-            yield tiles[0], normal.reshape(*normal.shape[:2], -1).astype(self._dtype)
+            # No name here holds an array while the layers of its tiles are computed.
+            yield tiles[0], self._normal(pixels[start:end].reshape(len(tiles), _patches(tiles[0]), -1, 3))
             start = end
+
+    def _normal(self, pixels: np.ndarray) -> mx.array:
+        normal = (mx.array(pixels).astype(mx.float32) / 255 - self._mean) / self._std
+        return normal.reshape(*normal.shape[:2], -1).astype(self._dtype)
 
 
 class LayeredJob:
-    """The features of one image, computed in pieces: a layer of one or several tiles."""
+    """The features of one image of `patches`, computed in pieces: a layer of one or several tiles, or a part of it."""
 
-    def __init__(self, encoder: VisionEncoder, groups: Iterator[tuple[Grid, mx.array]]) -> None:
+    def __init__(self, encoder: VisionEncoder, groups: Iterator[tuple[Grid, mx.array]], patches: int) -> None:
         self._encoder = encoder
+        self._patches = patches
+        self._patches_max = WHOLE
         self._pieces = self._run(groups)
         self._done: list[mx.array] = []
         self._deep: list[list[mx.array]] = [[] for _ in encoder.deep_layers]
-        # Built, and not computed yet.
-        self._next = next(self._pieces, None)
 
-    def step(self) -> bool:
-        """Compute the next piece; whether more remain."""
-        if self._next is None:
-            return False
-        mx.eval(self._next)
-        self._next = next(self._pieces, None)
-        return self._next is not None
+    def step(self, patches_max: int = WHOLE) -> int:
+        """Compute the next piece; its patches, or 0 if it was the last."""
+        self._patches_max = patches_max
+        arrays, patches = next(self._pieces, ([], 0))
+        mx.eval(arrays)
+        return patches
 
     def features(self) -> Features:
         """The features of all tiles, in order."""
@@ -113,19 +115,25 @@ class LayeredJob:
         mx.eval(found.arrays())
         return found
 
-    def _run(self, groups: Iterator[tuple[Grid, mx.array]]) -> Iterator[list[mx.array]]:
+    def _run(self, groups: Iterator[tuple[Grid, mx.array]]) -> Iterator[tuple[list[mx.array], int]]:
         encoder = self._encoder
-        for grid, patches in groups:
+        left = self._patches
+        for grid, pixels in groups:
+            patches = pixels.shape[0] * pixels.shape[1]
             positions = encoder.positions(grid)
-            states = encoder.start(patches, grid)
+            states = encoder.start(pixels, grid)
+            # The states are all that the layers need.
+            del pixels
             for number, layer in enumerate(encoder.layers):
-                states = layer(states, **positions(number))
+                computed = layer.pieces(states, lambda: self._patches_max, **positions(number))
+                states = yield from computed
                 if number in encoder.deep_layers:
                     place = encoder.deep_layers.index(number)
                     self._deep[place].append(encoder.deep(states, place, grid))
-                yield [states, *(parts[-1] for parts in self._deep if parts)]
+                    yield [self._deep[place][-1]], patches
             self._done.append(encoder.finish(states, grid))
-            yield [self._done[-1]]
+            left -= patches
+            yield [self._done[-1]], patches if left else 0
 
 
 def _together(grids: Sequence[Grid]) -> Iterator[list[Grid]]:

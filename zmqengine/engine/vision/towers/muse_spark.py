@@ -1,18 +1,16 @@
-"""The tower of Muse Spark: mlx-lm has it, so its modules run here, a few layers a piece."""
+"""The tower of Muse Spark: mlx-lm has it, so its modules run here, a layer or a part of one a piece."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.vision.tower import Features
+from zmqengine.engine.vision.tower import WHOLE, Features
 
-PIECE_PATCHES = 1024
-"""Patches times layers of a piece: one layer of a large image, many of a small one."""
 # Floats a patch that a layer holds at once, in widths of the tower: its input, the same normed in float32, queries,
 # keys and values before and after rotation, and what was attended.
 _HELD_WIDTHS = 16
@@ -40,7 +38,7 @@ class MuseSparkTower:
 
     def begin(self, pixels: np.ndarray, grids: Sequence[tuple[int, int]]) -> MuseSparkJob:
         """Start an image, which has one grid."""
-        return MuseSparkJob(self._pieces(pixels, *grids[0]))
+        return MuseSparkJob(lambda patches_max: self._pieces(pixels, *grids[0], patches_max))
 
     def peak_bytes(self, grids: Sequence[tuple[int, int]]) -> int:
         """The most bytes that a job holds at once; scores of attention are counted as if they were all kept."""
@@ -50,7 +48,9 @@ class MuseSparkTower:
         floats = numbers + _HELD_WIDTHS * args.hidden_size + 3 * args.intermediate_size
         return int(4 * patches * floats + 2 * 4 * args.num_attention_heads * patches**2)
 
-    def _pieces(self, pixels: np.ndarray, rows: int, columns: int) -> Iterator[mx.array]:
+    def _pieces(
+        self, pixels: np.ndarray, rows: int, columns: int, patches_max: Callable[[], int]
+    ) -> Iterator[tuple[mx.array, int]]:
         args, parts, functions = self._args, self._model.model, self._functions
         tower = parts.vision_tower
         patches, dtype = rows * columns, tower.patch_embedder.patch_embedding.weight.dtype
@@ -67,31 +67,71 @@ class MuseSparkTower:
         states = tower.ln_pre(states)
         cos, sin = tower.rope(grid_h=rows, grid_w=columns)
         tiles = functions._attention_tiles(grid_h=rows, grid_w=columns, tile=args.grid_size)
-        together = max(1, PIECE_PATCHES // patches)
-        for number, (block, kind) in enumerate(zip(tower.layers, args.layer_types, strict=False)):
-            states = block(states, cos=cos, sin=sin, tiles=None if kind == "full_attention" else tiles)
-            if (number + 1) % together == 0:
-                yield states
+        for block, kind in zip(tower.layers, args.layer_types, strict=False):
+            own_tiles = None if kind == "full_attention" else tiles
+            if patches_max() < patches:
+                states = yield from self._parts(block, states, cos, sin, own_tiles, patches_max)
+            else:
+                states = block(states, cos=cos, sin=sin, tiles=own_tiles)
+                yield states, patches
         merged = functions._pixel_shuffle_downsample(
             tower.ln_post(states), grid_h=rows, grid_w=columns, factor=args.merge_size
         )
-        yield self._model.perception_emb_norm(parts.vision_projection(parts.vision_adapter(merged)))
+        yield self._model.perception_emb_norm(parts.vision_projection(parts.vision_adapter(merged))), 0
+
+    def _parts(
+        self,
+        block: Any,
+        states: mx.array,
+        cos: mx.array,
+        sin: mx.array,
+        tiles: Any,
+        patches_max: Callable[[], int],
+    ) -> Generator[tuple[mx.array, int], None, mx.array]:
+        """A layer cut by queries: only keys and values are needed of all patches at once."""
+        attention = block.attn
+        patches = states.shape[0]
+        attended = None
+        if tiles is not None:
+            # A tile attends to itself alone.
+            attended = attention(block.norm1(states), cos=cos, sin=sin, tiles=tiles)
+        else:
+            heads = (1, patches, attention.n_heads, attention.head_dim)
+            queries, keys, values = (
+                part.reshape(heads) for part in mx.split(attention.qkv_proj(block.norm1(states)), 3, axis=-1)
+            )
+            rope = self._functions._apply_vision_rope
+            queries, keys = rope(queries, cos=cos, sin=sin), rope(keys, cos=cos, sin=sin)
+        parts: list[mx.array] = []
+        start = 0
+        while start < patches:
+            end = min(patches, start + max(1, patches_max()))
+            if attended is None:
+                found = attention._attention(queries[:, start:end], keys, values)
+                own = attention.proj(found.reshape(end - start, -1))
+            else:
+                own = attended[start:end]
+            made = states[start:end] + own
+            parts.append(made + block.mlp(block.norm2(made)))
+            yield parts[-1], end - start
+            start = end
+        return mx.concatenate(parts)
 
 
 class MuseSparkJob:
     """One image of Muse Spark."""
 
-    def __init__(self, pieces: Iterator[mx.array]) -> None:
-        self._pieces = pieces
+    def __init__(self, begin: Callable[[Callable[[], int]], Iterator[tuple[mx.array, int]]]) -> None:
+        self._patches_max = WHOLE
+        self._pieces = begin(lambda: self._patches_max)
         self._made: mx.array | None = None
-        self._next: mx.array | None = next(pieces)
 
-    def step(self) -> bool:
-        """Compute the next piece; whether more remain."""
-        self._made = self._next
+    def step(self, patches_max: int = WHOLE) -> int:
+        """Compute the next piece; its patches, or 0 if it was the last."""
+        self._patches_max = patches_max
+        self._made, patches = next(self._pieces)
         mx.eval(self._made)
-        self._next = next(self._pieces, None)
-        return self._next is not None
+        return patches
 
     def features(self) -> Features:
         """The last piece."""
