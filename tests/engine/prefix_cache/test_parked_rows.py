@@ -16,6 +16,11 @@ HOT = Sampling(temperature=8.0)
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seed": ({"seed": 1, "sampling": HOT}, {"seed": 2, "sampling": HOT}),
     "sampling": ({"sampling": Sampling()}, {"sampling": Sampling(logit_bias={9: 100.0})}),
+    # Random numbers go by the index of an output token.
+    "end of the prompt": (
+        {"prompt": PROMPT[:-2], "emitted": PROMPT[-2:], "sampling": HOT},
+        {"prompt": PROMPT, "sampling": HOT},
+    ),
 }
 
 
@@ -34,7 +39,8 @@ def in_flight(engine: Any, rows: list[RowRequest]) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_token_in_flight_is_reported_for_its_own_row(model: Any, name: str) -> None:
     """Two rows that differ in one wish alone are parked, and come back in the other order."""
-    rows = [RowRequest(number, PROMPT, 8, **wishes) for number, wishes in enumerate(PAIRS[name])]
+    same = {"prompt": PROMPT, "max_tokens": 8}
+    rows = [RowRequest(number, **(same | wishes)) for number, wishes in enumerate(PAIRS[name])]
     wanted = [alone(model, row) for row in rows]
     assert wanted[0][0] != wanted[1][0]
     engine = make_engine(model)
