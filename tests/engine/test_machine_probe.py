@@ -40,8 +40,16 @@ OTHER_MACOS = (
         ),
         ("CUDA driver version is insufficient for CUDA runtime version", "sys.exit(1)", "driver is too old"),
         (OTHER_MACOS, "sys.exit(1)", "built for another macOS"),
-        ("ImportError: core.so: undefined symbol: _ZN3mlx4core", "sys.exit(1)", "parts of MLX do not belong"),
-        ("RuntimeError: Failed to load the default metallib. mlx.metallib", "sys.exit(1)", "parts of MLX"),
+        (
+            "ImportError: core.so: undefined symbol: _ZN3mlx4core",
+            "sys.exit(1)",
+            "packages are of different releases",
+        ),
+        (
+            "RuntimeError: Failed to load the default metallib. mlx.metallib",
+            "sys.exit(1)",
+            "packages are of different releases",
+        ),
         (
             "ArithmeticError: wrong products: {'16 rows float16': 0.7}",
             "sys.exit(1)",

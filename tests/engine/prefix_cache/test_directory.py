@@ -143,7 +143,7 @@ def test_what_was_written_today_is_counted_by_all(tmp_path: Path) -> None:
     second = opened(tmp_path, ROOMY._replace(written_bytes_max=written + 1))
     assert second.counts["written_today_bytes"] == written
     assert not yesterday.exists()
-    with pytest.raises(Refused, match="today"):
+    with pytest.raises(Refused, match="daily limit"):
         second.write(chain(1, 1))
 
 
