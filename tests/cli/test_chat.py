@@ -84,7 +84,7 @@ def test_help_and_unknown_commands(start_worker: StartWorker, chat: Callable[...
     """A slip of the finger is not sent to the model."""
     terminal = chat(start_worker())
     terminal.type("/help\n")
-    at = terminal.wait_for(PROMPT, start=terminal.wait_for("/reset  start a new conversation"))
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for("start a new conversation"))
     terminal.type("/rest\n")
     terminal.wait_for(PROMPT, start=terminal.wait_for("/rest is not a command", start=at))
     terminal.type(CTRL_D)
