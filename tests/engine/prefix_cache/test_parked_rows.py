@@ -39,7 +39,7 @@ def in_flight(engine: Any, rows: list[RowRequest]) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_token_in_flight_is_reported_for_its_own_row(model: Any, name: str) -> None:
     """Two rows that differ in one wish alone are parked, and come back in the other order."""
-    same = {"prompt": PROMPT, "max_tokens": 8}
+    same: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8}
     rows = [RowRequest(number, **(same | wishes)) for number, wishes in enumerate(PAIRS[name])]
     wanted = [alone(model, row) for row in rows]
     assert wanted[0][0] != wanted[1][0]
