@@ -130,7 +130,7 @@ def image_of(picture: Picture) -> mx.array:
 
 
 def greedy_with_images(model: Any, count: int, *parts: Sequence[int] | Picture) -> list[int]:
-    """What mlx-lm's own code makes of a prompt with the features of its own tower, in one call and alone."""
+    """Tokens by mlx-lm's own code for a prompt with features of its own tower, in one call and alone."""
     prompt, places = prompt_of(*parts)
 
     def generate() -> list[int]:

@@ -35,7 +35,7 @@ class Picture:
 
     @property
     def ids(self) -> list[int]:
-        """What stands for it in a prompt."""
+        """The tokens that stand for it in a prompt."""
         return [*self.card.begin, *[self.card.token] * self.card.features(self.grids), *self.card.end]
 
     def put(self, epoch: bytes, call: int = 1, scope: str | None = None) -> Image:

@@ -126,7 +126,7 @@ def pixels_of(grids: list[list[int]], patch: int, seed: int) -> np.ndarray:
 
 
 def prompt_of(images: list[int], token: int, seed: int, *, is_cut: bool) -> list[int]:
-    """A prompt with so many features for each image, perhaps cut by another token now and then."""
+    """A prompt with the given number of features for each image, perhaps cut by another token now and then."""
     draw = np.random.default_rng(seed)
     words = [place for place in range(3, VOCABULARY) if place not in range(token - 4, token + 8)]
     found = draw.choice(words, 5).tolist()

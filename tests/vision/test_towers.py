@@ -30,7 +30,7 @@ def tower_of(directory: Path) -> Tower:
 
 
 def features_of(tower: Tower, given: dict[str, Any], patches_max: int = WHOLE) -> list[Features]:
-    """Features of each image of a case, in pieces of at most so many patches."""
+    """Features of each image of a case, in pieces of at most `patches_max` patches."""
     found = []
     for grids in given["images"]:
         job = tower.begin(pixels_of(grids, given["patch"], given["seed"]), [tuple(grid) for grid in grids])

@@ -75,7 +75,7 @@ def recipe_of(directory: Path, tokenizer_json: bytes) -> VisionRecipe:
 
 
 def why_blind(directory: Path) -> str | None:
-    """A sentence for those who send an image to a model that has a tower which is not supported here; else None."""
+    """The reason for which a model with a vision tower takes no images here; None for any other model."""
     config = _json(directory / "config.json")
     kind = _model_type(config)
     if "vision_config" not in config and "vision_tower" not in config:

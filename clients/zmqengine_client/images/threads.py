@@ -19,7 +19,7 @@ class ImageThreads:
         self._threads: ThreadPoolExecutor | None = None
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` in a thread, after what was submitted before."""
+        """Run `work` in a thread, after earlier work."""
         if self._threads is None or self._pid != os.getpid():
             self._pid, self._threads = os.getpid(), ThreadPoolExecutor(THREADS, thread_name_prefix="images")
         return self._threads.submit(work)

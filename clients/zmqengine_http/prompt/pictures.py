@@ -19,7 +19,7 @@ _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 
 class Picture(NamedTuple):
-    """An image as it was sent: a data URL, base64 or a URL, and its field for refusals. `fetched` is what was at it."""
+    """An image as sent: a data URL, base64 or a URL, and its field for refusals. `fetched`: the bytes at the URL."""
 
     data: str
     where: str

@@ -61,12 +61,12 @@ def fetch(url: str) -> bytes:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the public internet, and so is what is embedded in it."""
+    """Whether an address and the IPv4 address embedded in it, if any, are of the public internet."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if any(address in network for network in _NAT64):
             inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        # IPv4-compatible addresses, which nobody uses any more.
+        # IPv4-compatible addresses, which are deprecated (RFC 4291, 2.5.5.1).
         if int(address) >> 32 == 0:
             return False
         if address.ipv4_mapped is not None:

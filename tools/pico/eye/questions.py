@@ -18,7 +18,7 @@ class Question(NamedTuple):
 
 
 def questions_of(scene: Scene, draw: Draw, count: int) -> list[Question]:
-    """So many different questions that the scene answers, that for a description among them."""
+    """`count` different questions that the scene answers, the request for a description among them."""
     every = all_questions(scene)
     described, others = every[0], every[1:]
     return [described, *draw.several(others, min(count - 1, len(others)))]

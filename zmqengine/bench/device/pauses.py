@@ -45,7 +45,7 @@ def _assertion() -> Verdict:
     assertion_state, listed = assertion.description, _listed()
     assertion.release()
     if sys.platform != "darwin":
-        return Verdict("power assertion", None, f"{assertion_state}; {listed or 'nobody lists it here'}")
+        return Verdict("power assertion", None, f"{assertion_state}; {listed or 'not listed here'}")
     return Verdict(
         "power assertion",
         bool(listed) and not _listed(),

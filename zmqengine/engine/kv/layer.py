@@ -112,7 +112,7 @@ class RaggedKVCache:
             self._grow(keys, values)
         self._keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
-        # Where the step's columns are all columns, MLX's result is the new keys themselves, a part of a larger array.
+        # If the step's columns are all columns, MLX's result is the new keys themselves, a part of a larger array.
         self._replaced(Arrays.OWNED if keys.shape[2] < self._keys.shape[2] else Arrays.SHARED)
         self._written_step = layout.step
         if not self._number:

@@ -107,7 +107,7 @@ class DecoderModel:
             flat = self._embedded(inputs, input_embeddings)
             (logits,) = self._run(flat, [_Attention(self, inputs, caches, positions, shift, deep)])
             return logits.reshape(rows, width, -1)
-        # Of the last layer: mlx-lm's caches change their offset in place when they are written.
+        # The last layer's offset: mlx-lm's caches change theirs in place when they are written.
         offset = caches[-1].offset if shift is None else caches[-1].offset + shift
         traced = None
         if isinstance(offset, mx.array) and width <= WIDTH_MAX:

@@ -178,7 +178,7 @@ class MlxEngine:
         self._saw = not (self._saw and self._prefill.has_readable)
         if not self._saw:
             return
-        # Else the piece waits for what is in flight, and is timed with it.
+        # Otherwise the piece would wait for the in-flight step and be timed with it.
         mx.synchronize()
         before_s = self._clock.seconds()
         goal_s = self._pace.goal_s(self._decode.rows, len(self._prefill.rows))

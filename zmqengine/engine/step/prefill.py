@@ -415,7 +415,7 @@ def _divergence(row: Row, hit: Hit) -> RowDivergence | None:
     if hit.differs is None or hit.known < max(_DIVERGED_TOKENS_MIN, total // 2):
         return None
     came = row.tokens[hit.known : hit.known + _TOLD_TOKENS]
-    # What differs may be images, which have names here and no ids.
+    # The difference may be an image, which has a name here and no token id.
     kept = [token for token in hit.differs[:_TOLD_TOKENS].tolist() if token <= TOKEN_ID_MAX]
     return RowDivergence(row.id, hit.known, total, kept, came)
 

@@ -40,7 +40,7 @@ class Eye:
         return low
 
     def grids(self, patches: int) -> list[tuple[int, int]]:
-        """Grids of about so many patches, those that cost the most: one square, or as many whole tiles."""
+        """Grids of about `patches` patches that take the most memory: one square, or as many whole tiles."""
         card = self.card
         side = card.tile // card.patch if card.resize.startswith("tiles") else isqrt(max(1, patches))
         side = max(card.merge, side // card.merge * card.merge)

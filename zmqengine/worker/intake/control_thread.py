@@ -139,7 +139,7 @@ class ControlThread:
         while more:
             part = self._ctl.recv(zmq.DONTWAIT)
             more = self._ctl.getsockopt(zmq.RCVMORE)
-            # Of a message with too many parts, keep enough to refuse it.
+            # Keep enough of a message with too many parts to refuse it.
             if len(parts) < 3:
                 parts.append(part)
         route, user = first.bytes, user_of(first) if self._with_users else ""

@@ -197,7 +197,7 @@ class _CallIds:
         if message.tool_call_id:
             return message.tool_call_id
         named = self._named[message.tool_name or ""]
-        # Those that results without a name have answered already.
+        # Calls that results without a name have answered already.
         while named and named[0] not in self._open:
             named.popleft()
         if named:

@@ -32,7 +32,7 @@ _RULES = (
     (r"(?:encoder\.)?layers\.(\d+)\.(?:norm1|post_attention_layernorm)\.(\w+)", r"layers.\1.attention_norm.\2"),
     (r"(?:encoder\.)?layers\.(\d+)\.(?:norm2|post_mlp_layernorm)\.(\w+)", r"layers.\1.norm.\2"),
 )  # fmt: skip
-# What the older code can do and no published embedder of one network a layer uses.
+# Features of the older code that no published embedder uses.
 _PLAIN: dict[str, object] = {
     "prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0, "qkv_proj_bias": False,
     "mlp_fc1_bias": False, "mlp_fc2_bias": False, "use_rms_norm": False,

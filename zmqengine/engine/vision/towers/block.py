@@ -23,7 +23,7 @@ but no documented call tells for which."""
 class BlockShape(NamedTuple):
     """Sizes and options of the blocks of one tower.
 
-    `norm` is "layer" or "rms". With `gated` the MLP has a gate, as Llama's. `scaled`: what is added is multiplied by
+    `norm` is "layer" or "rms". With `gated` the MLP has a gate, as Llama's. `scaled`: the addend is multiplied by
     learned scales. `normed_heads`: queries and keys get an RMS norm over all of their heads.
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 from zmqengine.engine.vision.tower import WHOLE, Features
 
 # Floats a patch that a layer holds at once, in widths of the tower: its input, the same normed in float32, queries,
-# keys and values before and after rotation, and what was attended.
+# keys and values before and after rotation, and the output of attention.
 _HELD_WIDTHS = 16
 
 
