@@ -84,9 +84,7 @@ def draw(things: tuple[Thing, ...]) -> Image:
 
 def _as_text(image: Image) -> list[str]:
     """The image in blocks of a terminal's 24-bit colors; two characters a pixel, as they are twice as high as wide."""
-    small = image.resize((_TERMINAL_COLUMNS, _TERMINAL_COLUMNS))
-    rows = []
-    for y in range(_TERMINAL_COLUMNS):
-        pixels = (small.getpixel((x, y)) for x in range(_TERMINAL_COLUMNS))
-        rows.append("".join(f"\x1b[48;2;{red};{green};{blue}m  " for red, green, blue in pixels) + "\x1b[0m")
-    return rows
+    columns = _TERMINAL_COLUMNS
+    red, green, blue = (image.resize((columns, columns)).tobytes()[channel::3] for channel in range(3))
+    cells = [f"\x1b[48;2;{r};{g};{b}m  " for r, g, b in zip(red, green, blue, strict=True)]
+    return ["".join(cells[start : start + columns]) + "\x1b[0m" for start in range(0, columns**2, columns)]
