@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -151,14 +152,20 @@ def _answers_right(turns: list[Turn], replies: list[Reply]) -> dict[str, tuple[i
     return {task: (right[task], asked[task]) for task in sorted(asked)}
 
 
-def _in_grammar(openings: list[str], replies: list[Reply]) -> float:
-    """The share of sentences whose shape, with names and things left open, some training story has too."""
-    known = {
+@cache
+def _training_shapes() -> frozenset[str]:
+    """Shapes of the sentences of training stories, with names and things left open."""
+    return frozenset(
         shape
         for document in corpus.sample("train", _EVALUATION_SEED, 20_000)
         if isinstance(document, StoryDocument)
         for shape in _shapes(document.text)
-    }
+    )
+
+
+def _in_grammar(openings: list[str], replies: list[Reply]) -> float:
+    """The share of sentences whose shape some training story has too."""
+    known = _training_shapes()
     shapes = [
         shape
         for opening, reply in zip(openings, replies, strict=True)
