@@ -77,6 +77,16 @@ class TowerBlock(Module):
         self._shape = shape
         self._activation = activation(shape.activation)
 
+    def __call__(self, states: mx.array) -> mx.array:
+        """The states after the block, in whole tiles and without rotation: training computes it so."""
+        pieces = self.pieces(states, lambda: states.size)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                after: mx.array = end.value
+                return after
+
     def pieces(
         self,
         states: mx.array,
