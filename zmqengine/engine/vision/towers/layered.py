@@ -76,7 +76,11 @@ class LayeredTower:
         together = max((len(tiles) * _patches(tiles[0]) for tiles in _together(grids)), default=0)
         patches = sum(map(_patches, grids))
         features = patches * self._encoder.width * size * (1 + self.deep_layers)
-        return together * self._encoder.token_floats * max(4, size) + features + 2 * SCORES_BYTES_MAX
+        # Small arrays beside these: constants of the operations, and positions of the grid.
+        constants = 64 * 1024
+        return (
+            together * self._encoder.token_floats * max(4, size) + features + 2 * SCORES_BYTES_MAX + constants
+        )
 
     def _groups(self, pixels: np.ndarray, grids: Sequence[Grid]) -> Iterator[tuple[Grid, mx.array]]:
         start = 0
