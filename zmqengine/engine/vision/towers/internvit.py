@@ -86,7 +86,7 @@ class InternVit(Module):
         self.layers = [TowerBlock(shape) for _ in range(vision["num_hidden_layers"])]
         text = config.get("text_config") or config["llm_config"]
         self.width = int(text["hidden_size"])
-        self.token_floats = 8 * width + 2 * shape.inner
+        self.token_floats = 8 * width + 2 * shape.inner + 3 * patch**2
         self._merge = merge_of(config)
         self.norm = LayerNorm(width * self._merge**2)
         self.linear1 = Linear(width * self._merge**2, self.width)

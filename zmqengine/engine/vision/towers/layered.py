@@ -32,7 +32,7 @@ class VisionEncoder(Protocol):
     width: int
     """Floats of a feature."""
     token_floats: int
-    """Floats that a token takes at most at one time, beside attention scores."""
+    """Floats that a token takes at most at one time, its pixels included and attention scores not."""
     deep_layers: Sequence[int]
     """Layers whose states become features too, which the model adds to the states of its first layers."""
 
@@ -76,11 +76,7 @@ class LayeredTower:
         together = max((len(tiles) * _patches(tiles[0]) for tiles in _together(grids)), default=0)
         patches = sum(map(_patches, grids))
         features = patches * self._encoder.width * size * (1 + self.deep_layers)
-        # Small arrays beside these: constants of the operations, and positions of the grid.
-        constants = 64 * 1024
-        return (
-            together * self._encoder.token_floats * max(4, size) + features + 2 * SCORES_BYTES_MAX + constants
-        )
+        return together * self._encoder.token_floats * max(4, size) + features + 2 * SCORES_BYTES_MAX
 
     def _groups(self, pixels: np.ndarray, grids: Sequence[Grid]) -> Iterator[tuple[Grid, mx.array]]:
         start = 0

@@ -60,7 +60,7 @@ class Siglip(Module):
         self.layers = [TowerBlock(shape) for _ in range(vision["num_hidden_layers"])]
         self.after = LayerNorm(width, eps=shape.eps)
         self.width = int(config["text_config"]["hidden_size"])
-        self.token_floats = 8 * width + 2 * shape.inner
+        self.token_floats = 8 * width + 2 * shape.inner + 3 * patch**2
         self._merge = merge_of(config)
         self._resampled = is_lfm
         joined = width * self._merge**2
