@@ -286,7 +286,7 @@ def test_a_quantized_encoder_gives_the_vectors_of_its_arrays(tmp_path: Path) -> 
 
 
 def test_a_nomic_checkpoint_is_read_by_its_older_names(tmp_path: Path) -> None:
-    """Those of the code that it was published with."""
+    """Vectors equal those of the code that the model was published with."""
     given = case("nomic-mean")
     directory = write(tmp_path, given)
     arrays = mx.load(str(directory / "model.safetensors"))

@@ -443,7 +443,7 @@ def test_close_may_be_called_twice(make):
 
 
 def test_forced_output_has_the_log_probabilities_of_sampled_output(make):
-    """The same numbers as when it was sampled, however it is cut; then the row goes on as it would have."""
+    """Given output has the log-probabilities of sampled output, however it is cut, and the row goes on the same."""
     request = row(0, 90, logprobs=2)
     sampled = _tokens(make(), request)
     ids = [token.token for token in sampled]

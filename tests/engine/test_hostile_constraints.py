@@ -110,7 +110,7 @@ def children() -> list[psutil.Process]:
 
 
 def test_a_child_that_was_killed_is_replaced(trials: Trials) -> None:
-    """By whoever lacks memory: the constraint that comes next is not the cause."""
+    """A system short of memory may kill it: the constraint that comes next is not the cause."""
     trials.check("regex", "a+")
     killed = children()
     assert killed

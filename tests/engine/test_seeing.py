@@ -184,7 +184,7 @@ def test_rows_with_and_without_images_share_steps(
 
 @pytest.mark.parametrize("shape", ["llama", "sliding", "hybrid"])
 def test_the_next_turn_reads_only_what_is_new(models: dict[str, Any], shape: str) -> None:
-    """The same image is found in the prefix cache; one that differs in a pixel is not, and gives other numbers."""
+    """An image is found in the prefix cache again; one that differs in a pixel is not, and gives other numbers."""
     model, watched = models[shape], WatchedTower()
     engine = make_seeing_engine(model, watched=watched)
     turn = ([4] * 70, PICTURE, [1, 2])
@@ -340,7 +340,7 @@ def test_features_stay_within_their_bytes(model: Any) -> None:
 
 
 def test_a_tower_that_fails_leaves_an_engine_that_can_be_reset(model: Any) -> None:
-    """What the worker does then: reset, and the others again."""
+    """The worker resets the engine then, and the other rows go on."""
     watched = WatchedTower()
     watched.fails_at = 1
     engine = make_seeing_engine(model, watched=watched)
@@ -353,7 +353,7 @@ def test_a_tower_that_fails_leaves_an_engine_that_can_be_reset(model: Any) -> No
 
 
 def test_names_of_features_are_no_token_ids_and_differ_by_contents() -> None:
-    """The same contents have the same names wherever they stand; those of two images share none."""
+    """An image has the same names at every index of a prompt; two images share none."""
     first, places = prompt_of([5], PICTURE, [6], SMALL)
     names = named(first, [one.row_image(at) for one, at in places], CARD.token)
     again, at = prompt_of([5, 5, 5], PICTURE)

@@ -121,7 +121,7 @@ def said(reply: Any) -> str:
 
 @pytest.mark.parametrize("api", APIS)
 def test_an_image_reaches_the_model_through_every_api(sees: Front, api: str) -> None:
-    """The same image gives the same answer, another one another; both have more tokens than the text alone."""
+    """One image gives one answer, another image another; both have more tokens than the text alone."""
     path, body = APIS[api](encoded())
     first, again = said(post(sees, path, body)), said(post(sees, path, body))
     other = said(post(sees, *APIS[api](encoded(odd=True))))
@@ -215,7 +215,7 @@ def test_what_is_no_picture_is_a_400_that_says_so(sees: Front, part: dict[str, A
 
 
 def test_urls_are_fetched_where_the_server_may(sees: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each API that has them; what is behind one is an image like any other, and a failure names the field."""
+    """Each API that has URLs takes the image at one like any other, and a failure names the field."""
     picture = base64.b64decode(encoded())
 
     def fetch(url: str) -> bytes:

@@ -17,7 +17,7 @@ from zmqengine.pico import model_path
 
 PATH = model_path("pico-eye")
 RIGHT_MIN = 0.5
-"""Of all answers; by chance it is far less than one in ten."""
+"""The least share of right answers; by chance it is far less than one in ten."""
 
 
 def test_it_answers_about_pictures_that_it_has_not_seen() -> None:
@@ -49,7 +49,7 @@ def test_scenes_come_from_a_seed_and_keep_to_their_split() -> None:
 
 
 def test_questions_are_answered_by_the_scene() -> None:
-    """Alike things are counted, and what is not told apart is not asked."""
+    """Alike things are counted, and no question is asked about things that are not told apart."""
     scene = Scene(
         (
             Thing("circle", "red", 0, 0),

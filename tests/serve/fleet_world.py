@@ -141,7 +141,7 @@ class World:
             self.settle()
 
     def state(self, name: str) -> str:
-        """Of one that is off the list: unloaded."""
+        """The state of a model; one that is off the list is unloaded."""
         model = self.fleet.models.get(name)
         return "unloaded" if model is None else model.state
 
@@ -208,7 +208,7 @@ class World:
         assert taken + new.needs <= room, "over budget"
 
     def _forget(self) -> None:
-        """What was measured goes with a model that is off the list."""
+        """A model that is off the list takes its measurements with it."""
         self._measured = {name: size for name, size in self._measured.items() if name in self.fleet.models}
 
     def _needs(self, name: str) -> int:

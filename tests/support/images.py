@@ -47,7 +47,7 @@ class Picture:
         return ImageRef(self.hash, at, len(self.ids), list(self.grids))
 
     def row_image(self, at: int) -> RowImage:
-        """The same for an engine."""
+        """The image of a row, for an engine."""
         return RowImage(self.hash, at, len(self.ids), self.grids, self.pixels)
 
 

@@ -234,7 +234,7 @@ def of_plain_positions(
 def of_rotated_positions(
     model: Any, prompt: list[int], token: int, given: list[dict[str, Any]], torch: Any
 ) -> tuple[Any, list[int]]:
-    """The same by the model's own path, which finds three positions for each token."""
+    """Tokens by the model's own path, which finds three positions for each token."""
     pixels = {name: torch.cat([each[name] for each in given]) for name in given[0]}
     ids, greedy, first = list(prompt), [], None
     for _ in range(GREEDY_TOKENS):
