@@ -55,6 +55,30 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     return Path(tempfile.mkdtemp(prefix="zs-", dir="/tmp"))
 
 
+def test_a_request_before_the_launcher_has_read_its_list_waits(short: Path) -> None:
+    """It met a list without models, and was refused by a launcher that offers its model."""
+    file = short / "models.toml"
+    file.write_text(toml({"a": fake(1)}))
+    root = short / DIRECTORY
+
+    async def run() -> None:
+        launcher = Launcher(
+            root, lambda: read_offer([str(file)], root, {}), 8 * GIB, claims=short / ".memory"
+        )
+        async with AsyncLauncher(f"ipc://{root}/ctl", answer_timeout_s=30) as asking:
+            waiting = asyncio.create_task(asking.want("a"))
+            done, _ = await asyncio.wait((waiting,), timeout=0.3)
+            assert not done
+            serving = asyncio.create_task(launcher.run())
+            try:
+                await waiting
+            finally:
+                launcher.stop()
+                assert await serving == 0
+
+    asyncio.run(run())
+
+
 def test_a_full_disk_fails_the_load_with_its_reason_and_costs_the_others_nothing(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

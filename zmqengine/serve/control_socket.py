@@ -80,7 +80,7 @@ class _Peer:
 
 
 class ControlSocket:
-    """Serves one address. Raises `ConfigError` if another launcher serves it."""
+    """Serves one address from `open` on. Raises `ConfigError` if another launcher has it."""
 
     def __init__(self, directory: Path, answering: Answering) -> None:
         self.epoch = os.urandom(8)
@@ -100,6 +100,9 @@ class ControlSocket:
         self._tickets = itertools.count()
         self._known: dict[str, ModelEntry] = {}
         self._reloading: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Answer peers from now on."""
         earlier_umask = os.umask(0o177)
         try:
             self._socket.socket.bind(f"ipc://{self._path}")

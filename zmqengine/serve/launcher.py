@@ -92,6 +92,8 @@ class Launcher:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload_on_signal()))
         self._adopt()
         self._configure(self._offer)
+        # A request before that would meet a list without models, and start a second worker for one that runs.
+        self._control.open()
         beating = asyncio.create_task(self._beat())
         registering = asyncio.create_task(self._register())
         stopping = asyncio.create_task(self._stopping.wait())
