@@ -76,7 +76,7 @@ class Exporter:
         self._app = make_wsgi_app(registry)
         self._expected = None if key is None else f"Bearer {key}".encode()
         try:
-            self._server = make_server(host, port, self._answer, _Server, _Quiet)
+            self._server = make_server(host, port, self._answer, _ThreadingServer, _Quiet)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
         self.address = f"{host}:{self._server.server_port}"
@@ -108,7 +108,7 @@ def _refuse(start: StartResponse, status: str, body: bytes) -> list[bytes]:
     return [body]
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
     # One thread per request, so that a slow scraper does not delay others.
     daemon_threads = True
 

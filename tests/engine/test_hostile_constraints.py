@@ -21,7 +21,7 @@ from tests.support.engines import Run, finish, step
 from tests.support.hostile_constraints import HOSTILE, LARK, SLOW
 from zmqengine.engine.grammar.grammar import Grammar
 from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
-from zmqengine.engine.grammar.trial import _COMMAND, Trials, VocabularySource
+from zmqengine.engine.grammar.trial_compile import _COMMAND, Trials, VocabularySource
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.errors import BadRequest
 

@@ -12,7 +12,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.host.device_memory import WiredMemory, recommended_bytes, system_bytes
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.speculation.build import open_speculator
-from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
+from zmqengine.worker.scheduler.memory_ledger import WORKSPACE_SHARE
 
 
 @pytest.mark.parametrize("shape", ["llama", "sliding", "mamba"])

@@ -17,7 +17,7 @@ from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.pico import model_path
 from zmqengine.worker.main import frame_bound
 from zmqengine.worker.open_engine import open_engine, warm_up
-from zmqengine.worker.scheduler.memory import MemoryLedger
+from zmqengine.worker.scheduler.memory_ledger import MemoryLedger
 
 
 def _no_report(stage: str, fraction: float | None) -> None:

@@ -11,7 +11,7 @@ from tests.worker.harness import FrontEnd, Harness
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.engine.interface import RowDivergence
-from zmqengine.worker.scheduler.memory import WORKSPACE_SHARE
+from zmqengine.worker.scheduler.memory_ledger import WORKSPACE_SHARE
 from zmqengine.worker.telemetry.divergences import Divergences
 
 Make = Callable[..., Harness]

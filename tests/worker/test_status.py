@@ -12,7 +12,7 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol import messages
 from zmqengine.protocol.messages import RequestInfo
-from zmqengine.worker.telemetry.latencies import SECONDS, Histogram
+from zmqengine.worker.telemetry.latencies import SECONDS, RunningHistogram
 from zmqengine.worker.telemetry.metrics import status
 
 HOUR_MS = 3_600_000
@@ -35,7 +35,7 @@ def counted(histogram: messages.Histogram) -> dict[float, int]:
 
 def test_a_histogram_counts_a_value_on_a_bound_within_it() -> None:
     """As `le` of Prometheus has it: lower or equal."""
-    histogram = Histogram((1.0, 2.0))
+    histogram = RunningHistogram((1.0, 2.0))
     for value in (0.0, 1.0, 1.5, 2.0, 2.5):
         histogram.observe(value)
     histogram.observe(1.25, times=3)

@@ -9,8 +9,8 @@ import pytest
 
 from zmqengine_http.apis.responses.conversation import InputItems
 from zmqengine_http.apis.responses.items import pack, unpack
-from zmqengine_http.apis.responses.memory import ItemMemory
 from zmqengine_http.apis.responses.request import ResponsesRequest, ResponsesTool
+from zmqengine_http.apis.responses.response_memory import ItemMemory
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.serving.errors import ApiError
 

@@ -12,8 +12,8 @@ from tests.http.agents.scripted_agent import FACTS, TEMPLATE, say
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
 from zmqengine_http import HttpConfig
-from zmqengine_http.apis.responses.memory import ResponseMemory
 from zmqengine_http.apis.responses.request import Item
+from zmqengine_http.apis.responses.response_memory import ResponseMemory
 
 KEYS = ("a-long-enough-key", "another-long-key")
 SHELL = {"type": "function", "name": "bash", "strict": False, "parameters": {"type": "object"}}

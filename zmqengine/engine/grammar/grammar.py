@@ -85,7 +85,7 @@ def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequenc
 def compile_grammar(
     tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()
 ) -> Grammar:
-    """The grammar of a constraint and its first mask, mostly without the interpreter's lock; `trial.py` bounds time.
+    """The grammar of a constraint and its first mask, mostly without the GIL; `trial_compile.py` bounds its time.
 
     It begins after the text of `after`, in whatever tokens the model writes it. Special tokens have no text: with one
     among them, the grammar begins after exactly these tokens. Until then end tokens are masked.

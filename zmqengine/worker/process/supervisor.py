@@ -50,7 +50,7 @@ def supervise(config: WorkerConfig, *, command: Sequence[str] = WORKER_COMMAND) 
 
 
 @dataclass(slots=True)
-class _Child:
+class _EngineProcess:
     process: subprocess.Popen[bytes]
     link: socket.socket
     linked: bool = True
@@ -95,7 +95,7 @@ class _Supervisor:
                 if not self._wait_to_restart(code):
                     return EXIT_OK
 
-    def _start(self) -> _Child:
+    def _start(self) -> _EngineProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -114,9 +114,9 @@ class _Supervisor:
             )
         self._starts += 1
         self._selector.register(ours, selectors.EVENT_READ)
-        return _Child(process, ours)
+        return _EngineProcess(process, ours)
 
-    def _watch(self, child: _Child) -> int:
+    def _watch(self, child: _EngineProcess) -> int:
         """Wait until the worker has ended; its code, negative for a signal."""
         stops_sent = 0
         while (code := child.process.poll()) is None:
@@ -133,7 +133,7 @@ class _Supervisor:
         self._read_reports(child)
         return code
 
-    def _pass_on_stop(self, child: _Child) -> None:
+    def _pass_on_stop(self, child: _EngineProcess) -> None:
         drain_s = self._config.drain_timeout_s if self._stops == 1 else 0.0
         child.kill_at_s = time.monotonic() + drain_s + KILL_AFTER_S
         if self._stops > 2:
@@ -141,7 +141,7 @@ class _Supervisor:
         else:
             child.process.terminate()
 
-    def _read_reports(self, child: _Child) -> None:
+    def _read_reports(self, child: _EngineProcess) -> None:
         if not child.linked:
             return
         try:
@@ -162,7 +162,7 @@ class _Supervisor:
             if report.ready:
                 child.ready_since_s = time.monotonic()
 
-    def _may_restart(self, child: _Child, code: int) -> bool:
+    def _may_restart(self, child: _EngineProcess, code: int) -> bool:
         ready_s = 0.0 if child.ready_since_s is None else time.monotonic() - child.ready_since_s
         if ready_s >= self._config.restart_window_s:
             self._restarts = 0
@@ -216,7 +216,7 @@ class _Supervisor:
     def _stop(self) -> None:
         self._stops += 1
 
-    def _clean_up(self, child: _Child) -> None:
+    def _clean_up(self, child: _EngineProcess) -> None:
         if child.linked:
             self._selector.unregister(child.link)
         child.link.close()

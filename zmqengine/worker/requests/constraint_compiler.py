@@ -8,7 +8,7 @@ import threading
 from llguidance import LLTokenizer
 
 from zmqengine.engine.grammar.grammar import Grammar, compile_grammar, vocabulary
-from zmqengine.engine.grammar.trial import Trials, VocabularySource
+from zmqengine.engine.grammar.trial_compile import Trials, VocabularySource
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint

@@ -32,7 +32,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.process.memory_pressure import Level
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.requests.ticket import Ticket
-from zmqengine.worker.scheduler.memory import MemoryLedger
+from zmqengine.worker.scheduler.memory_ledger import MemoryLedger
 from zmqengine.worker.scheduler.policy import ServiceOrder
 from zmqengine.worker.scheduler.rates import ServiceRates
 from zmqengine.worker.scheduler.recovery import Recovery

@@ -34,7 +34,7 @@ TOKENS = (
 )
 
 
-class Histogram:
+class RunningHistogram:
     """Number of values within each bound, and the sum of all."""
 
     __slots__ = ("bounds", "counts", "sum")
@@ -62,14 +62,14 @@ class Latencies:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.queue_s = Histogram()
-        self.prefill_s = Histogram()
-        self.time_to_first_token_s = Histogram()
-        self.inter_token_s = Histogram()
-        self.request_s = Histogram()
-        self.step_s = Histogram()
-        self.prompt_tokens = Histogram(TOKENS)
-        self.output_tokens = Histogram(TOKENS)
+        self.queue_s = RunningHistogram()
+        self.prefill_s = RunningHistogram()
+        self.time_to_first_token_s = RunningHistogram()
+        self.inter_token_s = RunningHistogram()
+        self.request_s = RunningHistogram()
+        self.step_s = RunningHistogram()
+        self.prompt_tokens = RunningHistogram(TOKENS)
+        self.output_tokens = RunningHistogram(TOKENS)
 
     def admitted(self, request: LiveRequest) -> None:
         """Record that a request got a row. Only the first one counts: a row after a failure is not a new admission."""
@@ -116,4 +116,8 @@ class Latencies:
 
     def snapshot(self) -> dict[str, messages.Histogram]:
         """All of them, by name."""
-        return {name: value.snapshot() for name, value in vars(self).items() if isinstance(value, Histogram)}
+        return {
+            name: value.snapshot()
+            for name, value in vars(self).items()
+            if isinstance(value, RunningHistogram)
+        }

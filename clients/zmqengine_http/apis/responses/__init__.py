@@ -9,8 +9,8 @@ from typing import NamedTuple
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.apis.responses.conversation import InputItems, own_items, skipped_facts
-from zmqengine_http.apis.responses.memory import ItemMemory, ResponseMemory
 from zmqengine_http.apis.responses.request import RESPONSES_BODY, Item, ResponsesRequest
+from zmqengine_http.apis.responses.response_memory import ItemMemory, ResponseMemory
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter, tells_by_event
 from zmqengine_http.endpoint import Service, get, post

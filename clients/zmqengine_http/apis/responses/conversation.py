@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from zmqengine_http.apis.responses.items import unpack
-from zmqengine_http.apis.responses.memory import ItemMemory
 from zmqengine_http.apis.responses.request import Item, ResponsesPart, ResponsesRequest
+from zmqengine_http.apis.responses.response_memory import ItemMemory
 from zmqengine_http.apis.responses.tools import flat_name
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.prompt.pictures import Pictures

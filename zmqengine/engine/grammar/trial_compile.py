@@ -28,7 +28,7 @@ MEMORY_BYTES_MAX = 256 << 20
 """Memory of one trial beyond that of the vocabulary, where the system has such a limit (Linux)."""
 CHILDREN_MAX = 2
 """Trials at a time: with one a slow constraint would hold up all others."""
-_COMMAND = (sys.executable, "-m", "zmqengine.engine.grammar.trial")
+_COMMAND = (sys.executable, "-m", "zmqengine.engine.grammar.trial_compile")
 _SIZE_BYTES = 4
 
 
