@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import BadRequest
@@ -182,13 +183,20 @@ def test_images_of_a_conversation_and_of_tool_results_keep_their_places(sees: Fr
     assert ask(a, b) != ask(b, a)
 
 
-def test_tokens_of_an_image_are_counted(sees: Front) -> None:
+@pytest.mark.parametrize(
+    ("path", "number"), [("/v1/messages/count_tokens", "input_tokens"), ("/tokenize", "count")]
+)
+def test_tokens_of_an_image_are_counted(sees: Front, path: str, number: str) -> None:
     """A picture of 32 x 24 pixels is 12 features and two marks in place of one."""
-    _, body = anthropic(encoded())
-    with_image = json.loads(post(sees, "/v1/messages/count_tokens", body).body)["input_tokens"]
-    body["messages"][0]["content"] = [TEXT]
-    without = json.loads(post(sees, "/v1/messages/count_tokens", body).body)["input_tokens"]
-    assert with_image - without >= 14
+    image = (
+        image_part(encoded()) if path == "/tokenize" else anthropic(encoded())[1]["messages"][0]["content"][0]
+    )
+
+    def count(*parts: Any) -> int:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": list(parts)}]}
+        return int(json.loads(post(sees, path, body).body)[number])
+
+    assert count(image, TEXT) - count(TEXT) >= 14
 
 
 @pytest.mark.parametrize(
@@ -262,3 +270,18 @@ def test_a_model_without_a_card_refuses_by_name(front: Front, api: str) -> None:
     reply = post(front, path, body)
     assert reply.status == 400
     assert b"reads text only" in reply.body
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_model_that_was_made_to_see_says_why_it_does_not(api: str) -> None:
+    """The reason is the worker's, a fact of its tokenizer."""
+    client = ScriptedClient(
+        lambda prompt: "x", facts={"blind": "images of a gemma3 are not supported: its ..."}
+    )
+    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type]
+        path, body = APIS[api](encoded())
+        reply = post(front, path, {**body, "model": "scripted"})
+        assert reply.status == 400
+        assert b"reads text only (images of a gemma3 are not supported: its ...)" in reply.body
+    with pytest.raises(BadRequest, match=r"sees no images \(images of a gemma3"):
+        _ = client._tokenizer.vision_card

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from zmqengine.errors import BadRequest
 from zmqengine.vision_card import VisionCard, check_patches, image_hash
-from zmqengine_client.images.decoding import NO_PILLOW, decode
+from zmqengine_client.images.decoding import decode
 from zmqengine_client.images.sizes import ImageLayout, Size, layout
 
 if TYPE_CHECKING:
@@ -150,10 +149,8 @@ def _resized(image: Image, size: Size, card: VisionCard) -> Image:
 
 def _patches(tile: Image, patch: int) -> bytes:
     """The patches of a tile, row by row: of each its pixels, row by row."""
-    try:
-        import numpy as np
-    except ImportError:
-        raise BadRequest(NO_PILLOW) from None
+    import numpy as np
+
     pixels = np.asarray(tile)
     rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
     return bytes(pixels.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2).tobytes())

@@ -178,8 +178,16 @@ class Tokenizer:
     def vision_card(self) -> VisionCard:
         """The preparation of images for the model. Raises `BadRequest` for a model that sees none."""
         if self.vision is None:
-            raise BadRequest("the model sees no images: leave them out, or choose a model with a vision card")
+            because = f" ({self.blind})" if self.blind else ""
+            raise BadRequest(
+                f"the model sees no images{because}: leave them out, or choose a model with a vision card"
+            )
         return self.vision
+
+    @property
+    def blind(self) -> str:
+        """The reason for which a model that was made to see takes no images from this worker; else empty."""
+        return str(self.facts.get("blind", ""))
 
     @property
     def image_marker(self) -> str:

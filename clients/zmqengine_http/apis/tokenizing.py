@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -15,8 +16,10 @@ from zmqengine_http.apis.chat_completions.request import (
     check_types,
 )
 from zmqengine_http.endpoint import Service, post
+from zmqengine_http.generating.chat import Chat, render
 from zmqengine_http.generating.generation import check_ids
-from zmqengine_http.prompt.prompts import encode_chat, encode_text
+from zmqengine_http.prompt.pictures import Pictures
+from zmqengine_http.prompt.prompts import encode_text
 from zmqengine_http.serving.body import Body, without_nulls
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
@@ -58,11 +61,18 @@ DETOKENIZE_BODY = Body(DetokenizeRequest)
 
 
 async def tokenize(service: Service, exchange: Exchange, request: TokenizeRequest) -> None:
-    """Respond with the token ids of a text or a chat."""
+    """Respond with the token ids of a text, or of a chat and its images."""
     model = service.pool.model(request.model)
-    tokens = await service.tokenizing.run(
-        exchange.id, exchange.body_bytes, lambda: _tokenize(model, request), len
-    )
+    if request.messages is not None:
+        tokens = (await render(service, exchange, _chat(exchange, model, request, request.messages))).tokens
+    else:
+        text, special = request.prompt or "", request.add_special_tokens
+        tokens = await service.tokenizing.run(
+            exchange.id,
+            exchange.body_bytes,
+            lambda: encode_text(model, text, add_special_tokens=special),
+            len,
+        )
     await exchange.send_json(
         {
             "count": len(tokens), "max_model_len": model.card.context_tokens, "tokens": tokens,
@@ -86,12 +96,17 @@ async def detokenize(service: Service, exchange: Exchange, request: DetokenizeRe
     await exchange.send_json({"prompt": text})
 
 
-def _tokenize(model: Model, request: TokenizeRequest) -> list[int]:
-    if request.messages is not None:
-        check_types(request.messages, request.tools)
-        messages, tools = chat_template_messages(request.messages), chat_template_tools(request.tools)
-        return encode_chat(model, messages, tools, request.chat_template_kwargs).tokens
-    return encode_text(model, request.prompt or "", add_special_tokens=request.add_special_tokens)
+def _chat(exchange: Exchange, model: Model, request: TokenizeRequest, asked: Sequence[ChatMessage]) -> Chat:
+    check_types(asked, request.tools)
+    pictures = Pictures(model)
+    return Chat(
+        id=exchange.id,
+        model=model,
+        messages=chat_template_messages(asked, pictures),
+        pictures=pictures.all,
+        tools=chat_template_tools(request.tools),
+        variables=request.chat_template_kwargs,
+    )
 
 
 ENDPOINTS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError
 
 _NOUNS = {
@@ -33,12 +34,13 @@ def unread_text(kind: str, name: str | None = None) -> str:
     return f"[{noun}{shown}, which this model cannot see: it reads text only]"
 
 
-def refusal(kind: str, where: str) -> ApiError:
-    """The 400 for content in the user's newest message."""
+def refusal(kind: str, where: str, pictures: Pictures) -> ApiError:
+    """The 400 for content in the user's newest message, with the worker's reason where it is an image."""
+    because = f" ({pictures.blind})" if pictures.blind and _NOUNS.get(kind) == "an image" else ""
     return ApiError(
         400,
-        f"{where}: this model reads text only, it cannot take content of type {kind[:40]!r}; describe it in words, or "
-        "leave it out",
+        f"{where}: this model reads text only{because}, it cannot take content of type {kind[:40]!r}; describe it in "
+        "words, or leave it out",
         param=where,
         code="unsupported_value",
     )

@@ -129,19 +129,15 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
 
     pictures = await fetched(_at_most(chat), service.fetching)
 
-    def normalize() -> StableHeadResult:
-        return service.head.normalize(chat.messages, chat.head_tools)
-
     def work() -> tuple[Prompt, StableHeadResult]:
-        head = normalize()
+        head = service.head.normalize(chat.messages, chat.head_tools)
         prompt = encode_chat(chat.model, head.messages, head.tools, variables, chat.continues, pictures)
         return prompt, head
 
     if chat.pictures:
-        head = normalize()
-        prompt = await service.tokenizing.images(exchange.id, lambda: work()[0])
+        prompt, head = await service.tokenizing.images(exchange.id, work, lambda done: len(done[0].images))
     elif is_short(exchange.body_bytes):
-        head = normalize()
+        head = service.head.normalize(chat.messages, chat.head_tools)
         prompt = await service.tokenizing.short_chat(
             chat.model, head.messages, head.tools, variables, chat.continues
         )

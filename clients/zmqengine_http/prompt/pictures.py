@@ -46,10 +46,14 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """The images of one request, in the order in which they were added. `sees`: whether the model takes any."""
+    """The images of one request, in the order in which they were added. `sees`: whether the model takes any.
+
+    `blind`: the worker's reason, where a model that was made to see takes none.
+    """
 
     def __init__(self, model: Model | None = None) -> None:
         self.sees = model is not None and model.tokenizer.vision is not None
+        self.blind = "" if model is None else model.tokenizer.blind
         self.all: list[Picture] = []
 
     def add(self, data: object, where: str) -> str:

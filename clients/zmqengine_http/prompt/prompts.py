@@ -93,14 +93,14 @@ class Tokenizing:
             logs.warning(what, id=request_id, seconds=round(seconds, 3), **facts)
         return result
 
-    async def images(self, request_id: str, work: Callable[[], Prompt]) -> Prompt:
-        """The result of `work` on a prompt with images, in their own few threads."""
+    async def images(self, request_id: str, work: Callable[[], T], count: Callable[[T], int]) -> T:
+        """The result of `work` on a prompt with images, in their own few threads; `count` gives their number."""
         started = time.monotonic()
-        prompt = await asyncio.wrap_future(IMAGE_THREADS.submit(work))
+        result = await asyncio.wrap_future(IMAGE_THREADS.submit(work))
         seconds = time.monotonic() - started
         if seconds > SLOW_S:
-            logs.warning("slow images", id=request_id, seconds=round(seconds, 3), images=len(prompt.images))
-        return prompt
+            logs.warning("slow images", id=request_id, seconds=round(seconds, 3), images=count(result))
+        return result
 
     async def texts(self, request_id: str, size: int, model: Model, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""

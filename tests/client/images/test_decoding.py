@@ -6,6 +6,7 @@ import io
 import random
 import struct
 import threading
+import time
 import tracemalloc
 import zlib
 
@@ -40,16 +41,20 @@ def colour(image: Image.Image, across: int, down: int) -> tuple[int, ...]:
     return found
 
 
-def png(width: int, height: int, depth: int = 8, colour: int = 2, data: bytes = b"") -> bytes:
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """A chunk of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(
+    width: int, height: int, depth: int = 8, colour: int = 2, data: bytes = b"", more: bytes = b""
+) -> bytes:
     """A PNG that says it has this size."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", head)
+        + more
         + chunk(b"IDAT", zlib.compress(data))
         + chunk(b"IEND", b"")
     )
@@ -66,21 +71,54 @@ def test_every_format_gives_its_picture(format_: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "format_"),
-    [("L", "PNG"), ("1", "PNG"), ("P", "GIF"), ("CMYK", "JPEG"), ("RGBA", "WEBP"), ("L", "JPEG")],
+    ("mode", "format_", "left", "right"),
+    [
+        ("L", "PNG", (76, 76, 76), (29, 29, 29)),
+        ("1", "PNG", (255, 255, 255), (0, 0, 0)),
+        ("P", "GIF", (255, 0, 0), (0, 0, 255)),
+        ("L", "JPEG", (76, 76, 76), (29, 29, 29)),
+        ("RGBA", "WEBP", (255, 0, 0), (0, 0, 255)),
+        ("CMYK", "JPEG", (255, 0, 0), (0, 0, 255)),
+    ],
 )
-def test_other_colours_become_rgb(mode: str, format_: str) -> None:
+def test_other_colours_become_rgb(
+    mode: str, format_: str, left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
     """Grey, black and white, palettes and inks."""
-    image = decode(saved(picture(mode), format_))
-    assert (image.mode, image.size) == ("RGB", (24, 16))
+    made = (
+        picture("L", (32, 16)).point(lambda value: 255 * (value > 50), "1")
+        if mode == "1"
+        else picture(mode, (32, 16))
+    )
+    options = {"quality": 100, "subsampling": 0} if format_ == "JPEG" else {"lossless": True}
+    image = decode(saved(made, format_, **(options if format_ in ("JPEG", "WEBP") else {})))
+    assert (image.mode, image.size) == ("RGB", (32, 16))
+    for found, wanted in ((colour(image, 3, 8), left), (colour(image, 28, 8), right)):
+        assert max(abs(one - other) for one, other in zip(found, wanted, strict=True)) <= 2
+
+
+def test_inks_are_mixed() -> None:
+    """Each ink takes its share of a color away, and black of all: Photoshop writes them inverted, as Pillow does."""
+    inks = (200, 100, 20, 60)
+    image = decode(saved(Image.new("CMYK", (16, 16), inks), "JPEG", quality=100))
+    wanted = [255 * (1 - ink / 255) * (1 - inks[3] / 255) for ink in inks[:3]]
+    assert max(abs(one - other) for one, other in zip(colour(image, 8, 8), wanted, strict=True)) <= 3
 
 
 def test_sixteen_bits_are_scaled_instead_of_clipped() -> None:
     """Pillow alone makes every value over 255 white."""
     grey = Image.new("I;16", (4, 4), 0x4000)
-    assert decode(saved(grey)).getpixel((0, 0)) == (0x40, 0x40, 0x40)
+    grey.putpixel((1, 1), 0x90FF)
+    image = decode(saved(grey))
+    assert (image.getpixel((0, 0)), image.getpixel((1, 1))) == ((0x40,) * 3, (0x90,) * 3)
     rows = b"".join(b"\0" + struct.pack(">HHH", 0x8000, 0x1000, 0xFFFF) * 2 for _ in range(2))
     assert decode(png(2, 2, depth=16, data=rows)).getpixel((1, 1)) == (0x80, 0x10, 0xFF)
+    clear = decode(saved(grey, transparency=0x4000))
+    assert (clear.getpixel((0, 0)), clear.getpixel((1, 1))) == ((255,) * 3, (0x90,) * 3)
+    key = struct.pack(">HHH", 0x8000, 0x1000, 0xFFFF)
+    other = b"\0" + key + struct.pack(">HHH", 0x8000, 0x1100, 0xFFFF)
+    clear = decode(png(2, 1, depth=16, data=other, more=chunk(b"tRNS", key)))
+    assert (clear.getpixel((0, 0)), clear.getpixel((1, 0))) == ((255,) * 3, (0x80, 0x11, 0xFF))
 
 
 def test_what_is_transparent_is_white() -> None:
@@ -107,12 +145,26 @@ def test_a_picture_is_turned_as_its_exif_says(orientation: int) -> None:
         assert decode(data).tobytes() == expected.convert("RGB").tobytes()
 
 
-def test_an_animation_is_its_first_frame() -> None:
-    """GIF and WebP."""
-    for format_ in ("GIF", "WEBP"):
-        other = Image.new("RGB", (24, 16), (0, 255, 0))
-        data = saved(picture(), format_, save_all=True, append_images=[other] * 3)
-        assert colour(decode(data), 3, 8)[0] > 200
+@pytest.mark.parametrize("format_", ["GIF", "WEBP", "PNG"])
+def test_an_animation_is_refused(format_: str) -> None:
+    """A model sees one picture, and which of them is meant only the user knows; a file of one frame is a picture."""
+    other = Image.new("RGB", (24, 16), (0, 255, 0))
+    with pytest.raises(BadRequest, match=f"the {format_} is an animation: send the frame"):
+        decode(saved(picture(), format_, save_all=True, append_images=[other] * 3))
+    assert decode(saved(picture(), format_, save_all=True)).size == (24, 16)
+
+
+def test_a_camera_jpeg_of_several_views_is_its_first() -> None:
+    """Multi-picture files have a depth map or a smaller copy behind the picture."""
+    data = saved(picture(), "MPO", save_all=True, append_images=[picture("L").convert("RGB")], quality=100)
+    assert colour(decode(data), 3, 8)[0] > 250
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_what_stands_behind_a_picture_is_not_read(format_: str) -> None:
+    """A file may be an archive or a page too: only pixels go on, so the rest ends here."""
+    data = saved(picture(), format_)
+    assert decode(data + b"PK\3\4<script>" + saved(picture("L"))).tobytes() == decode(data).tobytes()
 
 
 SVG = b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"
@@ -186,6 +238,24 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
     with pytest.raises(BadRequest, match="scans"):
         decode(bomb)
     assert decode(data + b"\xff\xda\0\x02" * 2 * SCANS_MAX).size == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("format_", "at", "part"),
+    [
+        pytest.param("PNG", 33, chunk(b"tEXt", b"a\0b"), id="png, chunks"),
+        pytest.param("JPEG", 2, b"\xff\xe1\0\x0aExif\0\0xy", id="jpeg, exif data that are joined"),
+        pytest.param("JPEG", 2, b"\xff\xff\xff\xff", id="jpeg, fill"),
+    ],
+)
+def test_a_file_of_many_small_parts_is_refused_at_once(format_: str, at: int, part: bytes) -> None:
+    """Pillow reads them in Python for up to minutes; some are left as they are."""
+    data = saved(picture(), format_)
+    started_s = time.thread_time()
+    with pytest.raises(BadRequest, match="save it again"):
+        decode(data[:at] + part * (FILE_BYTES_MAX // len(part)) + data[at:])
+    assert time.thread_time() - started_s < 2
+    assert decode(data[:at] + part * 100 + data[at:]).size == (24, 16)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ class ExportedTokenizer:
     - `thinking_keyword`: the template's variable that turns reasoning on or off;
     - `default_temperature`, `default_top_p`, `default_top_k`: recommended sampling parameters, numbers as text;
     - `chat_template_NAME`: further templates by name;
+    - `blind`: the reason for which a model with a vision tower takes no images here;
     - `chat_template_type`: mlx-lm's name of a template that is a program; `chat_template` is None then.
 
     `hash` covers every other field.

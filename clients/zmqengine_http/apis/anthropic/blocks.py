@@ -55,7 +55,7 @@ class BlockTexts:
         if block.type == "image" and self._pictures.sees:
             return self._image(source, f"{where}.source")
         if strict:
-            raise refusal(block.type, where)
+            raise refusal(block.type, where, self._pictures)
         return unread_text(block.type, block.title)
 
     def _image(self, source: object, where: str) -> str:

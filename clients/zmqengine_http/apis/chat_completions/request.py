@@ -326,7 +326,7 @@ def _part_text(part: MessagePart, where: str, pictures: Pictures, *, strict: boo
         image = part.image_url if part.type == "image_url" else part.image
         return pictures.add(image.get("url") if isinstance(image, dict) else image, f"{where}.{part.type}")
     if strict:
-        raise refusal(part.type, where)
+        raise refusal(part.type, where, pictures)
     name = part.file.get("filename") if isinstance(part.file, dict) else None
     return unread_text(part.type, name if isinstance(name, str) else None)
 

@@ -173,7 +173,7 @@ def _part_text(part: ResponsesPart, where: str, pictures: Pictures, *, strict: b
             raise bad_field(f"{where}.image_url", "no files are stored here: send the image as a data URL")
         return pictures.add(part.image_url, f"{where}.image_url")
     if strict:
-        raise refusal(part.type, where)
+        raise refusal(part.type, where, pictures)
     return unread_text(part.type, part.filename)
 
 
