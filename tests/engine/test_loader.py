@@ -105,6 +105,21 @@ def test_a_model_that_is_not_there_is_one_clear_error(model):
         load(model)
 
 
+def test_a_device_that_is_lost_while_loading_is_not_the_models_fault(model_directory, monkeypatch):
+    """Its own error ends the process with a code that the supervisor restarts; a lack of memory would come back."""
+
+    def fails(*arrays):
+        raise RuntimeError(told)
+
+    monkeypatch.setattr(mx, "eval", fails)
+    told = "[METAL] Command buffer execution failed: victim (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)"
+    with pytest.raises(RuntimeError, match="InnocentVictim"):
+        load(str(model_directory))
+    told = "[metal::malloc] Resource limit (499000) exceeded."
+    with pytest.raises(ModelLoadError, match="499000"):
+        load(str(model_directory))
+
+
 def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch):
     """The hub's client raises many kinds of errors; ours is one."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

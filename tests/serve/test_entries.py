@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from zmqengine.checkpoint.estimate import open_checkpoint
+from zmqengine.cli.commands.serve import _greeting
 from zmqengine.errors import ConfigError, UnknownModel
 from zmqengine.pico import BUNDLED, model_path
 from zmqengine.serve.entries import directory_name, read_offer
@@ -134,3 +135,21 @@ def test_names_of_files_are_short_plain_and_never_shared() -> None:
     assert len(set(made)) == len(made)
     assert all(len(name) <= 40 and "/" not in name and not name.startswith(".") for name in made)
     assert made[0] == "pico"
+
+
+def test_a_model_of_another_type_is_on_the_list_with_its_reason(tmp_path: Path) -> None:
+    """Of this machine's models and of a directory alike; the greeting counts it and does not offer it."""
+    pytest.importorskip("mlx_lm")
+    for name, kind in (("maker/sings", "whisper"), ("maker/writes", "qwen3")):
+        directory = tmp_path / ".lmstudio" / "models" / name
+        shutil.copytree(model_path(), directory)
+        config = directory / "config.json"
+        config.write_text(config.read_text().replace('"qwen3"', f'"{kind}"'))
+    offer = read_offer([], ROOT, {})
+    assert "neither mlx-lm nor an encoder here reads a 'whisper'" in offer.find("sings").never
+    assert offer.find("writes").never == ""
+    greeting = _greeting(offer, 8 << 30, "http://localhost:8000").splitlines()
+    assert greeting[0] == f"models: {', '.join([*BUNDLED, 'maker/writes'])}"
+    assert greeting[1].startswith("not loadable: 1;")
+    listed = read_offer([str(tmp_path / ".lmstudio" / "models" / "maker")], ROOT, {})
+    assert [bool(entry.never) for entry in listed.entries.values()] == [True, False]

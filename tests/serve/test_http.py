@@ -124,7 +124,14 @@ def test_a_model_that_never_fits_or_fails_is_refused_with_its_reason(site: Site)
     large, bad = site.complete("large"), site.complete("bad")
     assert (large.status, large.json["error"]["code"]) == (400, "never_fits")
     assert "50.00 GiB" in large.json["error"]["message"]
-    assert (bad.status, bad.json["error"]["code"]) == (500, "model_load")
+    assert (bad.status, bad.json["error"]["code"]) == (503, "model_load")
+    assert bad.json["error"]["type"] == "service_unavailable_error"
+    # A gateway may have it elsewhere; an SDK need not try again here, nor wait for a machine that is merely busy.
+    assert (bad.headers["x-should-retry"], bad.headers.get("retry-after")) == ("false", None)
+    body = {"model": "gone", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}
+    gone = site.call("POST", "/v1/messages", body)
+    assert (gone.status, gone.json["error"]["type"]) == (503, "api_error")
+    assert "zmqengine pull owner/not-here" in gone.json["error"]["message"]
     # The front-end hears of a state by its own subscription, which the refusal may overtake.
     failed = {"value": "unloaded", "failed": True, "exit_code": 86}
     wait_until(

@@ -11,6 +11,7 @@ import msgspec
 
 from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
 from zmqengine.checkpoint.recipe import FAMILIES
+from zmqengine.checkpoint.supported import why_not_supported
 from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
 
 ACTIVATION_SHARE = 0.1
@@ -55,7 +56,7 @@ class ModelCheckpoint:
 
 
 def open_checkpoint(directory: Path) -> ModelCheckpoint:
-    """Read config.json and the headers of the weights. Raises `CheckpointError`."""
+    """Read config.json and the headers of the weights. Raises `CheckpointError`, also for a type that none loads."""
     file = directory / "config.json"
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -65,6 +66,8 @@ def open_checkpoint(directory: Path) -> ModelCheckpoint:
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"cannot read {file}: {error}") from None
+    if reason := why_not_supported(directory, config):
+        raise CheckpointError(reason)
     return ModelCheckpoint(
         directory=directory,
         model_type=str(config.get("model_type", "unknown")),

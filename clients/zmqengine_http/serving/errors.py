@@ -16,7 +16,7 @@ DEFAULT_RETRY_AFTER_MS = 1000
 
 
 class ApiError(Exception):
-    """An error response."""
+    """An error response. `final`: the server is at fault, and the same request would fail again."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_ms: int | None = None,
         allow: str | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -37,6 +38,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_ms = retry_after_ms
         self.allow = allow
+        self.final = final
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the response; Retry-After, in seconds and in milliseconds, if a retry may succeed."""
@@ -47,6 +49,9 @@ class ApiError(Exception):
                 (b"retry-after", str(seconds).encode()),
                 (b"retry-after-ms", str(self.retry_after_ms).encode()),
             ]
+        if self.final:
+            # The SDKs of OpenAI and Anthropic repeat a 503 otherwise.
+            headers.append((b"x-should-retry", b"false"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
@@ -97,6 +102,7 @@ class _Rule(NamedTuple):
     kind: str
     code: str | None = None
     retry: bool = False
+    final: bool = False
 
 
 _INVALID = "invalid_request_error"
@@ -119,6 +125,8 @@ _RULES: tuple[tuple[type[errors.ZmqEngineError], _Rule], ...] = (
     (errors.DeadlineExceeded, _Rule(504, "timeout_error")),
     (errors.LeaseExpired, _Rule(503, _BUSY, retry=True)),
     (errors.ShutDown, _Rule(503, _BUSY, retry=True)),
+    # Another machine may have the model: a gateway tries one after a 503.
+    (errors.ModelLoadError, _Rule(503, _BUSY, final=True)),
     (errors.ZmqEngineError, _Rule(500, _SERVER)),
 )
 
@@ -138,6 +146,7 @@ def from_engine(error: errors.ZmqEngineError) -> ApiError:
         param=_named_field(error.message) if rule.status == 400 else None,
         code=rule.code or error.code,
         retry_after_ms=retry_after_ms,
+        final=rule.final,
     )
 
 

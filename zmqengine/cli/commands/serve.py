@@ -16,6 +16,7 @@ from zmqengine.protocol.addresses import base_directory
 from zmqengine.protocol.launcher import DIRECTORY
 
 if TYPE_CHECKING:
+    from zmqengine.serve.entries import ModelOffer
     from zmqengine.serve.gateway import GatewayRegistration
 
 HTTP_PORT = 8000
@@ -60,7 +61,7 @@ def serve(
     """
     if reload:
         return _reload()
-    from zmqengine.serve.entries import ModelOffer, read_offer
+    from zmqengine.serve.entries import read_offer
     from zmqengine.serve.front_end import HttpFrontEnd
     from zmqengine.serve.launcher import Launcher
     from zmqengine.worker.open_engine import CLAIMS_DIRECTORY
@@ -81,7 +82,7 @@ def serve(
         raise click.UsageError("--gateway needs HTTP: the gateway speaks to it")
     url = "" if no_http else f"http://{host or 'localhost'}:{port}"
     front_end = None if no_http else HttpFrontEnd(root, _http_command(host, port), url)
-    click.echo(_greeting(list(offer.entries), budget, url), err=True)
+    click.echo(_greeting(offer, budget, url), err=True)
 
     async def run() -> int:
         launcher = Launcher(
@@ -136,7 +137,15 @@ def _machine_bytes() -> int:
     return limit
 
 
-def _greeting(names: list[str], budget: int, url: str) -> str:
-    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    where = f"\nhttp: {url} (a page; {url}/v1 for OpenAI's clients)" if url else ""
-    return f"models: {listed or 'none'}\nmemory: {shown(budget)} for all of them{where}\npid: {os.getpid()}"
+def _greeting(offer: ModelOffer, budget: int, url: str) -> str:
+    names = [name for name, entry in offer.entries.items() if not entry.never]
+    lines = [
+        f"models: {', '.join(names[:8]) or 'none'}"
+        + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    ]
+    if not_loadable := len(offer.entries) - len(names):
+        lines.append(f"not loadable: {not_loadable}; `zmqengine models` or `zmqengine status` says why")
+    lines.append(f"memory: {shown(budget)} for all of them")
+    if url:
+        lines.append(f"http: {url} (a page; {url}/v1 for OpenAI's clients)")
+    return "\n".join([*lines, f"pid: {os.getpid()}"])

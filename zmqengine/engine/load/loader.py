@@ -12,12 +12,15 @@ import mlx.core as mx
 from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.checkpoint.supported import why_not_supported
+from zmqengine.checkpoint.text_config import is_seeing
 from zmqengine.checkpoint.vision import VisionRecipe, read_vision, why_blind
+from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer
-from zmqengine.engine.load.vision_text import ModelClasses, classes_of, is_seeing
+from zmqengine.engine.load.vision_text import ModelClasses, classes_of
 from zmqengine.engine.models.mlx_lm import (
     fetch_model,
     load_config,
@@ -48,13 +51,15 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
 
     Every array of the model is evaluated on the calling thread, also those that are no parameters, so no lazy array
     belongs to another thread's stream. `report` gets the stage and, where known, the fraction of it that is done.
-    Raises ModelLoadError.
+    Raises ModelLoadError, or the device's own error where it was lost meanwhile.
     """
     report("finding the model", None)
     directory = find_directory(model)
     try:
         report("reading the tokenizer", None)
         recipe = read_recipe(directory)
+        if reason := why_not_supported(directory, recipe.config):
+            raise ModelLoadError(reason)
         bare = is_bare(directory)
         network, config = load_model(
             directory,
@@ -74,12 +79,10 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
     except ModelLoadError:
         raise
     except Exception as error:
-        # mlx-lm's way to say that it has no such model.
-        if isinstance(error, ValueError) and str(error).startswith("Model type "):
-            kind = read_recipe(directory).config.get("model_type")
-            raise ModelLoadError(
-                f"{directory}: neither mlx-lm nor an encoder here reads a {kind!r}"
-            ) from error
+        fault = device_error(error)
+        if fault is not None and fault.remedy == "exit":
+            # Not the model's fault: the supervisor tries again.
+            raise
         raise ModelLoadError(f"cannot load the model in {directory}: {one_line(error)}") from error
     info = ModelInfo(
         name=name or (directory.name if Path(model).expanduser().exists() else model),

@@ -14,14 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from zmqengine.checkpoint.text_config import text_config
 from zmqengine.engine.models.mlx_lm import model_classes
-
-MODEL_TYPES = (
-    "pixtral", "llava", "mistral3", "lfm2_vl", "idefics3", "smolvlm", "internvl_chat", "internvl", "qwen2_5_vl",
-    "qwen3_vl",
-)  # fmt: skip
-"""Model types whose text part is one of mlx-lm's, but for positions."""
-_TEXT_TYPES = {"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 
 ModelClasses = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
 
@@ -29,11 +23,6 @@ _TOWER = re.compile(
     r"(model\.)?(vision_tower|vision_model|vision_encoder|vision_projection|visual|multi_modal_projector|connector|mlp1)\."
 )
 _TRUNK = "language_model."
-
-
-def is_seeing(config: dict[str, Any]) -> bool:
-    """Whether a config is of a model whose text part is built here."""
-    return str(config.get("model_type", "")).replace("-", "_") in MODEL_TYPES and bool(text_config(config))
 
 
 def classes_of(directory: Path) -> ModelClasses:
@@ -44,33 +33,12 @@ def classes_of(directory: Path) -> ModelClasses:
     return lambda config: text_classes(config, is_tied=is_tied)
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that is of the text model, with its positions where every model of mlx-lm looks for them."""
-    # Qwen2.5-VL was published with both parts in one.
-    flat = config if config.get("model_type") == "qwen2_5_vl" else {}
-    text = dict(config.get("text_config") or config.get("llm_config") or flat)
-    text["model_type"] = _TEXT_TYPES.get(str(text.get("model_type")), text.get("model_type"))
-    if "mrope_section" in (text.get("rope_scaling") or {}):
-        # For text alone it is no scaling.
-        del text["rope_scaling"]
-    # transformers >= 5 nests what mlx-lm's Llama and Qwen2 read beside the other fields, or else replace by a default.
-    nested = text.get("rope_parameters") or {}
-    if "rope_theta" in nested:
-        text.setdefault("rope_theta", nested["rope_theta"])
-        if nested.get("rope_type", "default") != "default":
-            text.setdefault("rope_scaling", nested)
-    return text
-
-
 def text_classes(config: dict[str, Any], *, is_tied: bool) -> tuple[type[Any], type[Any]]:
     """Classes for mlx-lm's `load_model`: the text model as `language_model`, as quantised checkpoints name it.
 
     `is_tied`: its head has the arrays of its embedding.
     """
     text = text_config(config)
-    # The defaults of transformers, where a config leaves out what equals them.
-    is_mistral = config["model_type"] in ("pixtral", "llava", "mistral3")
-    text["model_type"] = text["model_type"] or ("mistral" if is_mistral else "llama")
     text["tie_word_embeddings"] = is_tied
     made, arguments = model_classes(text)
 

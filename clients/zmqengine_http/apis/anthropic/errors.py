@@ -46,14 +46,16 @@ def overloaded_as_529() -> Iterator[None]:
 
 
 def _as_529(error: ApiError) -> ApiError:
-    if error.status == 503:
+    if error.status == 503 and not error.final:
         error.status = 529
     return error
 
 
 def error_document(error: ApiError) -> dict[str, object]:
     """The error as a document without the request id, as it appears in a stream."""
-    kind = _KINDS.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
+    kind = (None if error.final else _KINDS.get(error.status)) or (
+        "invalid_request_error" if error.status < 500 else "api_error"
+    )
     return {"type": "error", "error": {"type": kind, "message": _message(error)}}
 
 

@@ -1,0 +1,74 @@
+"""Whether the installed mlx-lm, or an encoder here, reads a checkpoint's type of model. Imports neither.
+
+mlx-lm has a file in `mlx_lm/models` for each type that it reads, and two tables in `mlx_lm/utils.py` of types that are
+read as another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.checkpoint.text_config import is_seeing, text_config
+from zmqengine.errors import ModelLoadError
+
+
+class _MlxLm(NamedTuple):
+    types: frozenset[str]
+    others: Mapping[str, str]
+    """The type that is read in place of a type."""
+    by_architecture: Mapping[tuple[str, str], str]
+
+
+def why_not_supported(directory: Path, config: Mapping[str, Any]) -> str:
+    """The reason for which no worker can load the checkpoint in `directory`; empty for one that may load.
+
+    Empty without mlx-lm too.
+    """
+    try:
+        if read_recipe(directory).family:
+            return ""
+    except ModelLoadError as error:
+        return str(error)
+    mlx_lm = _installed()
+    if mlx_lm is None:
+        return ""
+    if "model_type" not in config:
+        return f"{directory}: its config.json names no model_type"
+    if config.get("model_file") is not None:
+        return f"{directory}: it asks for code of its own ({config['model_file']}), which is not run here"
+    kind = str(config["model_type"])
+    read_as = text_config(config) if is_seeing(config) else config
+    if _type_of(mlx_lm, read_as) not in mlx_lm.types:
+        return f"{directory}: neither mlx-lm nor an encoder here reads a {kind!r}"
+    return ""
+
+
+def _type_of(mlx_lm: _MlxLm, config: Mapping[str, Any]) -> str:
+    kind, architectures = str(config["model_type"]), config.get("architectures") or ()
+    for architecture in [architectures] if isinstance(architectures, str) else architectures:
+        if (kind, architecture) in mlx_lm.by_architecture:
+            return mlx_lm.by_architecture[kind, architecture]
+    return mlx_lm.others.get(kind, kind)
+
+
+@functools.cache
+def _installed() -> _MlxLm | None:
+    # The package itself: looking for a module in it would import it, and MLX with it.
+    package = importlib.util.find_spec("mlx_lm")
+    if package is None or not package.submodule_search_locations:
+        return None
+    root = Path(package.submodule_search_locations[0])
+    types = frozenset(path.stem for path in (root / "models").glob("*.py"))
+    tables: dict[str, dict[Any, str]] = {}
+    for statement in ast.parse((root / "utils.py").read_text("utf-8")).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            for target in statement.targets:
+                if isinstance(target, ast.Name) and target.id.endswith("_REMAPPING"):
+                    tables[target.id] = ast.literal_eval(statement.value)
+    return _MlxLm(types, tables.get("MODEL_REMAPPING", {}), tables.get("MODEL_ARCHITECTURE_REMAPPING", {}))
