@@ -77,6 +77,16 @@ def test_a_probe_that_hangs_is_no_verdict() -> None:
     assert not probe.is_certain
 
 
+def test_a_device_that_failed_is_no_verdict() -> None:
+    """Another process may have filled it or brought it down: the next try may succeed."""
+    error = (
+        "[METAL] Command buffer execution failed: (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)"
+    )
+    probe = probe_machine((sys.executable, "-c", f"import sys; sys.exit({error!r})"))
+    assert "InnocentVictim" in probe.problem
+    assert not probe.is_certain
+
+
 def test_this_machine_computes_as_numpy_does() -> None:
     """And says which packages it has that from."""
     report = probe_machine().report

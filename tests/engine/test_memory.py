@@ -171,6 +171,26 @@ def test_steps_change_nothing_of_what_is_wired(models, monkeypatch):
     engine.close()
 
 
+@pytest.mark.parametrize("shape", ["llama", "hybrid"])
+def test_a_step_takes_and_gives_back_no_large_buffer(models, shape):
+    """Each would be a change of the residency set. Caches are written where they are, but where they grow."""
+    engine = make_engine(models[shape])
+    engine.insert(
+        [RowRequest(row, [1 + (row * 31 + at * 7) % 300 for at in range(1100)], 200) for row in range(4)]
+    )
+    while engine.stats().rows_prefilling:
+        engine.next()
+    taken = []
+    for _ in range(32):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        engine.next()
+        taken.append(mx.get_peak_memory() - before)
+    # A quarter of the steps may make a block for the prefix cache, and one grows the caches.
+    assert sorted(taken)[24] < engine.memory().kv / 10
+    engine.close()
+
+
 @pytest.mark.parametrize(("asked", "wired"), [("all", [5_000]), ("weights", []), ("off", []), (5_500, [])])
 def test_a_smaller_share_reaches_mlx(models, monkeypatch, asked, wired):
     """Another worker came: MLX's own limits fall too, and the wired one where all of the limit was to be wired."""

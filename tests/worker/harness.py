@@ -73,7 +73,8 @@ class Harness:
         power: PowerAssertion | None = None,
         **options: Any,
     ) -> None:
-        self.engine = engine if isinstance(engine, FakeEngine) else FakeEngine(engine)
+        is_config = engine is None or isinstance(engine, FakeEngineConfig)
+        self.engine = FakeEngine(engine) if is_config else engine
         self.config = WorkerConfig(bind=f"ipc://{directory}/ctl", engine="fake:", **options)
         self.sockets = Sockets(
             Endpoints(*(f"ipc://{directory}/{name}" for name in ("ctl", "cmd", "out"))),

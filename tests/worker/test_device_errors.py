@@ -57,6 +57,7 @@ def test_every_row_of_the_table_is_tried_here() -> None:
     texts = [*REPEATED.values(), *ENDED.values()]
     found = [device_error(RuntimeError(text)) for text in texts]
     assert set(found) == set(DEVICE_ERRORS)
+    assert [row and row.remedy for row in found] == ["repeat"] * len(REPEATED) + ["exit"] * len(ENDED)
     assert device_error(MemoryError()) is not None
     assert [device_error(RuntimeError(text)) for text in BLAMED] == [None] * len(BLAMED)
 

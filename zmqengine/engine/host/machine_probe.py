@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from zmqengine.engine.host.device_errors import device_error
+
 REPORT_COMMAND = (sys.executable, "-m", "zmqengine.engine.host.machine_report")
 PROBE_S = 120.0
 """For a first import of MLX from a slow disk, and the start of CUDA on a machine with many GPUs."""
@@ -21,7 +23,7 @@ PROBE_S = 120.0
 class Probe(NamedTuple):
     """MLX's report of this machine; None with a `problem`, one sentence with a remedy.
 
-    `is_certain` is False where another try may succeed: MLX did not answer in time.
+    `is_certain` is False where another try may succeed: MLX did not answer in time, or the device failed.
     """
 
     report: dict[str, Any] | None
@@ -85,7 +87,9 @@ def probe_machine(command: Sequence[str] = REPORT_COMMAND, *, timeout_s: float =
     for cause in CAUSES:
         if any(text in ended.stderr for text in cause.texts):
             return Probe(None, f"MLX does not work here: {cause.sentence} ({message})")
-    return Probe(None, f"MLX does not work here ({message}): {_advice()}")
+    # A device that is full or that another process has brought down may be well at the next try.
+    is_certain = device_error(RuntimeError(ended.stderr)) is None
+    return Probe(None, f"MLX does not work here ({message}): {_advice()}", is_certain)
 
 
 def _end_of(code: int) -> str:
