@@ -61,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["ZMQENGINE_CACHE_DIR"] = os.path.join(directory, "cache")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests first: a long one that starts last keeps all other processes waiting."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_collection_finish() -> None:
     """What has been collected stays, and is not looked at again."""
     gc.freeze()
