@@ -31,6 +31,7 @@ from zmqengine.worker.wire.sockets import Sockets
 log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
+"""Seconds between two updates of the shared status while rows run."""
 STILL_S = 1.0
 """Seconds above which a pass counts as an interruption: the process was stopped, the machine slept, or the device hung.
 No command was read in that time."""

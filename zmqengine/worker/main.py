@@ -42,6 +42,7 @@ from zmqengine.worker.wire.sockets import Sockets, new_context
 log = logging.getLogger("zmqengine.worker")
 
 FLUSH_MS = 2_000
+"""Maximum milliseconds at the end for libzmq to send what it has queued."""
 TEXTS_MAX = 256
 """Maximum texts of one embed. Bounds the texts in the queue, and keeps an answer at a few MB."""
 IMAGES_MAX = 64

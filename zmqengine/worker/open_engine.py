@@ -35,6 +35,7 @@ log = logging.getLogger("zmqengine.worker")
 MEASURED_TOKENS = (64, 512)
 """Lengths of prompts prefilled at the start to measure the speed; the longer one where the shorter took little time."""
 MEASURED_S = 0.25
+"""Seconds of a prefill from which its rate counts: one-time work dominates a shorter one."""
 CLAIMS_DIRECTORY = ".memory"
 """Directory beside those of named workers; no worker can have this name."""
 

@@ -18,11 +18,15 @@ from zmqengine.worker.wire.sockets import Sockets
 log = logging.getLogger("zmqengine.worker")
 
 WATERMARK_S = 1.0
+"""Seconds between two watermarks of a session with requests: the time in which a client notices a lost last frame."""
 HOUSEKEEPING_S = 0.05
+"""Seconds between two looks at leases, watermarks and deadlines: a pass may take less than a millisecond."""
 MEMORY_S = 1.0
+"""Seconds between two looks at the machine's memory: pressure and other workers' claims."""
 TOUCH_S = 3600.0
 """Seconds between two touches of the files in /tmp, which macOS removes after 3 days without one."""
 IDLE_WAIT_MS_MAX = 10_000
+"""Maximum milliseconds that an idle actor waits."""
 ACK_WAIT_S = 2.0
 """Seconds after the last request of a drain for front-ends to read and acknowledge."""
 

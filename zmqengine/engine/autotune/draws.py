@@ -13,7 +13,9 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import SAMPLED, Draw
 
+# Rows of the measured batch: with few the draw takes too little of a step to matter.
 _ROWS = 32
+# Least share of equal tokens: rounding decides about one whose weight is next to a threshold.
 _ALIKE_MIN = 0.9
 
 

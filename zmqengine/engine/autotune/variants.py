@@ -21,9 +21,13 @@ Agree = Callable[[Any, Any], bool]
 GAIN_MIN = 1.03
 """Least speed-up for which a variant replaces the first one."""
 
+# Measurements of each variant, of which the fastest counts.
 _REPEATS = 3
+# Maximum seconds of one measurement.
 _TRY_S = 0.05
+# Factor to the fastest single call above which a variant is not measured further.
 _FAR = 4.0
+# Single calls before that, since the first one may still allocate.
 _GATE_CALLS = 2
 # Relative to the result's size. Half-precision weights round at 1 part in 256; a wrong kernel errs by more than 1.
 _TOLERANCE = 0.03

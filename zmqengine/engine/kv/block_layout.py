@@ -18,6 +18,7 @@ from zmqengine.engine.kv.row_caches import new_caches, single_caches, start
 from zmqengine.engine.models.mlx_lm import KVCache
 from zmqengine.engine.row import Caches
 
+# Maximum tokens copied at once.
 _COPIED_TOKENS = 1024
 _ARRAY = "array"
 _RESTORED_BYTES = 256 << 20

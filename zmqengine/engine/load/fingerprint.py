@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from zmqengine.engine.load.loader import find_arrays
 
+# Numbers of each array, spread over it, that enter the fingerprint.
 _SAMPLES = 16
 
 

@@ -32,6 +32,7 @@ from zmqengine.errors import ModelLoadError
 
 Report = Callable[[str, "float | None"], None]
 
+# Bytes of weights evaluated at once: the steps of the reported progress.
 _EVALUATED_BYTES = 256 << 20
 
 

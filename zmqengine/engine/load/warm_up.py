@@ -16,7 +16,9 @@ log = logging.getLogger("zmqengine.engine")
 
 PLAIN = Sampling()
 KINDS = (*SAMPLED, PENALISED)
+# Decode steps of each round.
 _STEPS = 4
+# Rows of a round that tries a kind of sampling.
 _ROWS_FOR_KINDS = 4
 # A shorter measurement is repeated: one-time work dominates the first.
 _SHORT_S = 1.0

@@ -30,7 +30,9 @@ from zmqengine.engine.row import Caches, Row
 BUFFERS_MAX = 300_000
 """Arrays of all blocks. Metal takes 499,000 buffers of a process, freed ones that MLX keeps included
 (github.com/ml-explore/mlx/issues/1718, 3512)."""
+# Maximum share of the prefix cache that pinned prompts may hold.
 _PINNED_SHARE = 0.5
+# Scopes whose salt is remembered; that of another one is computed again.
 _SCOPES_MAX = 4096
 _TOKEN_BYTES = 4
 

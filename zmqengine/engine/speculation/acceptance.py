@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Judged tokens for which the prior rate counts.
 _PRIOR_TOKENS = 2
 # A higher rate would favour a longer draft in every case.
 _RATE_MAX = 0.98

@@ -15,6 +15,7 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
 
 DRAFT_TOKENS_MAX = 8
+"""Columns of its KV cache beyond a row: the widest verify block."""
 # Maximum tokens of prompts that the draft model prefills before one verify block, which waits for them.
 _PREFILL_TOKENS_MAX = 512
 # Weight of the last draft in the moving average of the time of a draft token.

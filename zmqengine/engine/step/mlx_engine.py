@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK_IDLE = 2048
+"""Maximum tokens of a prefill chunk while no row decodes."""
 UNBOUNDED = 1 << 60
+"""A size in bytes without a limit."""
 # Steps between releases of unused buffers, where the device does not keep them.
 _CLEAR_STEPS = 512
 

@@ -11,6 +11,7 @@ TOKENS_MIN = 32
 TOKENS_START = 256
 """Tokens of a prefill chunk at the start: a few chat messages, on any machine."""
 
+# Least time target beside decoding rows, whatever little a decode step of theirs takes.
 _GOAL_S_MIN = 0.025
 # Factor of the time target where every delayed row waits for the chunk itself.
 _IDLE_SHARE = 2.5

@@ -18,7 +18,9 @@ from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
 from zmqengine.engine.step.decode import DecodeBatch
 from zmqengine.engine.step.packed import forward
 
+# Maximum seconds of all measurements.
 _SECONDS_MAX = 6.0
+# Least measurements of each width.
 _TRIES = 3
 # Seconds of tries: a small model's take milliseconds, and other programs may delay the first few of one width. A width
 # that wrongly seems as cheap as a plain step would cost throughput for as long as the worker runs.

@@ -28,9 +28,13 @@ log = logging.getLogger("zmqengine.control")
 UNREAD_BYTES_MAX = 1 << 20
 """Maximum bytes of unread long replies of one connection; the first reply may be longer."""
 UNREAD_BYTES_ALL_MAX = 64 << 20
+"""The same of all connections."""
 WRONG_REQUESTS_MAX = 1000
+"""Invalid requests of one connection in a window of `AbuseLimiter`, which ends it then."""
 FAILURE_WAIT_S = 0.1
+"""Seconds before the loop goes on after a failure, whose cause may persist."""
 LOOK_AGAIN_S = 1.0
+"""Maximum seconds between two looks at the address's file and at the watched connections."""
 
 
 class Watched(Protocol):

@@ -32,6 +32,7 @@ WRONG_SUBSCRIPTIONS_MAX = 64
 """In ten seconds; libzmq keeps every refused topic until its connection ends. A well-behaved front-end may have a few:
 topics of a worker that was restarted, or of a session that was taken over."""
 WRONG_COMMANDS_MAX = 1000
+"""Invalid commands of one connection in a window of `AbuseLimiter`, which ends it then."""
 UNREAD_BYTES_MAX = 1 << 20
 """Maximum bytes of unread long replies of one connection."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 GROWN_BYTES = 32 << 20
 """Bytes above the least resident size from which a trim is worthwhile."""
 FREED_BYTES = 1 << 20
+"""Least bytes that a trim frees to count as useful."""
 INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
 """Seconds between two trims; doubled while they free nothing."""
 _STATM = Path("/proc/self/statm")

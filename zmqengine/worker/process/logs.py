@@ -11,11 +11,15 @@ from zmqengine.config import LogFormat, LogLevel
 from zmqengine.protocol.printable import printable
 
 FIELD_CHARS_MAX = 1000
+"""Maximum characters of one field and of one line of a traceback: fields hold input of clients."""
 LIST_ITEMS_MAX = 32
+"""Maximum items of a list in a field."""
 LINES_MAX = 200
 """Maximum lines of one event in a window; further ones are counted. Keeps 20 s of a flood well under 1 MB."""
 TRACEBACKS_MAX = 20
+"""Maximum tracebacks of one event in a window: each has tens of lines."""
 WINDOW_S = 10.0
+"""Seconds of a window."""
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
     "message",

@@ -31,6 +31,7 @@ EXIT_HOPELESS = 78
 sysexits.h)."""
 
 
+# Seconds between two looks where the system does not signal the end of a parent.
 _POLL_EVERY_S = 0.5
 
 

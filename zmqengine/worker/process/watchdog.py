@@ -8,6 +8,7 @@ import threading
 from math import ceil
 from types import TracebackType
 
+# Seconds between two counts of the watching thread.
 _TICK_S = 1.0
 _LOCKED = 10
 """Factor of the time-out for a hang that blocks the counting thread, which is indistinguishable from a stopped

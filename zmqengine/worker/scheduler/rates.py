@@ -15,7 +15,9 @@ PREFILL_COST_BOUNDS = (1 / 256, 4.0)
 """Bounds on the measured cost of prefill, so that one wrong measurement cannot make prompts free or dominate all
 costs."""
 RETRY_BOUNDS_MS = (100, 60_000)
+"""Least and most milliseconds of the advice to try again."""
 RETRY_UNKNOWN_MS = 1_000
+"""The advice before any speed was measured."""
 DEADLINE_MARGIN = 1.5
 """A request is refused only if its estimate exceeds the time it has by this factor: a test holds estimates to be within
 it of what requests take."""

@@ -16,6 +16,7 @@ import zmq
 log = logging.getLogger("zmqengine.worker")
 
 WINDOW_S = 10.0
+"""Seconds after which strikes are forgotten."""
 
 
 class AbuseLimiter:

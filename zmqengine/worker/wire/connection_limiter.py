@@ -23,10 +23,14 @@ log = logging.getLogger("zmqengine.worker")
 
 _ACCEPTED = int(zmq.EVENT_ACCEPTED)
 REOPEN_SHARE = 0.9
+"""Share of the limit below which connections are accepted again, so that the socket does not open and close for each
+of them."""
 CLOSED_S = 0.2
 """Minimum seconds without new connections: a flood is accepted in a few waves, each with all free descriptors."""
 FLOOD = 8
+"""Refused connections from which on, within one look, the socket stops accepting."""
 FLOOD_WAIT_S = 0.001
+"""Seconds for which the thread gives way after that many events."""
 LOOK_EVERY = 16
 """Monitor events that are read between two checks of the descriptors in use."""
 PEER_SHARE = 0.5

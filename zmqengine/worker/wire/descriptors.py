@@ -15,7 +15,9 @@ CONNECTIONS_PER_FRONT_END = 3
 RESERVED = 64
 """Descriptors reserved for a model's files, key files and the compiler of kernels."""
 ROOM_MAX = 3500
+"""Maximum descriptors left for connections that arrive before the limiter can refuse them."""
 BACKLOG_MAX = 1024
+"""Maximum connections that the kernel queues."""
 # macOS reports no limit, but refuses values above a setting of the kernel.
 _TRIED = (1 << 20, 1 << 18, 1 << 16, 24_576, 10_240, 4096, 1024)
 

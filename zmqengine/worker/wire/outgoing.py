@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FRAME_TOKENS_MAX = 16_384
 """Maximum tokens of one frame: bounds the frame, and the time of one session in a pass."""
 LAG_RETRY_S = 0.02
+"""Seconds between two attempts to send to a reader whose queue is full."""
 
 
 class _SessionOutput:

@@ -10,6 +10,7 @@ from zmqengine.protocol.messages import WatermarkRow
 from zmqengine.worker.requests.live_request import LiveRequest
 
 EARLY_ABORTS_MAX = 1024
+"""Maximum aborts of a session that are kept for requests that have not arrived yet."""
 
 
 def new_topic() -> bytes:

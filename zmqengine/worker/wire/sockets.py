@@ -14,14 +14,19 @@ from zmqengine.worker.wire.auth import Guard
 from zmqengine.worker.wire.socket_files import SocketFiles
 
 HEARTBEAT_MS = 5_000
+"""Milliseconds between two heartbeats of libzmq, by which a vanished front-end is detected."""
 HEARTBEAT_TIMEOUT_MS = 20_000
+"""Milliseconds without an answer after which a connection is closed."""
 OUT_FRAMES_MAX = 1_000
 """Frames queued in libzmq for one slow reader before it counts as lagging."""
 HANDSHAKE_MS = 10_000
+"""Maximum milliseconds of the handshake of a connection."""
 CONTROL_BYTES_MAX = 4 * 65_536
+"""Maximum bytes of a request on ctl."""
 CONTROL_REPLIES_MAX = 64
 """Replies queued in libzmq for one connection that does not read."""
 COMMANDS_WAITING_MAX = 128
+"""Commands queued in libzmq for one connection before it feels backpressure."""
 SUBSCRIPTION_BYTES_MAX = 512
 """Maximum bytes of a frame on out. A topic has 35 bytes, the longest part of a CURVE handshake 290; libzmq's index
 takes 100 bytes for a topic."""

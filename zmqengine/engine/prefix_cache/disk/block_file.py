@@ -36,6 +36,7 @@ _MLX_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 _SIZES = {name: 1 if name == "BOOL" else int(name.lstrip("BCFIU")) // 8 for name in _MLX_NAMES}
 _TOKENS, _ARRAYS, _STATE, _CHECKSUMS = "tokens", "array", "state", "checksums"
 _CHECKSUM_BYTES = 16
+# A longer header belongs to another file.
 _HEADER_BYTES_MAX = 64 << 20
 
 Bytes = bytes | bytearray | memoryview

@@ -37,10 +37,12 @@ log = logging.getLogger("zmqengine.engine")
 SUBDIRECTORY = "prompts"
 ABANDONED_S = 60.0
 """Age at which an unfinished file belongs to a process that was killed."""
+# Nanoseconds within which a file system may give two changes the same time.
 _TICK_NS = 100_000_000
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
 _WRITTEN = "written-"
+# Weight of the earlier value in the moving average of the disk's speed.
 _RATE_KEPT = 0.7
 # For fewer bytes the call itself dominates the time.
 _MEASURED_BYTES_MIN = 1 << 18

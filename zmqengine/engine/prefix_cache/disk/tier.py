@@ -21,7 +21,10 @@ from zmqengine.engine.prefix_cache.disk.write_thread import Writer
 from zmqengine.engine.prefix_cache.store import PrefixCache
 
 FILE_BYTES_MAX = 64 << 20
+"""Maximum bytes of one file, into which consecutive blocks are written together."""
 PIECE_BYTES = 16 << 20
+"""Bytes that a drain copies from the device at once."""
+# Seconds after which a drain that waits for the writer looks again.
 _WAIT_S = 0.1
 
 

@@ -15,7 +15,9 @@ from zmqengine.engine.prefix_cache.disk.directory import Directory, Refused
 log = logging.getLogger("zmqengine.engine")
 
 QUEUE_BYTES_MAX = 128 << 20
+"""Maximum bytes of host memory that wait to be written: two files."""
 TIDY_S = 60.0
+"""Seconds without a write after which the directory is tidied."""
 REASONS = ("room", "daily_writes", "error")
 REFUSED_WAIT_S = 60.0
 """Seconds from a failed write to the next attempt."""
