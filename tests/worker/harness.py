@@ -73,8 +73,7 @@ class Harness:
         power: PowerAssertion | None = None,
         **options: Any,
     ) -> None:
-        is_config = engine is None or isinstance(engine, FakeEngineConfig)
-        self.engine = FakeEngine(engine) if is_config else engine
+        self.engine = FakeEngine(engine) if engine is None or isinstance(engine, FakeEngineConfig) else engine
         self.config = WorkerConfig(bind=f"ipc://{directory}/ctl", engine="fake:", **options)
         self.sockets = Sockets(
             Endpoints(*(f"ipc://{directory}/{name}" for name in ("ctl", "cmd", "out"))),
