@@ -10,11 +10,12 @@ from zmqengine.engine.host.backend import on_gpu
 
 WATCHDOG_S = 5.0
 _LONGEST_S = WATCHDOG_S / 2
+_GPU_TOKENS, _CPU_TOKENS = 15_000, 4000
 
 
 def check() -> Iterator[Verdict]:
     """The longest step while a long prompt is read at default options, is restored, and while others decode."""
-    tokens = 15_000 if on_gpu() else 4000
+    tokens = _GPU_TOKENS if on_gpu() else _CPU_TOKENS
     with measured_model() as model:
         engine = opened(model).engine
         # Compiling kernels takes the host's time, not the device's.
