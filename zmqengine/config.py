@@ -37,6 +37,8 @@ class WorkerConfig(EngineOptions):
     bind_out: str | None = None
     memory_total_bytes: int | None = None
     """Memory that all workers of this machine divide, where it is less than what MLX recommends."""
+    memory_least_bytes: int | None = None
+    """This worker's least share of that, if more than its weights."""
     model_name: str = ""
     """Name of the model for front-ends; empty for that of its directory, or its hub id."""
     engine: str = option("mlx", help="mlx, or fake: and the JSON of a FakeEngineConfig.", hidden=True)

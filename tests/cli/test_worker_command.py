@@ -40,6 +40,7 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
         "bind_cmd",
         "bind_out",
         "memory_total_bytes",
+        "memory_least_bytes",
         "model_name",
     }
     assert {option.name for option in worker.params} - shown == {"engine", "fault_drop_frames"}

@@ -132,6 +132,7 @@ def test_a_model_that_never_fits_or_fails_is_refused_with_its_reason(site: Site)
     gone = site.call("POST", "/v1/messages", body)
     assert (gone.status, gone.json["error"]["type"]) == (503, "api_error")
     assert "zmqengine pull owner/not-here" in gone.json["error"]["message"]
+    assert site.call("GET", "/v1/models/gone").json["status"]["failed"] is True
     # The front-end hears of a state by its own subscription, which the refusal may overtake.
     failed = {"value": "unloaded", "failed": True, "exit_code": 86}
     wait_until(

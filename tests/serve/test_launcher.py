@@ -12,8 +12,10 @@ import pytest
 
 from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
 from tests.support.workers import START_S, wait_until
+from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, ModelLoadError, NeverFits, UnknownModel
 from zmqengine.protocol.launcher import ModelProgress
+from zmqengine.worker.process.parent import WORKER_CONFIG
 from zmqengine_client import AsyncClient
 
 TWO = toml({"a": fake(6), "b": {**fake(6), "aliases": ["bee"]}}, memory="10G")
@@ -36,6 +38,9 @@ def test_a_wanted_model_is_loaded_and_serves() -> None:
                 assert len(tokens) == 4
                 entry = await entry_of(launcher, "b")
                 assert (entry.state, entry.loads, entry.requests) == ("ready", 1, 1)
+                # A neighbour's equal share of the rest never takes what this one was loaded for.
+                given = WorkerConfig.from_json(psutil.Process(entry.pid).environ()[WORKER_CONFIG])
+                assert given.memory_least_bytes == entry.need_bytes
                 assert (await entry_of(launcher, "a")).state == "unloaded"
 
         asyncio.run(run())

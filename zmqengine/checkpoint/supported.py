@@ -39,13 +39,13 @@ def why_not_supported(directory: Path, config: Mapping[str, Any]) -> str:
     if mlx_lm is None:
         return ""
     if "model_type" not in config:
-        return f"{directory}: its config.json names no model_type"
+        return "its config.json names no model_type"
     if config.get("model_file") is not None:
-        return f"{directory}: it asks for code of its own ({config['model_file']}), which is not run here"
+        return f"it asks for code of its own ({config['model_file']}), which is not run here"
     kind = str(config["model_type"])
     read_as = text_config(config) if is_seeing(config) else config
     if _type_of(mlx_lm, read_as) not in mlx_lm.types:
-        return f"{directory}: neither mlx-lm nor an encoder here reads a {kind!r}"
+        return f"neither mlx-lm nor an encoder here reads a {kind!r}"
     return ""
 
 

@@ -26,7 +26,7 @@ def look_at_model(model: str, limit_bytes: int) -> Iterator[Finding]:
     try:
         checkpoint = open_checkpoint(directory)
     except CheckpointError as error:
-        yield Finding("fail", "model", str(error))
+        yield Finding("fail", "model", f"{model}: {error}")
         return
     yield Finding("ok", "model", f"{model}: {describe(checkpoint)}")
     if not (directory / "tokenizer.json").exists():

@@ -7,6 +7,7 @@ Workers are processes in sessions of their own. They survive the launcher, and t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import sys
@@ -261,7 +262,9 @@ class Launcher:
         entry = self._offer.entries[name]
         model = self._fleet.models[name]
         record = Record(name, model.running, entry.config.endpoints.ctl)
-        environment = {WORKER_CONFIG: entry.config.to_json()}
+        # Of the signature no part: a worker whose need was measured anew is not another one.
+        config = dataclasses.replace(entry.config, memory_least_bytes=self._fleet.need(model))
+        environment = {WORKER_CONFIG: config.to_json()}
         try:
             process = child.start(self._record_path(name), record, WORKER_COMMAND, environment)
         except OSError as error:

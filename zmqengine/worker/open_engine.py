@@ -170,7 +170,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         if share is None:
             return config.memory_limit_bytes or recommended_bytes
         total_bytes = min(recommended_bytes, config.memory_total_bytes or recommended_bytes)
-        view = share.claim(weights_bytes, total_bytes)
+        view = share.claim(max(weights_bytes, config.memory_least_bytes or 0), total_bytes)
         facts["memory"] = view.description
         log.info("memory limit", extra=facts)
         if view.is_too_much:

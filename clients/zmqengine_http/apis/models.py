@@ -105,7 +105,7 @@ def status_word(entry: ModelEntry) -> str:
 def launched_card(entry: ModelEntry, name: str = "") -> dict[str, object]:
     """One model of a launcher; `status` is in llama.cpp's words, the rest of the entry in `zmqengine`."""
     status: dict[str, object] = {"value": status_word(entry)}
-    if entry.state == "failed":
+    if entry.state == "failed" or entry.never:
         status |= {"failed": True, "exit_code": entry.exit_code}
     if entry.fraction is not None:
         status["progress"] = entry.fraction

@@ -489,7 +489,8 @@ const refresh = async () => {
   try {
     const answer = await call("v1/models");
     if (answer.ok) {
-      const found = (await answer.json()).data;
+      // An alias is for programs: here it would be a second line of the same model.
+      const found = (await answer.json()).data.filter((model) => !model.zmqengine || model.id === model.root);
       if (found.length) models = found;
       showModels();
       const state = await call("ready");

@@ -89,7 +89,7 @@ def launcher_lines(listed: ModelList) -> list[str]:
         loaded.append(f"{shown(listed.foreign_bytes)} taken by other workers")
     rows = [("model", "state", "memory", "requests", "")]
     rows += [
-        (entry.name, _model_state(entry), shown(entry.need_bytes), _model_requests(entry), _model_note(entry))
+        (entry.name, _model_state(entry), _model_memory(entry), _model_requests(entry), _model_note(entry))
         for entry in listed.models
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -98,7 +98,13 @@ def launcher_lines(listed: ModelList) -> list[str]:
     return [*head, "memory    " + ", ".join(loaded), "", *(line.rstrip() for line in table)]
 
 
+def _model_memory(entry: ModelEntry) -> str:
+    return "" if entry.never else shown(entry.need_bytes)
+
+
 def _model_state(entry: ModelEntry) -> str:
+    if entry.never:
+        return "not loadable"
     done = "" if entry.fraction is None else f" {entry.fraction:.0%}"
     return f"{entry.state}{done}"
 
@@ -109,7 +115,7 @@ def _model_requests(entry: ModelEntry) -> str:
         for number, word in ((entry.requests, "running"), (entry.waiting, "waiting"))
         if number
     ]
-    return ", ".join(parts) or "none"
+    return ", ".join(parts) or ("" if entry.never else "none")
 
 
 def _model_note(entry: ModelEntry) -> str:

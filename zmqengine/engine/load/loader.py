@@ -60,7 +60,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         report("reading the tokenizer", None)
         recipe = read_recipe(directory)
         if reason := why_not_supported(directory, recipe.config):
-            raise ModelLoadError(reason)
+            raise ModelLoadError(f"{directory}: {reason}")
         bare = is_bare(directory)
         network, config = load_model(
             directory,

@@ -28,7 +28,8 @@ LOCK_WAIT_S = 1.0
 class Claim(msgspec.Struct, frozen=True):
     """One worker's claim. `limit_bytes` is None for an equal part of the remainder.
 
-    `rows_decoding` is the worker's claim on the device's time.
+    `weights_bytes` are what it needs at least, as its launcher reckons, or its weights alone. `rows_decoding` is the
+    worker's claim on the device's time.
     """
 
     name: str
@@ -89,7 +90,7 @@ class MemoryShare:
             self._write()
 
     def claim(self, weights_bytes: int, total_bytes: int) -> View:
-        """Claim memory for this worker's weights, and divide `total_bytes`."""
+        """Claim memory for this worker's weights, or its least share if that is more, and divide `total_bytes`."""
         self._claim = msgspec.structs.replace(self._claim, weights_bytes=weights_bytes)
         self._total_bytes = total_bytes
         with self._locked(LOCK_WAIT_S):
