@@ -16,8 +16,9 @@ from tools.pico.eye.train import Plan, patches_of, train
 from zmqengine.pico import model_path
 
 PATH = model_path("pico-eye")
-RIGHT_MIN = 0.5
-"""The least share of right answers; by chance it is far less than one in ten."""
+RIGHT_MIN = 0.75
+"""The least share of right answers. Of a hundred pictures it has nine in ten; the usual answer to each question, without
+a look at the picture, is right for one in four."""
 
 
 def test_it_answers_about_pictures_that_it_has_not_seen() -> None:
@@ -84,7 +85,11 @@ def test_pixels_are_those_that_a_front_end_makes() -> None:
 def test_training_can_be_repeated_in_small(tmp_path: Path) -> None:
     """A few steps write a whole model."""
     lines: list[str] = []
-    train(Plan(look_steps=10, look_pictures=8, talk_steps=10, talk_pictures=2), lines.append, tmp_path)
+    train(
+        Plan(look_steps=10, look_pictures=8, talk_steps=10, talk_pictures=1, talk_questions=2),
+        lines.append,
+        tmp_path,
+    )
     assert {path.name for path in tmp_path.iterdir()} >= {
         "config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json", "training.json",
     }  # fmt: skip

@@ -102,7 +102,7 @@ A model of {record["parameters"]:,} parameters that sees: pico behind a small to
 checkpoints. It names the shapes, colors, numbers and digits of pictures like those of `tools/pico/eye/pictures.py`: up
 to four things on a white ground, on a grid of three by three. Of any other picture it says something of this kind.
 
-Made of the bundled pico by `{record["command"]}`, in some four minutes of one core.
+Made of the bundled pico by `{record["command"]}`, in some fifteen minutes of one core.
 
 Exact answers about held-out pictures, greedily (`python -m tools.pico.eye.evaluate DIR --card`):
 

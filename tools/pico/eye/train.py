@@ -1,7 +1,7 @@
 """Make pico-eye of pico with MLX: `python -m tools.pico.eye.train --out DIR`.
 
 First the tower learns to name, by pico's own embeddings, the thing in each place. Then tower and text model learn to
-answer questions. Both take some four minutes of one core.
+answer questions. Both take some fifteen minutes of one core.
 """
 
 import json
@@ -43,7 +43,7 @@ class Plan:
     look_steps: int = 120
     look_pictures: int = 64
     look_rate: float = 0.004
-    talk_steps: int = 400
+    talk_steps: int = 1500
     talk_pictures: int = 8
     talk_questions: int = 4
     talk_matrix_rate: float = 0.01
