@@ -17,8 +17,8 @@ from zmqengine.pico import model_path
 
 PATH = model_path("pico-eye")
 RIGHT_MIN = 0.75
-"""The least share of right answers. Of a hundred pictures it has nine in ten; the usual answer to each question, without
-a look at the picture, is right for one in four."""
+"""The least share of right answers. Of a hundred pictures it has nine in ten; the usual answer to each question, given
+without a look at the picture, is right for one in four."""
 
 
 def test_it_answers_about_pictures_that_it_has_not_seen() -> None:

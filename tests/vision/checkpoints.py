@@ -25,8 +25,12 @@ MARKERS = {
     "idefics3": ["<image>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "<row_1_col_2>"],
     "smolvlm": ["<image>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "<row_1_col_2>"],
     "internvl": ["<IMG_CONTEXT>", "<img>", "</img>"],
+    "qwen2_vl": ["<|image_pad|>"],
     "qwen2_5_vl": ["<|image_pad|>"],
     "qwen3_vl": ["<|image_pad|>"],
+    "qwen3_vl_moe": ["<|image_pad|>"],
+    "qwen3_5": ["<|image_pad|>"],
+    "qwen3_5_moe": ["<|image_pad|>"],
     "internvl_chat": ["<IMG_CONTEXT>", "<img>", "</img>"],
 }  # fmt: skip
 """Special tokens of each family, from the id of the first on."""

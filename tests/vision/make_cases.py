@@ -37,6 +37,14 @@ QWEN: dict[str, Any] = {
     "hidden_size": 16, "depth": 3, "num_heads": 2, "intermediate_size": 24, "in_channels": 3, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
 }  # fmt: skip
+QWEN3_5: dict[str, Any] = {
+    **LLAMA, "model_type": "qwen3_5_text", "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1],
+                        "partial_rotary_factor": 0.5, "mrope_interleaved": True},
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True}
 ROTATION = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}}
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
@@ -95,6 +103,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[list[list[int]]
          "size": {"height": 16, "width": 16}},
         [[[4, 4]]],
     ),
+    "qwen2_vl": (
+        "Qwen2VLForConditionalGeneration",
+        {"vision_config": {**{name: value for name, value in QWEN.items() if "size" not in name}, "embed_dim": 16,
+                           "hidden_size": 32, "mlp_ratio": 2, "patch_size": 4, "spatial_merge_size": 2,
+                           "temporal_patch_size": 2},
+         "text_config": {**LLAMA, **ROTATION, "model_type": "qwen2_vl_text"}, "image_token_id": 10},
+        {"size": {"shortest_edge": 128, "longest_edge": 1024}},
+        [[[6, 10]], [[4, 2]]],
+    ),
     "qwen2_5_vl": (
         "Qwen2_5_VLForConditionalGeneration",
         {"vision_config": {**QWEN, "window_size": 16, "fullatt_block_indexes": [1]},
@@ -109,7 +126,32 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[list[list[int]]
         {**HALF, "size": {"shortest_edge": 128, "longest_edge": 1024}},
         [[[6, 10]], [[4, 2]]],
     ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeForConditionalGeneration",
+        {"vision_config": {**QWEN, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+         "text_config": {**LLAMA, **ROTATION, **EXPERTS, "model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1,
+                         "mlp_only_layers": []},
+         "image_token_id": 10},
+        {**HALF, "size": {"shortest_edge": 128, "longest_edge": 1024}},
+        [[[6, 10]]],
+    ),
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        {"vision_config": {**QWEN, "num_position_embeddings": 16}, "text_config": QWEN3_5, "image_token_id": 10},
+        {**HALF, "size": {"shortest_edge": 128, "longest_edge": 1024}},
+        [[[6, 10]], [[4, 2]]],
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeForConditionalGeneration",
+        {"vision_config": {**QWEN, "num_position_embeddings": 16},
+         "text_config": {**QWEN3_5, **EXPERTS, "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 20},
+         "image_token_id": 10},
+        {**HALF, "size": {"shortest_edge": 128, "longest_edge": 1024}},
+        [[[6, 10]]],
+    ),
 }  # fmt: skip
+# Model types that keep these arrays with inputs first, while transformers turns them.
+TURNED = {"qwen3_vl_moe": (".experts.gate_up_proj", ".experts.down_proj")}
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
@@ -163,8 +205,14 @@ def make(name: str, seed: int) -> dict[str, Any]:
         if not getattr(model, "_tied_weights_keys", None) or not config.tie_word_embeddings
         else {"lm_head.weight"}
     )
-    shapes = {key: list(value.shape) for key, value in state.items() if key not in tied}
+    is_turned = {key: key.endswith(TURNED.get(name, ("-",))) for key in state}
+    shapes = {
+        key: list(value.swapaxes(-2, -1).shape if is_turned[key] else value.shape)
+        for key, value in state.items()
+        if key not in tied
+    }
     arrays = {key: torch.tensor(array_of(key, shape, seed)) for key, shape in shapes.items()}
+    arrays |= {key: arrays[key].swapaxes(-2, -1) for key in arrays if is_turned[key]}
     model.load_state_dict(arrays, strict=False)
     model.tie_weights()
 

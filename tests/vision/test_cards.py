@@ -54,6 +54,10 @@ CARDS: dict[str, VisionCard] = {
         kind="internvl", patch=4, merge=2, resize="tiles_ratio", filter="bicubic", tile=16, tiles_min=1, tiles_max=4,
         overview=True, placeholder=10, token=10, begin=[11], end=[12],
     ),
+    "qwen3_5": VisionCard(
+        kind="qwen3_5", patch=4, merge=2, resize="area", filter="bicubic", pixels_min=128, pixels_max=1024,
+        placeholder=10, token=10,
+    ),
 }  # fmt: skip
 
 
@@ -96,7 +100,6 @@ def test_a_model_of_text_has_no_card_and_needs_no_reason(tmp_path: Path) -> None
     ("config", "words"),
     [
         ({"model_type": "gemma3", "vision_config": {}}, "both directions"),
-        ({"model_type": "qwen3_5", "vision_config": {}}, "three positions"),
         ({"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}, "Pixtral"),
         ({"model_type": "paligemma", "vision_config": {}}, "not known"),
     ],

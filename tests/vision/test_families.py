@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -67,9 +68,27 @@ def test_a_checkpoint_sees_in_the_engine(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_transformers(name: str, chunk: int, alone: bool, tmp_path: Path) -> None:
     """From pixels to tokens, in chunks of any length, beside a row of text, twice: found in the prefix cache, too."""
-    given = case(name)
+    check_tokens(write(tmp_path, case(name)), case(name), chunk, alone=alone)
+
+
+def test_qwen2_vl_is_read_as_it_was_published(tmp_path: Path) -> None:
+    """The text's numbers and the tower's are in one config, and positions are a scaling of their own type."""
+    given = case("qwen2_vl")
+    config = dict(given["config"])
+    text = config.pop("text_config")
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
+    flat = {**text, **config, "rope_theta": 10_000.0}
+
+    def old(name: str) -> str:
+        return name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
+
+    check_tokens(write(tmp_path, {**given, "config": flat}, old), given, 16, alone=True)
+
+
+def check_tokens(directory: Path, given: dict[str, Any], chunk: int, *, alone: bool) -> None:
+    """Greedy tokens of a case by the engine, in chunks; else than `alone` beside a row of text and twice."""
     options = engine_options({"prefill_chunk": chunk, "prefill_chunk_idle": chunk, "warm_up_s": 0.0})
-    opened = open_mlx_engine(str(write(tmp_path, given)), options)
+    opened = open_mlx_engine(str(directory), options)
     card = opened.engine.info.vision
     assert card is not None
     images, places = [], [place for place, token in enumerate(given["prompt"]) if token == given["token"]]

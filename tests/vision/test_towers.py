@@ -19,7 +19,7 @@ from zmqengine.engine.vision.towers import block, layered
 from zmqengine.engine.vision.towers.opening import open_tower
 
 NEAR = 2e-5
-ROTATED = ("qwen2_5_vl", "qwen3_vl")
+ROTATED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Model types with three positions for a token: their features alone are compared here."""
 
 

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 SEEING_TYPES = (
-    "pixtral", "llava", "mistral3", "lfm2_vl", "idefics3", "smolvlm", "internvl_chat", "internvl", "qwen2_5_vl",
-    "qwen3_vl",
+    "pixtral", "llava", "mistral3", "lfm2_vl", "idefics3", "smolvlm", "internvl_chat", "internvl", "qwen2_vl",
+    "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe",
 )  # fmt: skip
 """Model types whose text part is one of mlx-lm's, but for positions."""
-_TEXT_TYPES = {"qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+WHOLE_TYPES = ("qwen3_5", "qwen3_5_moe")
+"""Model types whose checkpoints mlx-lm reads itself, in every published form; only positions are missing."""
+_FLAT_TYPES = ("qwen2_vl", "qwen2_5_vl")
+"""Model types that were published with both parts in one config."""
+_TEXT_TYPES = {
+    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
+}  # fmt: skip
 
 
 def is_seeing(config: Mapping[str, Any]) -> bool:
@@ -20,8 +27,7 @@ def is_seeing(config: Mapping[str, Any]) -> bool:
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config that is of the text model, with its positions where every model of mlx-lm looks for them."""
-    # Qwen2.5-VL was published with both parts in one.
-    flat = config if config.get("model_type") == "qwen2_5_vl" else {}
+    flat = config if config.get("model_type") in _FLAT_TYPES else {}
     text = dict(config.get("text_config") or config.get("llm_config") or flat)
     # The defaults of transformers, where a config leaves out what equals them.
     usual = "mistral" if config["model_type"] in ("pixtral", "llava", "mistral3") else "llama"
@@ -30,6 +36,10 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if "mrope_section" in (text.get("rope_scaling") or {}):
         # For text alone it is no scaling.
         del text["rope_scaling"]
+    if text["model_type"] == "qwen3_moe":
+        # transformers >= 5 leaves out what every model of the family has, and renames the number.
+        text = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, **text}
+        text.setdefault("num_experts", text.get("num_local_experts"))
     # transformers >= 5 nests what mlx-lm's Llama and Qwen2 read beside the other fields, or else replace by a default.
     nested = text.get("rope_parameters") or {}
     if "rope_theta" in nested:

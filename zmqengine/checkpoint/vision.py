@@ -255,17 +255,14 @@ _FAMILIES: dict[str, tuple[str, tuple[Sequence[float], Sequence[float]], _Make]]
     "smolvlm": ("siglip", _HALF, _idefics3),
     "internvl_chat": ("internvit", _IMAGENET, _internvl),
     "internvl": ("internvit", _IMAGENET, _internvl),
+    "qwen2_vl": ("qwen", _CLIP, _qwen),
     "qwen2_5_vl": ("qwen", _CLIP, _qwen),
     "qwen3_vl": ("qwen", _HALF, _qwen),
     "qwen3_vl_moe": ("qwen", _HALF, _qwen),
     "qwen3_5": ("qwen", _HALF, _qwen),
     "qwen3_5_moe": ("qwen", _HALF, _qwen),
 }
-_THREE_POSITIONS = "three positions for a token are computed for dense Qwen2.5-VL and Qwen3-VL alone"
 _REFUSED = {
-    "qwen3_vl_moe": _THREE_POSITIONS,
-    "qwen3_5": _THREE_POSITIONS,
-    "qwen3_5_moe": _THREE_POSITIONS,
     "gemma3": "the tokens of an image attend to each other in both directions, and here a prompt is read in chunks",
     "gemma3n": "its layers take more inputs than embeddings",
     "gemma4": "the tokens of an image attend to each other in both directions, and here a prompt is read in chunks",

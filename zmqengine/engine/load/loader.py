@@ -13,14 +13,14 @@ from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.checkpoint.supported import why_not_supported
-from zmqengine.checkpoint.text_config import is_seeing
+from zmqengine.checkpoint.text_config import WHOLE_TYPES, is_seeing
 from zmqengine.checkpoint.vision import VisionRecipe, read_vision, why_blind
 from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer
-from zmqengine.engine.load.vision_text import ModelClasses, classes_of
+from zmqengine.engine.load.vision_text import ModelClasses, classes_of, placed_classes
 from zmqengine.engine.models.mlx_lm import (
     fetch_model,
     load_config,
@@ -97,7 +97,10 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
 
 
 def _classes(directory: Path) -> ModelClasses:
-    return classes_of(directory) if is_seeing(load_config(directory)) else model_classes
+    config = load_config(directory)
+    if config.get("model_type") in WHOLE_TYPES:
+        return placed_classes
+    return classes_of(directory) if is_seeing(config) else model_classes
 
 
 def find_directory(model: str) -> Path:

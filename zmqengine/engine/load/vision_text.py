@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlx.nn.layers.base import Module
 
 from zmqengine.checkpoint.text_config import text_config
 from zmqengine.engine.models.mlx_lm import model_classes
+from zmqengine.engine.models.positions import CallPositions
 
 ModelClasses = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
 
@@ -62,6 +64,7 @@ def text_classes(config: dict[str, Any], *, is_tied: bool) -> tuple[type[Any], t
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             """Arrays of the text model by this model's names."""
             own = {text_name(name): array for name, array in weights.items() if not _TOWER.match(name)}
+            own = split_experts(own, text)
             if "lm_head" not in self.language_model:
                 own = {name: array for name, array in own.items() if not name.startswith("lm_head.")}
             if hasattr(self.language_model, "sanitize"):
@@ -82,6 +85,53 @@ def text_classes(config: dict[str, Any], *, is_tied: bool) -> tuple[type[Any], t
             return arguments.from_dict(text)
 
     return SeeingText, Arguments
+
+
+def placed_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    """mlx-lm's classes of a model, which may be called with three positions for a token once `places` is set."""
+    made, arguments = model_classes(config)
+
+    class PlacedText(made):  # type: ignore[valid-type, misc]
+        """A text model whose rotary embeddings read the positions of `places`."""
+
+        places: CallPositions | None = None
+
+        def __call__(
+            self,
+            inputs: mx.array,
+            cache: Any = None,
+            input_embeddings: mx.array | None = None,
+            positions: mx.array | None = None,
+            shift: mx.array | None = None,
+        ) -> mx.array:
+            places = nullcontext() if self.places is None else self.places.within(positions, shift)
+            with places:
+                logits: mx.array = super().__call__(inputs, cache=cache, input_embeddings=input_embeddings)
+            return logits
+
+    return PlacedText, arguments
+
+
+def split_experts(arrays: dict[str, mx.array], text: dict[str, Any]) -> dict[str, mx.array]:
+    """Arrays in which all experts of a layer are one, as Qwen3-VL's mixtures have them, under mlx-lm's names.
+
+    Published are [experts, inputs, outputs]; transformers keeps outputs first.
+    """
+    found = dict(arrays)
+    for name in [name for name in arrays if name.endswith(".experts.gate_up_proj")]:
+        prefix = name.removesuffix("experts.gate_up_proj")
+        joined, down = found.pop(name), found.pop(f"{prefix}experts.down_proj")
+        # Where an expert is as wide as the model, twice its width is not.
+        is_square = down.shape[-1] == down.shape[-2]
+        is_transposed = (
+            joined.shape[-2] == text["hidden_size"] if is_square else down.shape[-1] == text["hidden_size"]
+        )
+        if is_transposed:
+            joined, down = joined.swapaxes(-2, -1), down.swapaxes(-2, -1)
+        gate, up = mx.split(joined, 2, axis=-2)
+        for part, array in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+            found[f"{prefix}switch_mlp.{part}.weight"] = array
+    return found
 
 
 def text_name(name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
+from mlx.nn.layers.activations import gelu, gelu_approx, gelu_fast_approx, relu, silu
 
 from zmqengine.errors import ModelLoadError
 
@@ -19,6 +19,7 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu_new": gelu_approx,
     "gelu_fast": gelu_approx,
     "gelu_pytorch_tanh": gelu_approx,
+    "quick_gelu": gelu_fast_approx,
     "relu": relu,
     "silu": silu,
     "swiglu": silu,

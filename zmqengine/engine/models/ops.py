@@ -212,14 +212,19 @@ class PlainOps:
 def rotate_by(product: mx.array, heads: HeadShape, angles: tuple[mx.array, mx.array], rows: int) -> QKV:
     """Queries, keys and values as `PlainOps.rotate`, by cosines and sines [rows, 1, width, pairs]."""
     normed, values = _normed_heads(product, heads, rows)
-    cos, sin = angles
-    dims = heads.rotation.dims
-    first, second = mx.split(normed[..., :dims].astype(mx.float32), 2, axis=-1)
-    rotated = mx.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    rotated = rotated.astype(normed.dtype)
-    if dims < heads.dim:
-        rotated = mx.concatenate([rotated, normed[..., dims:]], axis=-1)
+    rotated = turned(normed, angles)
     return rotated[:, : heads.heads], rotated[:, heads.heads :], values
+
+
+def turned(states: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
+    """Heads [rows, heads, width, dim] turned by cosines and sines [rows, 1, width, pairs], of the first 2 pairs
+    dimensions number i with i + pairs, in float32."""
+    cos, sin = angles
+    dims = 2 * cos.shape[-1]
+    first, second = mx.split(states[..., :dims].astype(mx.float32), 2, axis=-1)
+    made = mx.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    made = made.astype(states.dtype)
+    return made if dims == states.shape[-1] else mx.concatenate([made, states[..., dims:]], axis=-1)
 
 
 def _normed_heads(product: mx.array, heads: HeadShape, rows: int) -> tuple[mx.array, mx.array]:

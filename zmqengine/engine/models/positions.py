@@ -6,12 +6,15 @@ and its column. Which of the three turns a pair of numbers is a fact of the mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.positional_encoding import RoPE
 
-from zmqengine.engine.models.decoder_weights import RotaryEmbedding
+from zmqengine.engine.models.decoder_weights import NotOfTheFamily, RotaryEmbedding
+from zmqengine.engine.models.ops import turned
 
 Axes = tuple[int, ...]
 """The position, 0 to 2, that turns each pair of numbers."""
@@ -41,3 +44,47 @@ def angles(positions: mx.array, axes: Axes, rotation: RotaryEmbedding) -> tuple[
     chosen = positions[mx.array(axes)].astype(mx.float32) * rotation.scale
     turned = chosen.transpose(1, 2, 0)[:, None] * speeds
     return mx.cos(turned), mx.sin(turned)
+
+
+class CallPositions:
+    """Positions of the tokens of one call, for a model that mlx-lm runs: its rotary embeddings read them here.
+
+    They are facts of the rows, so they are set for one call alone, in which the whole graph is built.
+    """
+
+    def __init__(self, layers: Sequence[Any], axes: Axes) -> None:
+        """Replace the rotary embeddings of `layers`. Raises `NotOfTheFamily` for those that are no plain rotation."""
+        ropes = [layer.self_attn.rope for layer in layers if "self_attn" in layer]
+        if not ropes or any(type(rope) is not RoPE or rope.traditional for rope in ropes):
+            raise NotOfTheFamily("its rotary embeddings are not plain")
+        first = ropes[0]
+        if any((rope.dims, rope.base, rope.scale) != (first.dims, first.base, first.scale) for rope in ropes):
+            raise NotOfTheFamily("its rotary embeddings differ")
+        if 2 * len(axes) != first.dims:
+            raise NotOfTheFamily(f"it turns {first.dims} dimensions by {len(axes)} axes")
+        self._rotation = RotaryEmbedding(first.dims, False, first.base, first.scale, None, 1.0)
+        self._axes = axes
+        self._angles: tuple[mx.array, mx.array] | None = None
+        self._shift: mx.array | None = None
+        for layer in layers:
+            if "self_attn" in layer:
+                layer.self_attn.rope = self._rotating(layer.self_attn.rope)
+
+    @contextmanager
+    def within(self, positions: mx.array | None, shift: mx.array | None) -> Iterator[None]:
+        """The positions and the shift of a call, as in `models.decoder.StepSegment`."""
+        self._angles = None if positions is None else angles(positions, self._axes, self._rotation)
+        self._shift = shift
+        try:
+            yield
+        finally:
+            self._angles = self._shift = None
+
+    def _rotating(self, plain: Any) -> Any:
+        def rotate(states: mx.array, offset: mx.array | int = 0) -> mx.array:
+            if self._angles is not None:
+                return turned(states, self._angles)
+            made: mx.array = plain(states, offset=offset if self._shift is None else offset + self._shift)
+            return made
+
+        return rotate

@@ -8,7 +8,8 @@ from typing import Any
 
 from zmqengine.checkpoint.vision import VisionRecipe
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.positions import axes_of
+from zmqengine.engine.models.decoder_weights import NotOfTheFamily
+from zmqengine.engine.models.positions import CallPositions, axes_of
 from zmqengine.engine.vision.eye import Embed, Eye
 from zmqengine.engine.vision.tower import Tower
 from zmqengine.engine.vision.towers.muse_spark import MuseSparkTower
@@ -30,12 +31,22 @@ def open_eye(directory: Path, recipe: VisionRecipe, network: Any, model: Any, *,
     if not recipe.has_three_positions:
         return Eye(recipe.card, tower, _embed_of(model))
     text = recipe.config.get("text_config") or recipe.config
-    axes = axes_of(text, is_interleaved=recipe.config["model_type"] != "qwen2_5_vl")
-    if not isinstance(model, DecoderModel) or axes is None:
-        log.warning("the model sees nothing: three positions for a token are computed by the decoder alone")
+    axes = axes_of(text, is_interleaved=recipe.config["model_type"] not in ("qwen2_vl", "qwen2_5_vl"))
+    if axes is None:
+        log.warning("the model sees nothing: its config has no mrope_section")
         return None
-    model.axes = axes
-    return Eye(recipe.card, tower, model.embed, recipe.card.merge)
+    if isinstance(model, DecoderModel):
+        model.axes = axes
+    else:
+        try:
+            model.places = CallPositions(model.layers, axes)
+        except NotOfTheFamily as error:
+            log.warning(
+                "the model sees nothing: three positions cannot be given to mlx-lm's code",
+                extra={"reason": str(error)},
+            )
+            return None
+    return Eye(recipe.card, tower, _embed_of(model), recipe.card.merge)
 
 
 def _embed_of(model: Any) -> Embed:

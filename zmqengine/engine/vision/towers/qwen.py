@@ -1,4 +1,4 @@
-"""Towers of Qwen2.5-VL, Qwen3-VL and Qwen3.5: positions by rotation, beside it windows or a table of positions."""
+"""Towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: positions by rotation, some with windows or a table beside."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ RULES = (
     (_LAYER + r"attn\.qkv\.(\w+)", r"layers.\1.qkv.\2"),
     (_LAYER + r"attn\.proj\.(\w+)", r"layers.\1.out.\2"),
     (_LAYER + r"mlp\.(gate|up|down)_proj\.(\w+)", r"layers.\1.\2.\3"),
-    (_LAYER + r"mlp\.linear_fc1\.(\w+)", r"layers.\1.up.\2"),
-    (_LAYER + r"mlp\.linear_fc2\.(\w+)", r"layers.\1.down.\2"),
+    (_LAYER + r"mlp\.(?:linear_)?fc1\.(\w+)", r"layers.\1.up.\2"),
+    (_LAYER + r"mlp\.(?:linear_)?fc2\.(\w+)", r"layers.\1.down.\2"),
     (_TOWER + r"merger\.(?:ln_q|norm)\.(\w+)", r"merger.norm.\1"),
     (_TOWER + r"merger\.(?:mlp\.0|linear_fc1)\.(\w+)", r"merger.linear1.\1"),
     (_TOWER + r"merger\.(?:mlp\.2|linear_fc2)\.(\w+)", r"merger.linear2.\1"),
@@ -58,24 +58,27 @@ class Merger(Module):
 
 
 class QwenVision(Module):
-    """The encoder of a config of `qwen2_5_vl`, `qwen3_vl`, `qwen3_5` or their mixtures of experts."""
+    """The encoder of a config of `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `qwen3_5` or their mixtures of experts."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         vision = config["vision_config"]
-        is_windowed = config["model_type"] == "qwen2_5_vl"
-        width, heads = int(vision["hidden_size"]), int(vision["num_heads"])
+        is_first, is_windowed = config["model_type"] == "qwen2_vl", config["model_type"] == "qwen2_5_vl"
+        # Qwen2-VL calls the width of its features `hidden_size`.
+        width, heads = int(vision["embed_dim" if is_first else "hidden_size"]), int(vision["num_heads"])
+        inner = int(width * vision.get("mlp_ratio", 4)) if is_first else int(vision["intermediate_size"])
         norm = "rms" if is_windowed else "layer"
+        usual = "quick_gelu" if is_first else "silu" if is_windowed else "gelu_pytorch_tanh"
         shape = BlockShape(
-            width, heads, int(vision["intermediate_size"]), norm=norm, gated=is_windowed,
-            activation=vision.get("hidden_act", "silu" if is_windowed else "gelu_pytorch_tanh"),
-        )  # fmt: skip
+            width, heads, inner, norm=norm, gated=is_windowed, activation=vision.get("hidden_act", usual)
+        )
         patch, merge = int(vision["patch_size"]), int(vision.get("spatial_merge_size", 2))
-        self.patch = Linear(3 * patch**2, width, bias=not is_windowed)
-        if not is_windowed:
+        has_table = not (is_first or is_windowed)
+        self.patch = Linear(3 * patch**2, width, bias=has_table)
+        if has_table:
             self.position = mx.zeros((int(vision["num_position_embeddings"]), width))
         self.layers = [TowerBlock(shape) for _ in range(vision["depth"])]
-        self.width = int(vision["out_hidden_size"])
+        self.width = int(vision["hidden_size" if is_first else "out_hidden_size"])
         self.merger = Merger(width, merge, self.width, norm, norms_cells=False)
         self.deep_layers: Sequence[int] = tuple(vision.get("deepstack_visual_indexes") or ())
         if self.deep_layers:
