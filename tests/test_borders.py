@@ -29,7 +29,7 @@ MLX_FREE = {
     "zmqengine/engine/prefix_cache/disk/directory.py",
     "zmqengine/engine/prefix_cache/disk/write_thread.py",
     "zmqengine/engine/disk_cache.py",
-    "zmqengine/engine/embedding/batches.py",
+    "zmqengine/engine/texts/text_rows.py",
     "zmqengine/engine/row.py",
     "zmqengine/engine/seeds.py",
 }
@@ -161,7 +161,7 @@ def test_every_folder_is_a_tower(package: str) -> None:
 # stand beside the rooms are named like rooms.
 ROOMS = {
     "zmqengine.engine": (
-        "options", "seeds", "host", "disk_cache", "grammar", "interface", "image_names", "row", "sampling",
+        "options", "seeds", "host", "disk_cache", "grammar", "interface", "image_names", "texts", "row", "sampling",
         "models", "kv",
         "vision", "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "embedding", "open",
     ),

@@ -15,7 +15,7 @@ import pytest
 
 from tests.embedding import make_vectors
 from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
-from zmqengine.engine.interface import TextsRequest, VectorEngine
+from zmqengine.engine.interface import RowRequest, TextsRequest, VectorEngine
 
 COSINE_MIN = 1 - 1e-6
 SCORE_NEAR = 1e-5
@@ -98,43 +98,75 @@ def test_dimensions_are_the_first_floats_made_of_length_one(name: str, tmp_path:
     np.testing.assert_allclose(made[1], cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama-mean", "qwen3-last", "lfm2-mean"])
-def test_a_batch_of_a_decoder_in_chunks_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
-    """Caches carry attention and recurrent states from chunk to chunk."""
-    engine, texts = engine_and_texts(tmp_path, name)
-    model = engine._model  # type: ignore[attr-defined]
-    whole, parts = model.begin(texts, []), model.begin(texts, [])
-    while whole.result() is None:
-        whole.step(10_000)
-    steps = 0
-    while parts.result() is None:
-        assert parts.step(7 * len(texts)) <= 7 * len(texts)
-        steps += 1
-    assert steps == -(-max(map(len, texts)) // 7)
-    np.testing.assert_allclose(parts.result(), whole.result(), atol=1e-5)
+DECODERS = ["llama-mean", "qwen3-last", "lfm2-mean"]
 
 
-@pytest.mark.parametrize("name", ["llama-mean", "qwen3-last", "lfm2-mean"])
-def test_a_prompt_that_texts_share_is_computed_once(name: str, tmp_path: Path) -> None:
-    """In a batch of a decoder, also in chunks: the vectors are those of each text alone."""
+def vectors_of(
+    engine: VectorEngine, texts: list[list[int]], *, tokens_max: int = 512
+) -> tuple[np.ndarray, int]:
+    """The vectors of texts of one row in chunks of at most `tokens_max`, and the tokens computed for them."""
+    engine._pace.tokens_max = engine._pace._idle_tokens_max = tokens_max  # type: ignore[attr-defined]
+    before = engine._prefill.prompt_tokens  # type: ignore[attr-defined]
+    made, failures = run(engine, [TextsRequest(0, texts)])
+    assert failures == []
+    return made[0], engine._prefill.prompt_tokens - before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_text_of_a_decoder_in_slices_gives_the_same_vector(name: str, tmp_path: Path) -> None:
+    """Caches carry attention and recurrent states from slice to slice, beside slices of other texts and a stream."""
     engine, texts = engine_and_texts(tmp_path, name)
-    model = engine._model  # type: ignore[attr-defined]
+    whole, computed = vectors_of(engine, texts)
+    assert computed == sum(map(len, texts))
+    sliced, computed = vectors_of(engine, texts, tokens_max=7)
+    assert computed == sum(map(len, texts))
+    np.testing.assert_allclose(sliced, whole, atol=1e-5)
+
+
+def test_texts_beside_a_stream_change_neither(tmp_path: Path) -> None:
+    """They are segments of its steps; texts that are left out of a step, slices and abandoned ones included."""
+    engine, texts = engine_and_texts(tmp_path, "qwen3-last")
+    stream = RowRequest(row=9, prompt=[5, 6, 7], max_tokens=100)
+    assert engine.insert([stream]) == []
+    alone = tokens_of(engine)
+    expected, _ = vectors_of(engine, texts)
+    engine._pace.target_s, engine._pace.tokens_max = 0.0, 16  # type: ignore[attr-defined]
+    assert engine.insert([stream]) == []
+    assert engine.embed([TextsRequest(0, texts * 4), TextsRequest(1, [texts[0] * 3] * 9)]) == []
+    made: list[np.ndarray] = []
+    tokens = tokens_of(engine, made)
+    assert tokens == alone
+    engine.remove([1])
+    assert engine.park(0) == 0
+    assert len(made) > 4
+    np.testing.assert_allclose(made, np.tile(expected, (4, 1))[: len(made)], atol=1e-5)
+    assert engine.stats().rows_prefilling == 0
+    assert engine.memory().kv == 0
+
+
+def tokens_of(engine: VectorEngine, vectors: list[np.ndarray] | None = None) -> list[int]:
+    """The tokens of the only row, up to its end, and the vectors of row 0 that came beside them."""
+    tokens: list[int] = []
+    while True:
+        result = engine.next()
+        tokens += [token.token for token in result.tokens]
+        if vectors is not None:
+            vectors += [one for of_row in result.vectors if of_row.row == 0 for one in of_row.vectors]
+        if any(token.finish for token in result.tokens):
+            return tokens
+
+
+def test_a_beginning_that_texts_share_is_computed_twice_at_most(tmp_path: Path) -> None:
+    """Once to see it, once to keep it: later texts start from the prefix cache. Nothing else of texts is kept."""
+    engine, texts = engine_and_texts(tmp_path, "qwen3-last")
     prompt = list(range(20, 40))
-    prompted = [prompt + text for text in texts]
-    for tokens_max in (10_000, 7 * len(texts)):
-        job = model.begin(prompted, [])
-        computed = 0
-        while job.result() is None:
-            computed += job.step(tokens_max)
-        assert computed == 20 + len(texts) * (max(map(len, prompted)) - 20)
-        alone = np.concatenate([finished(model.begin([text], [])) for text in prompted])
-        np.testing.assert_allclose(job.result(), alone, atol=1e-5)
-
-
-def finished(job: Any) -> np.ndarray:
-    while job.result() is None:
-        job.step(10_000)
-    return np.asarray(job.result())
+    expected = np.concatenate([vectors_of(engine, [prompt + text])[0] for text in texts])
+    cached = engine.stats().cached_tokens
+    assert cached == 20 * (len(texts) - 2)
+    assert engine.stats().prompt_cache["blocks"] == 1
+    again, computed = vectors_of(engine, [prompt + text for text in texts])
+    assert computed == sum(map(len, texts))
+    np.testing.assert_allclose(again, expected, atol=1e-5)
 
 
 def test_a_long_text_is_attended_to_in_parts_on_the_cpu(

@@ -179,3 +179,20 @@ def test_a_text_that_is_too_long_is_refused_with_the_numbers(make_harness: Calla
     assert isinstance(refused, Rejected)
     assert refused.code == "context_exceeded"
     assert "text 1 has 65 tokens, over the 64" in refused.message
+
+
+def test_an_embed_reserves_memory_for_its_longest_text(make_harness: Callable[..., Harness]) -> None:
+    """A decoder holds the KV cache of one text of it at a time; one that fits in no memory is refused."""
+    engine = FakeEngineConfig(dimensions=8, kv_bytes_token=1000, prefill_chunk=4)
+    harness = make_harness(engine, memory_limit_bytes=555_556)
+    front_end = harness.front_end()
+    refused = front_end.embed("never", [[5], [5] * 501])
+    assert isinstance(refused, Rejected)
+    assert (refused.code, "a text of 501 tokens needs" in refused.message) == ("never_fits", True)
+    front_end.embed("e", [[5] * 20, [6] * 100, [7] * 3])
+    harness.run_until(lambda: harness.actor.scheduler.running)
+    (running,) = harness.actor.scheduler.running.values()
+    assert running.reserved_bytes == harness.engine.project_bytes(100)
+    front_end.wait_for_end("e")
+    harness.run_until(lambda: not harness.actor.scheduler.has_work)
+    assert harness.actor.scheduler.memory.reserved_bytes == 0

@@ -77,7 +77,8 @@ class TextsRequest:
     """A row of texts to turn into vectors, which ends after the last one. All ids and numbers were checked.
 
     `second[i]` is the index of the first token of text i's second part, if it is a pair, and else 0. `output` is
-    `embedding` for a vector of length 1 with `dimensions` floats, or `score` for the logits of the model's head.
+    `embedding` for a vector of length 1 with `dimensions` floats, or `score` for the logits of the model's head. Texts
+    with the same `cache_scope` share the prefix cache with each other and with rows that generate.
     """
 
     row: int
@@ -85,6 +86,7 @@ class TextsRequest:
     second: Sequence[int] = ()
     output: Literal["embedding", "score"] = "embedding"
     dimensions: int | None = None
+    cache_scope: str = ""
 
 
 class TokenLogprobs(NamedTuple):
@@ -392,7 +394,7 @@ class VectorEngine(Engine, Protocol):
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
         """Add rows of texts. Each `next()` computes at most one bounded batch of texts, of several rows together.
 
-        Such a row has no KV cache between two steps. `park` returns 0 for it: it resumes with the texts that have no
-        vector yet.
+        Between two steps such a row has the KV cache of one text at most. `park` returns 0 for it: it resumes with the
+        texts that have no vector yet.
         """
         ...

@@ -10,6 +10,7 @@ import numpy as np
 from zmqengine.engine.image_names import named
 from zmqengine.engine.interface import EngineFinish, RowFailure, RowImage, RowRequest, TokenLogprobs
 from zmqengine.engine.seeds import seed_key
+from zmqengine.engine.texts.text_rows import TextPlace
 from zmqengine.errors import ConstraintFailed
 from zmqengine.request_rules import check_token_ids
 from zmqengine.sampling_params import check_sampling
@@ -38,6 +39,8 @@ class Row:
     at `branches`, positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in
     `tokens` of the first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of
     forced tokens still to be reported. `sampled`: number of output tokens, the one in flight and forced ones included.
+    A row with a `place` reads that text: it ends after prefill. `prefill_end`: tokens to prefill, all of a text, and of
+    others all but the last; `reuses_prefix`: whether it may start from a cached prefix.
     `launched`: a decode step of the row was launched. `gone`: the row has ended, failed or been removed; results of a
     step in flight are dropped.
     """
@@ -61,10 +64,13 @@ class Row:
         "matcher",
         "max_tokens",
         "offers",
+        "place",
         "positions",
         "prediction",
+        "prefill_end",
         "prefill_tokens",
         "prompt_tokens",
+        "reuses_prefix",
         "sampled",
         "sampling",
         "scope",
@@ -82,12 +88,16 @@ class Row:
         context_tokens: int,
         image_token: int = -1,
         merge: int = 0,
+        place: TextPlace | None = None,
     ) -> None:
         self.id = request.row
         forced = request.forced[len(request.emitted) :]
         self.tokens = [*request.prompt, *request.emitted, *forced]
         self.prompt_tokens = len(request.prompt)
         self.prefill_tokens = len(self.tokens)
+        self.place = place
+        self.prefill_end = self.prefill_tokens - (place is None)
+        self.reuses_prefix = True
         self.first_forced = self.prefill_tokens - len(forced)
         self.unreported = len(forced)
         self.sampled = self.prefill_tokens - self.prompt_tokens
@@ -126,8 +136,8 @@ class Row:
 
     @property
     def remaining(self) -> int:
-        """Prompt tokens still to be prefilled. The last one is the input of the first decode step."""
-        return max(0, self.prefill_tokens - 1 - self.computed_tokens)
+        """Tokens still to be prefilled. The last one of a prompt is the input of the first decode step."""
+        return max(0, self.prefill_end - self.computed_tokens)
 
     @property
     def has_forced(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zmqengine.engine.interface import RowImage
 from zmqengine.errors import BadRequest, Draining, NotAuthorized, ZmqEngineError
-from zmqengine.protocol.messages import Embed, End, Finish, Image, Insert
+from zmqengine.protocol.messages import CacheScope, Embed, End, Finish, Image, Insert
 from zmqengine.request_rules import no_vision, vector_width
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.preparing.preparer import LaneName, Preparation, Preparer, preparation_of
@@ -121,12 +121,21 @@ class Lifecycle:
 
     def _embed(self, embed: Embed, session: Session, now_s: float) -> LiveRequest:
         width = vector_width(embed.output, embed.dimensions, self._context.model)
-        return LiveRequest(embed, session.id, self._ticket(embed, session, now_s), vector_width=width)
+        longest = max(map(len, embed.texts))
+        self._scheduler.check_fits(longest, f"a text of {longest} tokens")
+        return LiveRequest(
+            embed,
+            session.id,
+            self._ticket(embed, session, now_s),
+            tokens_max=longest,
+            vector_width=width,
+            cache_scope=self._cache_scope(None, session),
+        )
 
     def _insert(
         self, insert: Insert, session: Session, now_s: float
     ) -> tuple[LiveRequest, tuple[Preparation, LaneName] | None]:
-        cache_scope = self._cache_scope(insert, session)
+        cache_scope = self._cache_scope(insert.cache_scope, session)
         preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
         ticket = self._ticket(insert, session, now_s)
@@ -151,7 +160,7 @@ class Lifecycle:
         """Keep an image for requests. Raises `BadRequest` or `Overloaded`."""
         if self.images is None:
             raise BadRequest(no_vision(self._context.model.name))
-        self.images.put(image, self._cache_scope(image, session), self.retry_after_ms())
+        self.images.put(image, self._cache_scope(image.cache_scope, session), self.retry_after_ms())
 
     def take_prepared(self, now_s: float) -> None:
         """Enqueue the requests whose preparation is done, and advance the restoring of prompts from disk."""
@@ -192,9 +201,9 @@ class Lifecycle:
         self._scheduler.check_deadline(ticket, now_s)
         return ticket
 
-    def _cache_scope(self, insert: Insert | Image, session: Session) -> str:
-        """Scope of caches for this request or image. It outlives the worker, as the session's secret does."""
-        scope = insert.cache_scope or self._context.config.cache_scope
+    def _cache_scope(self, wanted: CacheScope | None, session: Session) -> str:
+        """Scope of caches for a request or image. It outlives the worker, as the session's secret does."""
+        scope = wanted or self._context.config.cache_scope
         if scope == "shared":
             return ""
         if scope == "key" and session.user:

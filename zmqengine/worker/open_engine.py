@@ -159,7 +159,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     # Imported here: the fake engine must run without MLX.
     from zmqengine.engine.open import open_mlx_engine  # isort: skip - it chooses what MLX binds to
     from zmqengine.checkpoint.recipe import read_recipe
-    from zmqengine.engine.embedding.opening import open_encoder, with_texts
+    from zmqengine.engine.embedding.opening import open_encoder, read_texts
     from zmqengine.engine.load.loader import find_directory
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
@@ -210,8 +210,9 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
     # On a thread: only the first request with a constraint waits for it.
     threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
+    read_texts(opened.engine, opened.model.model, recipe)
     return Opened(
-        engine=with_texts(opened.engine, opened.model.model, recipe),
+        engine=opened.engine,
         tokenizer=TokenizerBundle(call=0, **asdict(opened.tokenizer)),
         memory_limit_bytes=opened.memory_limit_bytes,
         facts={**opened.facts, **facts},

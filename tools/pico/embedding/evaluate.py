@@ -26,7 +26,8 @@ from tools.pico.embedding.held_out_pairs import HELD_OUT_PAIRS
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.encoder_model import load_encoder
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.embedding.pooling import pool, unit
+from zmqengine.engine.embedding.pooling import pool
+from zmqengine.engine.texts.pooling import unit
 
 
 def vectors(directory: Path, texts: Sequence[str]) -> np.ndarray:

@@ -29,8 +29,9 @@ from tools.pico.embedding.pairs import Pair, pairs
 from tools.pico.training import Report, plan_options, write_record
 from zmqengine.engine.embedding.encoders.bert import Bert
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.embedding.pooling import pool, unit
+from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.host.host_heap import keep_freed_arrays
+from zmqengine.engine.texts.pooling import unit
 
 _TOKENIZER_PAIRS = 20_000
 _REPORT_STEPS = 50

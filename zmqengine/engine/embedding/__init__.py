@@ -1,5 +1,5 @@
-"""Embeddings and scores: texts of many rows become vectors, a bounded batch a step.
+"""Embeddings and scores of encoders, and the opening of models that make vectors.
 
-`engine.py` is the engine; `encoders/` are models of their own on plain
-MLX, `decoders.py` takes the hidden states of a model that mlx-lm has loaded.
+`engine.py` is the engine of encoders; `encoders/` are models of their own on plain MLX. A model that generates reads
+texts in its packed step (`step/texts.py`).
 """

@@ -16,9 +16,10 @@ from zmqengine.engine.embedding.dense import Dense
 from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
 from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX, Packed
-from zmqengine.engine.embedding.pooling import pool, unit
+from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.models.arrays import Weights, read_arrays
+from zmqengine.engine.texts.pooling import unit
 from zmqengine.errors import ModelLoadError
 
 _FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
@@ -77,16 +78,16 @@ class TextEncoderJob:
         self._layer = 0
 
     def step(self, tokens_max: int) -> int:
-        """The next layers; the last one makes the vectors too."""
+        """The next layers; the last one makes the vectors too. Returns their share of the batch's tokens."""
         tokens, layers = len(self._packed.ids), self._encoder.layers
         before = self._layer
-        self._layer = min(len(layers), before + max(1, tokens_max // tokens))
+        self._layer = min(len(layers), before + max(1, tokens_max * len(layers) // tokens))
         for layer in layers[before : self._layer]:
             self._states = layer(self._states, self._packed)
         if self._layer == len(layers):
             self._states = self._vectors(self._encoder.finish(self._states), self._packed)
         mx.eval(self._states)
-        return tokens * (self._layer - before)
+        return max(1, tokens * (self._layer - before) // len(layers))
 
     def result(self) -> np.ndarray | None:
         """The vectors after the last layer."""

@@ -6,22 +6,24 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from zmqengine.checkpoint.recipe import Recipe
-from zmqengine.engine.embedding.decoder_model import TextDecoder, hidden_width
 from zmqengine.engine.embedding.dense import load_dense
 from zmqengine.engine.embedding.encoder_model import TextEncoder, load_encoder
 from zmqengine.engine.embedding.engine import EmbeddingEngine
 from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes
 from zmqengine.engine.host.host_heap import keep_freed_arrays
-from zmqengine.engine.interface import Engine, ModelInfo
+from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer
+from zmqengine.engine.models.trunk import hidden_width
+from zmqengine.engine.step.mlx_engine import MlxEngine
+from zmqengine.engine.texts.pooling import Pooling
 from zmqengine.errors import ModelLoadError
 
 log = logging.getLogger("zmqengine.engine")
@@ -84,16 +86,16 @@ def open_encoder(
     return OpenedEncoder(EmbeddingEngine(model, info, rows_max=rows_max), tokenizer, limit, facts)
 
 
-def with_texts(engine: Engine, model: Any, recipe: Recipe) -> Engine:
-    """`engine` with rows of texts beside its own, if the layers of its `model` give hidden states."""
+def read_texts(engine: MlxEngine, model: Any, recipe: Recipe) -> None:
+    """Let `engine` take texts, if the layers of its `model` give hidden states."""
     width = hidden_width(model)
     if not width:
         log.info(
             "this model makes no embeddings: it gives no hidden states", extra={"model": engine.info.name}
         )
-        return engine
-    made = TextDecoder(model, recipe, [load_dense(path) for path in recipe.dense], width, on_gpu=on_gpu())
-    return EmbeddingEngine(made, replace(engine.info, dimensions=made.width), engine)
+        return
+    dense = [load_dense(path) for path in recipe.dense]
+    engine.read_texts(Pooling(recipe.pooling or "mean", dense), dense[-1].width if dense else width)
 
 
 def read_tokenizer(directory: Path, recipe: Recipe) -> ExportedTokenizer:

@@ -11,8 +11,3 @@ def pool(hidden: mx.array, packed: Packed, pooling: str) -> mx.array:
     """One state of float32 for each text."""
     pools = {"cls": packed.first, "last": packed.last, "mean": packed.mean, "max": packed.most}
     return pools[pooling](hidden).astype(mx.float32)
-
-
-def unit(vectors: mx.array) -> mx.array:
-    """Vectors of length 1."""
-    return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

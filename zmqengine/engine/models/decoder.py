@@ -65,6 +65,11 @@ class StepSegment(Protocol):
         """Numbers [rows, width, dim] to add to the hidden states behind each of the first layers."""
         ...
 
+    @property
+    def reads(self) -> bool:
+        """Whether last hidden states are wanted instead of logits."""
+        ...
+
 
 class DecoderModel:
     """A model of the family, with the interface of mlx-lm's models. Caches are mlx-lm's or those of a `KVBatch`."""
@@ -133,9 +138,11 @@ class DecoderModel:
         return normed.reshape(rows, width, -1)
 
     def packed(self, segments: Sequence[StepSegment]) -> list[mx.array]:
-        """Logits [rows, width, vocab] of each segment, lazy: unused ones are not computed."""
+        """Logits [rows, width, vocab] of each segment, or hidden states of one that `reads`, lazy: unused ones are not
+        computed."""
         steps = [
-            _Attention(self, one.inputs, one.caches, one.positions, one.shift, one.deep) for one in segments
+            _Attention(self, one.inputs, one.caches, one.positions, one.shift, one.deep, one.reads)
+            for one in segments
         ]
         if all(segment.embeddings is None for segment in segments):
             hidden = self._embedded(mx.concatenate([segment.inputs.reshape(-1) for segment in segments]))
@@ -199,13 +206,17 @@ class DecoderModel:
         be unused."""
         layer, norm, head = self.layers[-1], self.weights.norm, self.weights.head
 
-        def logits(hidden: mx.array, attended: mx.array) -> mx.array:
-            return self.ops.product(_after_attention(self.ops, layer, norm, hidden, attended)[1], head)
+        def logits(hidden: mx.array, attended: mx.array, reads: bool = False) -> mx.array:
+            states = _after_attention(self.ops, layer, norm, hidden, attended)[1]
+            return states if reads else self.ops.product(states, head)
 
         if len(steps) == 1:
-            return [logits(hidden, attended[0])]
-        found = [logits(hidden[span], every) for span, every in zip(spans, attended, strict=True)]
-        few = [index for index, step in enumerate(steps) if step.width <= WIDTH_MAX]
+            return [logits(hidden, attended[0], steps[0].reads)]
+        found = [
+            logits(hidden[span], every, step.reads)
+            for span, every, step in zip(spans, attended, steps, strict=True)
+        ]
+        few = [index for index, step in enumerate(steps) if step.width <= WIDTH_MAX and not step.reads]
         if len(few) > 1:
             # The head's weights are read once for all rows in decode.
             together = logits(
@@ -237,8 +248,10 @@ class _Attention:
         positions: mx.array | None = None,
         shift: mx.array | None = None,
         deep: Sequence[mx.array] = (),
+        reads: bool = False,
     ) -> None:
         self.rows, self.width = inputs.shape
+        self.reads = reads
         self.tokens = self.rows * self.width
         self.offset: mx.array | int = caches[-1].offset if shift is None else caches[-1].offset + shift
         self.deep = deep

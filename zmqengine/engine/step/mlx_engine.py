@@ -22,6 +22,7 @@ from zmqengine.engine.interface import (
     RowFailure,
     RowRequest,
     StepResult,
+    TextsRequest,
 )
 from zmqengine.engine.load.probe import probe
 from zmqengine.engine.load.warm_up import warm_up
@@ -39,7 +40,10 @@ from zmqengine.engine.step.length_buckets import LengthBuckets
 from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.prefill import Prefill
 from zmqengine.engine.step.step_clock import StepClock
+from zmqengine.engine.step.text_pace import TextPace
+from zmqengine.engine.step.texts import Texts
 from zmqengine.engine.step.width_costs import measure_costs
+from zmqengine.engine.texts.pooling import Pooling
 from zmqengine.engine.vision.eye import Eye
 from zmqengine.engine.vision.seeing import Seeing
 
@@ -114,6 +118,9 @@ class MlxEngine:
             self._seeing = Seeing(eye, images_bytes_max, info.image_patches_max)
         self._images = (-1, 0) if eye is None else (eye.card.token, eye.positions_merge)
         self._saw = False
+        self._pooling: Pooling | None = None
+        self._texts: Texts | None = None
+        self._text_pace = TextPace()
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.uncacheable_reason:
             log.warning(
@@ -132,8 +139,7 @@ class MlxEngine:
             try:
                 if request.row in self._rows:
                     raise ValueError("this row is already in the engine")
-                if len(self._rows) >= self.rows_max:
-                    raise ValueError(f"all {self.rows_max} rows are taken")
+                self._check_room()
                 row = Row(request, self.info.vocab_size, self.info.context_tokens, *self._images)
             except ConstraintBroken as error:
                 failures.append(constraint_failure(request.row, error))
@@ -143,6 +149,30 @@ class MlxEngine:
                 self._rows[row.id] = row
                 self._prefill.add([row])
         return failures
+
+    def read_texts(self, pooling: Pooling, width: int) -> None:
+        """Take texts from now on: their last hidden states by `pooling` are vectors of `width` floats."""
+        self._pooling = pooling
+        self.info = replace(self.info, dimensions=width)
+        self._texts = Texts(self.info, pooling, self._store)
+
+    def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
+        """Add rows of texts. Returns those that could not be added."""
+        failures = []
+        for request in requests:
+            try:
+                if self._texts is None:
+                    raise ValueError("the model makes no embeddings")
+                self._check_room()
+                self._texts.add(request)
+            except ValueError as error:
+                failures.append(RowFailure(request.row, str(error)))
+        return failures
+
+    def _check_room(self) -> None:
+        taken = len(self._rows) + (0 if self._texts is None else len(self._texts.rows))
+        if taken >= self.rows_max:
+            raise ValueError(f"all {self.rows_max} rows are taken")
 
     def next(self) -> StepResult:
         """Make one decode step and at most one bounded chunk of prefill. Raises what the model raises."""
@@ -155,21 +185,47 @@ class MlxEngine:
         before = prefill.launched_tokens
         if self._seeing is not None:
             self._see(result, self._seeing)
-        reads = prefill.rows and not result.images_s
-        chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result) if reads else []
+        texts = self._texts
+        slices: Sequence[tuple[Row, int]] = ()
+        landing: Sequence[tuple[list[Row], mx.array]] = ()
+        if texts is not None and texts.rows and not result.images_s:
+            landing = texts.landing()
+            slices, tokens_max = self._take_texts(texts, tokens_max)
+        reads = (prefill.rows or slices) and not result.images_s
+        chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result, slices) if reads else []
         logits = decode.step(result, self._model, chunk)
         if chunk:
             prefill.score(logits)
+            for rows, hidden in prefill.read:
+                assert texts is not None, "they were taken from it"
+                texts.pool(rows, hidden)
         if reads:
             decode.join(prefill.complete(result))
         self._store.settle()
         self._forget_ended(result)
+        if texts is not None and landing:
+            texts.report(landing, result)
         self._steps += 1
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        self._pace.record(prefill.launched_tokens - before, self._clock.seconds() - result.images_s)
+        seconds = self._clock.seconds() - result.images_s
+        self._pace.record(prefill.launched_tokens - before, seconds)
+        if slices:
+            self._text_pace.record(prefill.launched_tokens - before, seconds)
         return result
+
+    def _take_texts(self, texts: Texts, tokens_max: int) -> tuple[Sequence[tuple[Row, int]], int]:
+        """Texts of this step, and the tokens of the chunk that are left for prompts."""
+        if self._prefill.rows:
+            own = tokens_max // 4
+            self._text_pace.plain_s = 0.0
+        elif self._decode.rows and self._pace.target_s:
+            own = self._text_pace.choose(tokens_max, self._pace.plain_s)
+        else:
+            own = tokens_max
+            self._text_pace.plain_s = 0.0
+        return (texts.take(own) if own else ()), tokens_max - own
 
     def _see(self, result: StepResult, seeing: Seeing) -> None:
         """Compute pieces of an image that rows wait for, in turn with chunks of prompts."""
@@ -208,6 +264,8 @@ class MlxEngine:
             row.gone = True
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
+        if self._texts is not None:
+            self._texts.remove(ids)
         if self._speculator is not None:
             self._speculator.release()
         self._store.settle()
@@ -217,6 +275,8 @@ class MlxEngine:
 
         Waits for the step in flight: its token is kept with the row, since some caches cannot be cut by a token.
         """
+        if self._texts is not None:
+            self._texts.remove([row])
         parked = self._rows.pop(row, None)
         if parked is None:
             return 0
@@ -317,7 +377,7 @@ class MlxEngine:
         prefill = self._prefill
         return EngineStats(
             rows_decoding=len(self._rows) - len(prefill.rows),
-            rows_prefilling=len(prefill.rows),
+            rows_prefilling=len(prefill.rows) + (0 if self._texts is None else len(self._texts.rows)),
             steps=self._steps,
             prompt_tokens=self._prompt_tokens + prefill.prompt_tokens,
             cached_tokens=self._cached_tokens + prefill.cached_tokens,
@@ -330,7 +390,8 @@ class MlxEngine:
     def memory(self) -> EngineMemory:
         """Memory in use by purpose."""
         decode, drafts, seeing = self._decode, self._draft_model, self._seeing
-        prefilling = [kv.byte_count(row.caches) for row in self._prefill.rows if row.caches is not None]
+        rows = self._prefill.rows + ([] if self._texts is None else self._texts.partial_rows)
+        prefilling = [kv.byte_count(row.caches) for row in rows if row.caches is not None]
         chunk_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
         if self._speculator is not None:
             block_bytes = self._speculator.workspace_bytes(self.rows_max, self.info.vocab_size)
@@ -359,6 +420,8 @@ class MlxEngine:
         if self._speculator is not None:
             self._speculator.clear()
         self._rows: dict[int, Row] = {}
+        if self._pooling is not None:
+            self._texts = Texts(self.info, self._pooling, self._store)
         project = self._abilities.shape.project
         new_batch = partial(self._new_batch, self._speculator)
         self._decode = LengthBuckets(new_batch, project, self._batch_padding_bytes, self.step_tokens_max)

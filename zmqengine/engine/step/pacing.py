@@ -63,7 +63,8 @@ class StepPace:
     def __init__(self, tokens_max: int, idle_tokens_max: int, target_s: float, *, gpu: bool = False) -> None:
         self.tokens_max = tokens_max
         self._idle_tokens_max = max(tokens_max, idle_tokens_max)
-        self._target_s = target_s
+        self.target_s = target_s
+        """Seconds that prefill may add to a step; 0 for no limit."""
         self.decoding_elsewhere = 0
         """Rows that decode in other processes on this device; they wait for a chunk as those of this engine do."""
         self._bounds = _ON_GPU if gpu else _USUAL
@@ -107,14 +108,19 @@ class StepPace:
 
     def goal_s(self, decoding: int, waiting: int) -> float:
         """Seconds that other work in the place of a chunk may take in this step; 0 is for no limit."""
-        if not self._target_s:
+        if not self.target_s:
             return 0.0
         decoding += self.decoding_elsewhere
         return self._goal_s(decoding, _ahead(decoding, waiting))
 
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a step of as many rows as decode now without prefill; 0 if none was timed."""
+        return self._plain_s[self._nearest_seen(self._decoding)] if self._plain_s else 0.0
+
     def record(self, tokens_read: int, seconds: float) -> None:
         """Learn from a step that took `seconds` and launched `tokens_read` tokens of prefill."""
-        if not self._target_s:
+        if not self.target_s:
             return
         launched = self._launched[0]
         self._launched.append(tokens_read)
@@ -151,7 +157,7 @@ class StepPace:
         most = self.tokens_max if decoding else self._idle_tokens_max
         if not decoding and waiting >= _BUNCH_ROWS:
             most *= self._bounds.bunch_chunks
-        if not self._target_s:
+        if not self.target_s:
             return most
         if self._speed is None:
             return min(TOKENS_START, most)
@@ -161,7 +167,7 @@ class StepPace:
 
     def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
         """Seconds that prefill may add to a step of `decoding` rows; `ahead`: excess of waiting rows, as a share."""
-        target_s = self._target_s * (1 + (_IDLE_SHARE - 1) * ahead)
+        target_s = self.target_s * (1 + (_IDLE_SHARE - 1) * ahead)
         if not self._plain_s:
             return target_s
         near_s = self._plain_s[self._nearest_seen(decoding)]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.engine.models.trunk import trunk_of
 from zmqengine.engine.row import Caches
 
 
@@ -19,6 +20,7 @@ class Segment(NamedTuple):
     """Rows that attend together: `inputs` [rows, width] are their next tokens, `caches` one for each layer.
 
     `embeddings` [rows, width, dim] stand in place of those of the tokens, where some tokens are features of images.
+    A segment that `reads` is of texts: the step gives its last hidden states [rows, width, dim] instead of logits.
     `positions`, `shift` and `deep` are as in `models.decoder.StepSegment`, for models that have such.
     """
 
@@ -28,22 +30,32 @@ class Segment(NamedTuple):
     positions: mx.array | None = None
     shift: mx.array | None = None
     deep: Sequence[mx.array] = ()
+    reads: bool = False
 
 
 def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
-    """The logits [rows, width, vocab] of each segment, not computed yet."""
+    """The logits [rows, width, vocab] of each segment, or hidden states of one that `reads`, not computed yet."""
     if len(segments) > 1 and hasattr(model, "packed"):
         logits: list[mx.array] = model.packed(segments)
         return logits
-    return [
-        model(segment.inputs, cache=segment.caches)
-        if segment.embeddings is None
+    # A loop is no call, as a comprehension is before Python 3.12.
+    found = []
+    for segment in segments:
+        found.append(_alone(model, segment))
+    return found
+
+
+def _alone(model: Any, segment: Segment) -> Any:
+    if segment.reads:
+        return trunk_of(model)(segment.inputs, cache=segment.caches)
+    if (
+        segment.embeddings is None
         and segment.positions is None
         and segment.shift is None
         and not segment.deep
-        else _with_images(model, segment)
-        for segment in segments
-    ]
+    ):
+        return model(segment.inputs, cache=segment.caches)
+    return _with_images(model, segment)
 
 
 def _with_images(model: Any, segment: Segment) -> Any:

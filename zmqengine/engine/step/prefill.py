@@ -3,6 +3,8 @@
 `Prefill.begin` and `complete` tell a chunk in reading order. All of a prompt but its last token is prefilled; that one
 is the input of the row's first decode step. The host runs ahead of the device by at most two chunks.
 
+Texts are prefilled like prompts, and their hidden states go to `read`: then they are through.
+
 Forced output is prefilled like a prompt, and logits are computed only for it: `score` takes those of a chunk, `report`
 hands their log-probabilities out with the next step.
 """
@@ -105,6 +107,8 @@ class Prefill:
         self._begun: list[_Begun] = []
         self._logits_max = logits_max
         self.forced: list[_Forced] = []
+        self.read: list[tuple[list[Row], mx.array]] = []
+        """Texts and the hidden states of their tokens in the begun chunk."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows; their prefill starts in the next step."""
@@ -126,9 +130,16 @@ class Prefill:
 
     # --- a chunk ---
 
-    def begin(self, tokens_max: int, padding_bytes_max: int, result: StepResult) -> list[Segment]:
-        """Begin one chunk of at most `tokens_max` tokens, padding included; returns its segments of the packed step.
+    def begin(
+        self,
+        tokens_max: int,
+        padding_bytes_max: int,
+        result: StepResult,
+        texts: Sequence[tuple[Row, int]] = (),
+    ) -> list[Segment]:
+        """Begin one chunk; returns its segments of the packed step.
 
+        It has at most `tokens_max` tokens of prompts, padding included, and of each of `texts` the tokens beside it.
         `complete` must follow the model's call. The caches of rows that get through together take at most
         `padding_bytes_max` of padding.
         """
@@ -136,9 +147,15 @@ class Prefill:
         while len(self._markers) >= _CHUNKS_MAX:
             mx.eval(self._markers.popleft())
         self._begun = []
-        rows = self._readable()
-        if not rows:
-            return []
+        if rows := self._readable():
+            self._begin_prompts(rows, tokens_max, padding_bytes_max, result)
+        if texts:
+            self._begin_texts(texts, padding_bytes_max, result)
+        return [begun.segment for begun in self._begun if begun.segment is not None]
+
+    def _begin_prompts(
+        self, rows: Sequence[Row], tokens_max: int, padding_bytes_max: int, result: StepResult
+    ) -> None:
         lengths = [row.remaining if self._seeing is None else self._seeing.readable(row) for row in rows]
         chunk = plan_chunk(lengths, tokens_max)
         for index in chunk.together + [index for index, _ in chunk.slices]:
@@ -150,13 +167,31 @@ class Prefill:
             self._begin_slice(rows[index], tokens)
         for group in self._groups([rows[index] for index in chunk.together], padding_bytes_max):
             self._begin_group(group)
-        return [begun.segment for begun in self._begun if begun.segment is not None]
+
+    def _begin_texts(
+        self, texts: Sequence[tuple[Row, int]], padding_bytes_max: int, result: StepResult
+    ) -> None:
+        whole = []
+        for row, tokens in texts:
+            if row.caches is None:
+                self._fetch_prefix(row, result)
+            if tokens < row.remaining:
+                self._begin_slice(row, tokens)
+            else:
+                whole.append(row)
+        for group in self._groups(whole, padding_bytes_max):
+            self._begin_group(group)
 
     def score(self, logits: Sequence[mx.array]) -> None:
-        """Take the logits of forced tokens from `logits` [rows, width, vocab], those of the begun segments."""
+        """Take the logits of forced tokens from `logits` [rows, width, vocab], those of the begun segments, and
+        hidden states."""
         begun = [each for each in self._begun if each.segment is not None]
+        self.read = []
         for each, found in zip(begun, logits, strict=False):
-            self._score(each.rows[0], found)
+            if each.rows[0].place is None:
+                self._score(each.rows[0], found)
+            else:
+                self.read.append((each.rows, found))
 
     def wanted_image(self) -> tuple[Row, RowImage] | None:
         """The image that rows need next, if any."""
@@ -184,17 +219,20 @@ class Prefill:
             if merged is not None:
                 if segment is not None:
                     self._complete_group(rows, segment, merged.caches)
-                ready.append(merged)
+                if rows[0].place is None:
+                    ready.append(merged)
                 continue
             if segment is not None:
                 self._complete_slice(rows[0], segment)
             if not rows[0].remaining:
-                if rows[0].sampled < rows[0].max_tokens:
+                if rows[0].place is not None:
+                    rows[0].caches = None
+                elif rows[0].sampled < rows[0].max_tokens:
                     ready.append(self._merge(rows))
                 else:
                     # All of its output is forced.
                     whole.append(rows[0])
-        touched = [row for begun in self._begun for row in begun.rows]
+        touched = [row for begun in self._begun for row in begun.rows if row.place is None]
         for row in touched:
             done = row.computed_tokens if row.remaining else row.prefill_tokens
             result.prefills.append(RowPrefill(row.id, done, row.prefill_tokens, row.cached))
@@ -232,8 +270,8 @@ class Prefill:
         return self._seeing_segment(inputs, row.caches, [row])
 
     def _seeing_segment(self, inputs: mx.array, caches: Caches, rows: Sequence[Row]) -> Segment:
-        if self._seeing is None:
-            return Segment(inputs, caches)
+        if self._seeing is None or rows[0].place is not None:
+            return Segment(inputs, caches, reads=rows[0].place is not None)
         return Segment(
             inputs,
             caches,
@@ -259,7 +297,7 @@ class Prefill:
         elif len(rows) == 1:
             self._begin_slice(rows[0], rows[0].remaining)
         else:
-            unread = [row.tokens[row.computed_tokens : row.prefill_tokens - 1] for row in rows]
+            unread = [row.tokens[row.computed_tokens : row.prefill_end] for row in rows]
             merged = self._merge(rows)
             inputs = merged.caches.begin_prefill(unread)
             segment = self._seeing_segment(inputs, merged.caches.caches, rows)
@@ -267,11 +305,12 @@ class Prefill:
 
     def _complete_group(self, rows: list[Row], segment: Segment, caches: kv.KVBatch) -> None:
         """Start a segment of several rows, and offer the long ones to the prefix cache."""
-        caches.end_prefill()
+        if rows[0].place is None:
+            caches.end_prefill()
         self._start(segment, sum(row.remaining for row in rows))
         for index, row in enumerate(rows):
-            row.computed_tokens = row.prefill_tokens - 1
-            if row.computed_tokens >= _COPIED_TOKENS_MIN:
+            row.computed_tokens = row.prefill_end
+            if row.place is None and row.computed_tokens >= _COPIED_TOKENS_MIN:
                 self._offer(row, caches.row(index))
 
     def _merge(self, rows: list[Row]) -> Ready:
@@ -348,8 +387,9 @@ class Prefill:
             unread = min(row.remaining, 1) if self._abilities.paddable else row.remaining
             # A row with a long cached prefix must not pad the others to its length.
             alike = (row.computed_tokens // _ALIKE_TOKENS).bit_length()
-            # A row that stops at a branch, or whose logits are wanted, is prefilled alone.
-            alone = number if row.branches or row.has_forced else -1
+            # A row that stops at a branch, or whose logits are wanted, is prefilled alone, and the rest of a text.
+            is_rest = row.place is not None and row.computed_tokens > row.cached
+            alone = number if row.branches or row.has_forced or is_rest else -1
             groups.setdefault((unread, alike, alone), []).append(row)
         parts = []
         for group in groups.values():
@@ -360,11 +400,16 @@ class Prefill:
         return parts
 
     def _fetch_prefix(self, row: Row, result: StepResult) -> None:
-        """Start a row from its longest cached prefix."""
+        """Start a row from its longest cached prefix, if it may."""
+        if not row.reuses_prefix:
+            row.caches = kv.new_caches(self._model)
+            return
         hit = self._store.fetch(row)
         row.computed_tokens = row.cached = hit.tokens
         row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
         self.cached_tokens += row.computed_tokens
+        if row.place is not None:
+            return
         if self._store.keeps_states:
             found = branches(row.computed_tokens, row.prefill_tokens - 1, hit.known)
             row.branches = sorted({*found, *(stop for stop in row.branches if stop > row.computed_tokens)})

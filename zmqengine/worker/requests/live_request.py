@@ -66,7 +66,8 @@ class LiveRequest:
     output; `is_whole`: the emitted tokens are already a complete output of it. `drafts` counts proposed and accepted
     draft tokens by source.
 
-    The request of an embed has the vectors of its texts as output. It reserves no KV cache: `tokens_max` is 0.
+    The request of an embed has the vectors of its texts as output. It reserves KV cache for its longest text, of
+    `tokens_max`: the engine holds that of one at a time.
     """
 
     __slots__ = (
@@ -197,15 +198,17 @@ class LiveRequest:
 
     @property
     def tokens_held(self) -> int:
-        """Tokens in the KV cache of its row: prompt, output so far and forced output, none of an embed."""
-        return 0 if self.embeds else self.prompt_tokens + max(len(self.log), self.forced_tokens)
+        """Tokens in the KV cache of its row: prompt, output so far and forced output, or a text of an embed."""
+        return self.tokens_max if self.embeds else self.prompt_tokens + max(len(self.log), self.forced_tokens)
 
     def texts_request(self, row: int) -> TextsRequest:
         """The engine's request for a row of the texts that have no vector yet."""
         insert = self.insert
         assert isinstance(insert, Embed), "an ended request is not computed again"
         done = len(self.log) - insert.first_index
-        return TextsRequest(row, insert.texts[done:], insert.second[done:], insert.output, insert.dimensions)
+        return TextsRequest(
+            row, insert.texts[done:], insert.second[done:], insert.output, insert.dimensions, self.cache_scope
+        )
 
     def row_request(self, row: int) -> RowRequest:
         """The engine's request for a row that continues after the tokens in the log."""

@@ -113,13 +113,17 @@ class Scheduler:
         """
         check_context(prompt, max_tokens, self._context_tokens)
         wanted = len(prompt) + (max_tokens or 1)
-        if wanted > self._tokens_max:
+        self.check_fits(wanted, length_of(prompt, max_tokens))
+        return self._tokens_max if max_tokens is None else wanted
+
+    def check_fits(self, tokens: int, named: str) -> None:
+        """Raise `NeverFits` for a request of more `tokens` than fit in memory alone, `named` so in the error."""
+        if tokens > self._tokens_max:
             raise NeverFits(
-                f"{length_of(prompt, max_tokens)} needs {self._engine.project_bytes(wanted)} bytes of KV "
+                f"{named} needs {self._engine.project_bytes(tokens)} bytes of KV "
                 f"cache, the worker has {self.memory.kv_bytes_max}: the largest request that fits has "
                 f"{self._tokens_max} tokens of prompt and output; shorten it or raise --memory-limit"
             )
-        return self._tokens_max if max_tokens is None else wanted
 
     def check_queue(self, flow: str) -> None:
         """Raise `Overloaded` if this flow may not have another request without a row."""

@@ -1,0 +1,59 @@
+"""The pace of texts beside rows that decode: streams slow down by a share of a step, whatever waits."""
+
+from __future__ import annotations
+
+SHARE = 0.35
+"""Time of texts in a step, as a share of the time of one without: streams then keep within 1.5 of it."""
+TOKENS_MIN = 4
+"""Fewer tokens take as long: that of the calls that a further segment makes."""
+TOKENS_START = 16
+_EXTRA_MAX = 4.0
+# Weight of the present in moving averages.
+_NEW = 0.2
+_GAIN = 0.2
+# Steps without texts, so that these can be timed: as many as a chunk may show in, and one.
+_PERIOD, _REST = 64, 4
+
+
+class TextPace:
+    """Tokens of texts in a step, which follow the measured times of steps with and without.
+
+    Where the least number takes more than its share, texts wait for the steps that pay for them.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = float(TOKENS_START)
+        self._steps = 0
+        # In plain steps: time that may be taken, and what the texts of a step take.
+        self._credit = 0.0
+        self._extra = 0.0
+        self.plain_s = 0.0
+        """Seconds of a step without texts, 0 while no rows decode or prompts wait, whose pace counts then."""
+
+    def choose(self, tokens_max: int, plain_s: float) -> int:
+        """Tokens of texts in this step, at most `tokens_max`.
+
+        `plain_s`: seconds of a step without texts; 0 until one was timed, which waits for that.
+        """
+        self.plain_s = plain_s
+        if not plain_s:
+            return 0
+        self._steps += 1
+        self._credit = min(self._credit + SHARE, max(SHARE, self._extra))
+        is_least = self._tokens < TOKENS_MIN + 1
+        if self._steps % _PERIOD < _REST or (is_least and self._credit < self._extra):
+            return 0
+        return min(int(self._tokens), tokens_max)
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Learn from a step with `tokens` of texts."""
+        if not self.plain_s:
+            return
+        extra = min(max(0.0, seconds / self.plain_s - 1), _EXTRA_MAX)
+        self._extra += _NEW * (extra - self._extra)
+        self._credit -= extra
+        if tokens * 2 < self._tokens and extra < SHARE:
+            # Few texts say nothing about many.
+            return
+        change = min(1.0, max(-1.0, (SHARE - extra) / SHARE))
+        self._tokens = max(TOKENS_MIN, self._tokens * (1 + _GAIN * change))

@@ -1,0 +1,1 @@
+"""Rows of texts, and their pooling: shared by the packed step and the engine of encoders."""
