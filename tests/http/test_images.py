@@ -6,13 +6,17 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests.http.programs_of_others import results_of, wanted
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, post, serving
+from tests.support.workers import WorkerProcess
+from tools.pico.eye import pictures
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import BadRequest
 from zmqengine.testing import FakeWorker
@@ -129,41 +133,77 @@ def test_an_image_reaches_the_model_through_every_api(sees: Front, api: str) -> 
     assert first == again != other
 
 
-def test_the_sdks_own_image_examples_are_answered(sees: Front) -> None:
-    """As the readmes of OpenAI's, Anthropic's and Ollama's clients have them."""
+ASKED = "What do you see?"
+SEEN = {("circle", "red"): "A red circle.", ("square", "blue"): "A blue square."}
+"""Pictures for the trained model: a thing in a color, and the answer."""
+
+
+def drawn(kind: str, color: str) -> str:
+    """A picture of one thing in the middle, in base64."""
+    written = io.BytesIO()
+    pictures.picture(pictures.Scene((pictures.Thing(kind, color, 1, 1),))).save(written, "PNG")
+    return base64.b64encode(written.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[Front]:
+    """A front-end on a worker of pico-eye."""
+    with WorkerProcess(None, model="pico-eye", warm_up_s=0.0) as worker:
+        config = HttpConfig(workers=(worker.address,), probe_ms=200, aliases={"*": "pico-eye"})
+        with serving(config) as front:
+            yield front
+
+
+@pytest.mark.parametrize(("thing", "answer"), SEEN.items(), ids=str)
+def test_the_sdks_own_image_examples_are_answered(
+    trained: Front, thing: tuple[str, str], answer: str
+) -> None:
+    """As OpenAI's, Anthropic's and Ollama's documents have them: a trained model says what the picture shows."""
     import anthropic as anthropic_sdk
     import ollama as ollama_sdk
     import openai as openai_sdk
 
-    data = encoded()
-    client = openai_sdk.OpenAI(base_url=f"{sees.url}/v1", api_key="none")
-    chat: Any = [{"role": "user", "content": [TEXT, image_part(data)]}]
-    first = client.chat.completions.create(model=MODEL, messages=chat, max_tokens=8, temperature=0)
+    data = drawn(*thing)
+    client = openai_sdk.OpenAI(base_url=f"{trained.url}/v1", api_key="none", max_retries=0)
+    chat: Any = [{"role": "user", "content": [{"type": "text", "text": ASKED}, image_part(data)]}]
+    first = client.chat.completions.create(model="gpt-5", messages=chat, temperature=0)
+    assert first.choices[0].message.content == answer
+    assert first.usage is not None
+    assert first.usage.prompt_tokens > 9
     content: Any = [
         {"role": "user", "content": [
-            {"type": "input_text", "text": "what is it"}, {"type": "input_image", "image_url": url_of(data)},
+            {"type": "input_text", "text": ASKED}, {"type": "input_image", "image_url": url_of(data)},
         ]}
     ]  # fmt: skip
-    second = client.responses.create(model=MODEL, input=content, max_output_tokens=8, temperature=0)
-    assert first.choices[0].message.content == second.output_text != ""
-    assert first.usage is not None
-    assert first.usage.prompt_tokens > 14
+    second = client.responses.create(model="gpt-5", input=content, temperature=0)
+    assert second.output_text == answer
     messages: Any = [
         {"role": "user", "content": [
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}, TEXT,
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+            {"type": "text", "text": ASKED},
         ]}
     ]  # fmt: skip
-    third = anthropic_sdk.Anthropic(base_url=sees.url, api_key="none").messages.create(
-        model=MODEL, max_tokens=8, messages=messages
-    )
-    assert third.content[0].type == "text"
+    claude = anthropic_sdk.Anthropic(base_url=trained.url, api_key="none", max_retries=0)
+    with claude.messages.stream(
+        model="claude", max_tokens=40, messages=messages, extra_body={"temperature": 0}
+    ) as stream:
+        assert stream.get_final_text() == answer
     image = ollama_sdk.Image(value=base64.b64decode(data))
-    fourth = ollama_sdk.Client(sees.url).chat(
-        MODEL,
-        [ollama_sdk.Message(role="user", content="what is it", images=[image])],
-        options={"num_predict": 8},
+    fourth = ollama_sdk.Client(trained.url).chat(
+        "pico-eye",
+        [ollama_sdk.Message(role="user", content=ASKED, images=[image])],
+        options={"temperature": 0},
     )
-    assert fourth.message.content
+    assert fourth.message.content == answer
+
+
+@pytest.mark.slow
+@wanted
+def test_the_sdks_of_node_see(trained: Front, tmp_path: Path) -> None:
+    """The AI SDK's own parts and OpenAI's, over chat completions, Responses and Messages, whole and streamed."""
+    results = results_of("images.mjs", trained.url, drawn("circle", "red"), environment="", scratch=tmp_path)
+    assert len(results) >= 6
+    assert not {result["name"]: result["error"] for result in results if result["error"]}
 
 
 def test_images_of_a_conversation_and_of_tool_results_keep_their_places(sees: Front) -> None:
