@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 
@@ -31,6 +33,47 @@ def test_memory_of_a_burst_is_given_back() -> None:
     before, grown, after = map(int, output.split())
     assert grown - before > 150 << 20
     assert after - before < 32 << 20
+
+
+THREADS = """
+import ctypes, threading
+from zmqengine.engine.host.host_heap import keep_freed_arrays
+from zmqengine.worker.process.heap import Heap, resident_bytes, share_one_arena
+assert share_one_arena()
+def take():
+    started.wait()
+    blocks = [bytearray(100_000) for _ in range(250)]
+    taken.wait()
+    del blocks
+    given.wait()
+started, taken, given = (threading.Barrier(5) for _ in range(3))
+threads = [threading.Thread(target=take, daemon=True) for _ in range(4)]
+for thread in threads:
+    thread.start()
+assert keep_freed_arrays()
+heap = Heap()
+before = resident_bytes()
+started.wait()
+taken.wait()
+grown = resident_bytes()
+given.wait()
+heap.keep(100.0)
+print(before, grown, resident_bytes())
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other systems give memory back in their own way"
+)
+def test_memory_that_threads_have_freed_is_given_back() -> None:
+    """100 MB in blocks of four threads: glibc never releases the end of a thread's own arena."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    output = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, env=plain
+    ).stdout
+    before, grown, after = map(int, output.split())
+    assert grown - before > 80 << 20
+    assert after - before < 16 << 20
 
 
 SET_APART = """

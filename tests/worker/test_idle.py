@@ -174,3 +174,16 @@ def test_a_connection_that_was_lost_meanwhile_may_be_replaced(make_harness, how:
     harness.pass_()
     harness.pass_()
     assert len(harness.actor.sessions) == 0
+
+
+def test_the_heap_is_trimmed_once_buffers_are_released(make_harness) -> None:
+    """At once, though the last trim of the busy time freed nothing and the next was put off."""
+    harness: Harness = make_harness(lease_ms=86_400_000)
+    heap, trims = harness.actor._heap, list[int]()
+    serve_one(harness)
+    heap._trim, heap._least_bytes = lambda pad: trims.append(pad) or 0, -(1 << 40)
+    heap._next_s = harness.clock() + 60
+    idle(harness, REST_S - 1)
+    assert not trims
+    idle(harness, 2)
+    assert trims == [0]

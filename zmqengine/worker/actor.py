@@ -62,14 +62,21 @@ class Actor:
         self.lifecycle = Lifecycle(context, self.scheduler, self.outgoing, engine.disk)
         self.batch = Batch(context, engine, self.scheduler, self.lifecycle, self.outgoing)
         self._prompt_disk = self.lifecycle.prompt_disk
+        self._heap = Heap()
         self._timers = Timers(
-            context, self.sessions, self.scheduler, self.lifecycle, self.batch, self.outgoing, sockets
+            context,
+            self.sessions,
+            self.scheduler,
+            self.lifecycle,
+            self.batch,
+            self.outgoing,
+            sockets,
+            self._heap,
         )
         self._inbox = Inbox(
             context, sockets, self.sessions, CommandHandler(context, self.sessions, self.lifecycle)
         )
         self._batching_delay = BatchingDelay()
-        self._heap = Heap()
         self._sessions_seen = 0
         self._board_s = 0.0
         self._asleep_s = context.asleep_s()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqengine.worker.batch import Batch
 from zmqengine.worker.context import WorkerContext
+from zmqengine.worker.process.heap import Heap
 
 REST_S = 5.0
 """Idle seconds after which buffers are released; where the GPU is kept warm, the end of that."""
@@ -18,9 +19,10 @@ time."""
 class Idle:
     """Follows whether there is work. `keep` is cheap enough for every pass."""
 
-    def __init__(self, context: WorkerContext, batch: Batch) -> None:
+    def __init__(self, context: WorkerContext, batch: Batch, heap: Heap) -> None:
         self._context = context
         self._batch = batch
+        self._heap = heap
         self._warm_s = context.config.gpu_warm_s
         self._busy = False
         self._rest_at_s: float | None = None
@@ -41,6 +43,7 @@ class Idle:
         if self._rest_at_s is not None and now_s >= self._rest_at_s:
             self._rest_at_s = None
             self._batch.release_buffers()
+            self._heap.expect()
         if self._sleep_at_s is not None and now_s >= self._sleep_at_s:
             self._sleep_at_s = None
             self._context.power.release()

@@ -20,7 +20,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.control_thread import ControlThread
 from zmqengine.worker.open_engine import Opened, measure_disk, open_engine, warm_up
 from zmqengine.worker.process import logs
-from zmqengine.worker.process.heap import set_apart
+from zmqengine.worker.process.heap import set_apart, share_one_arena
 from zmqengine.worker.process.parent import (
     EXIT_FAILED,
     EXIT_HOPELESS,
@@ -60,6 +60,8 @@ class _StoppedEarly(BaseException):
 
 def serve(config: WorkerConfig) -> int:
     """Run a worker on this process's main thread until it is drained; returns the exit code of `parent`."""
+    # Before the first thread.
+    share_one_arena()
     logs.set_up(config.log_level, config.log_format)
     wakeup = Wakeup()
     shared_status = SharedStatus(epoch=os.urandom(8), wakeup=wakeup, restarts=restarts_so_far())

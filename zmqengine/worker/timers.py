@@ -10,6 +10,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.idle import Idle
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.lifecycle import Lifecycle
+from zmqengine.worker.process.heap import Heap
 from zmqengine.worker.scheduler.scheduler import Scheduler
 from zmqengine.worker.wire.outgoing import Outgoing
 from zmqengine.worker.wire.session import Session
@@ -43,6 +44,7 @@ class Timers:
         batch: Batch,
         outgoing: Outgoing,
         sockets: Sockets,
+        heap: Heap,
     ) -> None:
         self._context = context
         self._sockets = sockets
@@ -55,7 +57,7 @@ class Timers:
         self._forgiving_until_s = 0.0
         self._drain_deadline_s: float | None = None
         self._ack_deadline_s: float | None = None
-        self._idle = Idle(context, batch)
+        self._idle = Idle(context, batch, heap)
 
     def keep(self, now_s: float) -> None:
         """Run the timers that are due."""

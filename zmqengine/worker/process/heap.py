@@ -15,6 +15,20 @@ FREED_BYTES = 1 << 20
 INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
 """Seconds between two trims; doubled while they free nothing."""
 _STATM = Path("/proc/self/statm")
+# /usr/include/malloc.h
+_M_ARENA_MAX = -8
+
+
+def share_one_arena() -> bool:
+    """Have the threads that start from now on allocate from glibc's main arena; False on other systems.
+
+    By default a thread has an arena of its own, up to eight for each core, and the free memory at the end of one is
+    never released: `malloc_trim` leaves it out, and the threshold that keeps freed arrays
+    (`zmqengine/engine/host/host_heap.py`) holds for each of them. Each would stay as large as the largest constraint
+    that was ever compiled there.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_ARENA_MAX, 1))
 
 
 class Heap:
