@@ -176,6 +176,24 @@ def test_workers_of_one_model_share_its_requests() -> None:
             assert [post(front, TEXT, {"prompt": [1]}).status for _ in range(4)] == [200] * 4
 
 
+@pytest.mark.parametrize("contexts", [(64, 512), (512, 64)])
+def test_workers_of_one_model_may_have_contexts_of_two_lengths(contexts: tuple[int, int]) -> None:
+    """A request goes where it fits, whatever the order of the workers; one that fits nowhere is cut at the longest."""
+    configs = [FakeEngineConfig(context_tokens=tokens, step_ms=0) for tokens in contexts]
+    with (
+        FakeWorker(configs[0]) as first,
+        FakeWorker(configs[1]) as second,
+        serving(HttpConfig(workers=(first.address, second.address))) as front,
+    ):
+        workers = front.service.pool.workers
+        wait_until(lambda: all(worker.ready for worker in workers), "both are ready")
+        long = {"prompt": [1], "max_tokens": 400, "ignore_eos": True}
+        for _ in range(4):
+            assert post(front, TEXT, long).json["usage"]["completion_tokens"] == 400
+        assert post(front, TEXT, {"prompt": [1] * 400}).status == 200
+        assert post(front, TEXT, long | {"max_tokens": 600}).json["usage"]["completion_tokens"] == 511
+
+
 def test_several_front_ends_share_a_worker() -> None:
     """Each has a session of its own: they get the same answers, at the same time, and none sees the other's."""
     with FakeWorker(FakeEngineConfig(step_ms=1), process=True) as worker:

@@ -135,7 +135,8 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
             options["max_tokens"] = None if max_tokens is None else len(forced) + max_tokens
             if min_tokens:
                 options["min_tokens"] = len(forced) + min_tokens
-            worker = service.pool.choose(model, prompt.tokens, asked.cache_key)
+            output = 1 if max_tokens is None else max_tokens
+            worker = service.pool.choose(model, prompt.tokens, asked.cache_key, output)
             for _ in range(asked.n):
                 index = len(started)
                 options["seed"] = choice_seed(asked.seed, index)

@@ -43,8 +43,14 @@ class Pool:
         return any(worker.ready for worker in self.workers)
 
     def models(self) -> dict[str, Model]:
-        """The models of workers that are or were ready, by name and alias."""
-        known = {worker.model.card.name: worker.model for worker in self.workers if worker.model}
+        """The models of workers that are or were ready, by name and alias.
+
+        Of several workers with one name it is the longest context, those that are ready first: `choose` knows who has
+        it.
+        """
+        found = [(worker.ready, worker.model) for worker in self.workers if worker.model]
+        found.sort(key=lambda each: (each[0], each[1].card.context_tokens))
+        known = {model.card.name: model for _, model in found}
         aliases = {
             alias: known[name]
             for alias, name in (self._learned | self._aliases).items()
@@ -82,15 +88,20 @@ class Pool:
         fitting = [alias for alias in self._aliases if "*" in alias and fnmatchcase(name, alias)]
         return self._aliases[max(fitting, key=len)] if fitting else None
 
-    def choose(self, model: Model, prompt: Sequence[int], key: str | None) -> PooledWorker:
+    def choose(self, model: Model, prompt: Sequence[int], key: str | None, output: int = 0) -> PooledWorker:
         """The worker for a prompt: the one with its cache key or longest prefix, unless `SLACK` busier.
 
-        Raises a 503 if no worker of the model is ready.
+        Only workers are asked whose context takes the prompt and `output` tokens. Raises a 503 if none of the model's
+        is ready.
         """
+        tokens = len(prompt) + output
         candidates = [
             worker
             for worker in self.workers
-            if worker.ready and worker.model and worker.model.same_prompts(model)
+            if worker.ready
+            and worker.model
+            and worker.model.same_prompts(model)
+            and tokens <= worker.model.card.context_tokens
         ]
         if not candidates:
             raise no_worker(model.card.name)
