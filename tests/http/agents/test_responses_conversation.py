@@ -222,6 +222,18 @@ def test_the_choice_of_tools_becomes_that_of_chat() -> None:
         tool_choice({"type": "web_search"}, tools)
 
 
+def test_an_item_is_referred_to_once() -> None:
+    """As OpenAI has it: a short body must not make a long text many times."""
+    memory = ItemMemory()
+    memory.remember({"id": "msg_1", "type": "message", "role": "user", "content": "x" * 1000})
+    reference = {"type": "item_reference", "id": "msg_1"}
+    once, twice = (msgspec.convert({"input": [reference] * times}, ResponsesRequest) for times in (1, 2))
+    assert len(InputItems(once, memory).messages) == 1
+    with pytest.raises(ApiError, match="duplicate item 'msg_1'") as refused:
+        InputItems(twice, memory)
+    assert (refused.value.status, refused.value.param) == (400, "input[1]")
+
+
 def test_the_memory_of_items_is_bounded() -> None:
     """By bytes; the oldest go first."""
     memory = ItemMemory(bytes_max=1000)

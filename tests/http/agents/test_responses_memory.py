@@ -12,8 +12,10 @@ from tests.http.agents.scripted_agent import FACTS, TEMPLATE, say
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving
 from zmqengine_http import HttpConfig
+from zmqengine_http.apis.responses import response_memory
 from zmqengine_http.apis.responses.request import Item
 from zmqengine_http.apis.responses.response_memory import ResponseMemory
+from zmqengine_http.serving.errors import ApiError
 
 KEYS = ("a-long-enough-key", "another-long-key")
 SHELL = {"type": "function", "name": "bash", "strict": False, "parameters": {"type": "object"}}
@@ -121,3 +123,21 @@ def test_the_oldest_conversations_are_forgotten_first() -> None:
     for number in range(5):
         turn(memory, f"e{number}")
     assert memory.conversation("owner", "a2") is None
+
+
+@pytest.mark.parametrize("parts", [1, 50])
+def test_a_conversation_has_no_more_objects_than_a_request(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred turns of 20,000 items each fit the memory, and would hold the loop for seconds."""
+    monkeypatch.setattr(response_memory, "OBJECTS_MAX", 1000)
+    memory = ResponseMemory()
+    previous: str | None = None
+    item = Item(role="user", content=[{"type": "input_text", "text": "a"}] * parts)
+    for number in range(30):
+        memory.remember("o", previous, [item] * (100 // (1 + parts)), {"id": f"r{number}", "output": []})
+        previous = f"r{number}"
+    assert memory.conversation("o", "r8") is not None
+    with pytest.raises(ApiError, match="more than the 1000 objects") as refused:
+        memory.conversation("o", "r29")
+    assert (refused.value.status, refused.value.param) == (400, "previous_response_id")

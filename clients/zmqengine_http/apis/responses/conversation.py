@@ -35,6 +35,7 @@ class InputItems:
         self.messages: list[dict[str, object]] = []
         self.skipped: list[str] = []
         self._turn: dict[str, object] | None = None
+        self._referred_ids: set[str | None] = set()
         self._texts: list[tuple[dict[str, object], str, list[str]]] = []
         if request.instructions:
             self.messages.append({"role": "system", "content": request.instructions})
@@ -70,6 +71,10 @@ class InputItems:
             self.skipped.append(kind[:60])
 
     def _referred(self, item: Item, where: str) -> Item:
+        # As OpenAI does: a short body must not ask for a long item many times.
+        if item.id in self._referred_ids:
+            raise bad_field(where, f"duplicate item {str(item.id)[:60]!r}: refer to each item once")
+        self._referred_ids.add(item.id)
         found = self._memory.find(item.id or "")
         if found is None:
             raise ApiError(

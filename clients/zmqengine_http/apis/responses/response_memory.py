@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from zmqengine_http.apis.responses.request import Item
+from zmqengine_http.serving.body import OBJECTS_MAX
+from zmqengine_http.serving.errors import bad_field
 
 BYTES_MAX = 32 * 1024 * 1024
 """Each memory holds some hundred turns of an agent with a long prompt."""
@@ -84,9 +86,13 @@ class ResponseMemory:
         return found if found is not None and found.owner == owner else None
 
     def conversation(self, owner: str, id_: str) -> list[Item] | None:
-        """The items of a response and of all before it, oldest first; None if any of them is not here."""
+        """The items of a response and of all before it, oldest first; None if any of them is not here.
+
+        Raises a 400 for more objects than a request may bring itself: a short one must not ask for all that is here.
+        """
         turns: list[list[Item]] = []
         chain: list[str] = []
+        objects = 0
         at: str | None = id_
         while at is not None:
             found = self.find(owner, at)
@@ -95,6 +101,12 @@ class ResponseMemory:
             chain.append(at)
             output = msgspec.json.decode(found.document, type=_Output).output
             turns.append(msgspec.json.decode(found.items, type=list[Item]) + output)
+            objects += sum(map(_objects, turns[-1]))
+            if objects > OBJECTS_MAX:
+                raise bad_field(
+                    "previous_response_id",
+                    f"the conversation has more than the {OBJECTS_MAX} objects that are read: begin a new one",
+                )
             at = found.previous
         for each in reversed(chain):
             self._responses.move_to_end(each)
@@ -103,3 +115,8 @@ class ResponseMemory:
 
 class _Output(Struct):
     output: list[Item]
+
+
+def _objects(item: Item) -> int:
+    parts = (item.content, item.output, item.summary)
+    return 1 + sum(len(part) for part in parts if isinstance(part, list))
