@@ -30,7 +30,8 @@ from zmqengine_http.apis.ollama.embed import EMBED_BODY
 from zmqengine_http.apis.ollama.request import CHAT_BODY as OLLAMA_CHAT_BODY
 from zmqengine_http.apis.ollama.request import GENERATE_BODY, chat_fields, completion_fields
 from zmqengine_http.apis.responses.conversation import InputItems
-from zmqengine_http.apis.responses.request import RESPONSES_BODY
+from zmqengine_http.apis.responses.request import RESPONSES_BODY, Item
+from zmqengine_http.apis.responses.response_memory import ItemMemory, ResponseMemory
 from zmqengine_http.apis.responses.tools import ToolBook
 from zmqengine_http.apis.tokenizing import DETOKENIZE_BODY, TOKENIZE_BODY
 from zmqengine_http.generating.chat import Chat
@@ -158,6 +159,31 @@ def _calls_and_results(
     return {"model": "m", "messages": [{"role": "assistant", "tool_calls": calls}, *results]}
 
 
+def _stored(n: int) -> tuple[ResponseMemory, ItemMemory, bytes]:
+    """`n` responses, each after the one before it, and a request for all of their items and references to others."""
+    responses, items = ResponseMemory(), ItemMemory()
+    for i in range(n):
+        item = Item(role="user", content=[{"type": "input_text", "text": "a"}])
+        responses.remember("o", f"r{i - 1}" if i else None, [item], {"id": f"r{i}", "output": []})
+        items.remember({"id": f"m{i}", "type": "message", "role": "user", "content": "a"})
+    references = [{"type": "item_reference", "id": f"m{i}"} for i in range(n)]
+    body = {"input": references, "previous_response_id": f"r{n - 1}"}
+    return responses, items, json.dumps(body).encode()
+
+
+def test_what_was_stored_is_read_in_time() -> None:
+    """Conversations of many turns, and references to many items."""
+
+    def read(stored: tuple[ResponseMemory, ItemMemory, bytes]) -> None:
+        responses, items, body = stored
+        request = RESPONSES_BODY.read(body).request
+        earlier = responses.conversation("o", request.previous_response_id or "")
+        assert earlier is not None
+        assert len(InputItems(request, items, earlier).messages) == 2 * len(earlier)
+
+    check_linear(_stored, read, 500, 8_000)
+
+
 PART = {"type": "text", "text": "a"}
 FUNCTION = {"name": "f", "parameters": {}}
 BODIES: dict[str, tuple[Callable[[bytes], object], Callable[[int], Mapping[str, Any]]]] = {
@@ -186,6 +212,12 @@ BODIES: dict[str, tuple[Callable[[bytes], object], Callable[[int], Mapping[str, 
     "responses, answers": (_responses, lambda n: {"input": [{"role": "assistant", "content": "a" * 40}] * n}),
     "responses, reasoning": (_responses, lambda n: {"input": [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a" * 40}]}] * n}),
+    "responses, outputs": (_responses, lambda n: {"input": [{"type": "function_call_output", "call_id": "1", "output": [
+        {"type": "input_text", "text": "a"}] * n}]}),
+    "chat, a schema": (_chat, lambda n: {
+        "messages": [{"role": "user", "content": ""}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {
+            "properties": {str(i): {} for i in range(n)}}}}]}),
     "responses, calls": (_responses, lambda n: {"input": [
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}] * n}),
     "responses, tools": (_responses, lambda n: {
@@ -238,6 +270,25 @@ def test_more_objects_than_any_chat_has_are_refused_unread(
     with pytest.raises(ApiError, match="101 objects are more than the 100") as refusal:
         read(json.dumps(make(101 - parts)).encode())
     assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("responses, a namespace", "objects"), ("messages, results", "objects"), ("embeddings, tokens", "objects"),
+        ("responses, outputs", "objects"), ("chat, biases", "members"), ("ollama, images", "members"),
+        ("ollama, options", "members"), ("embeddings, texts", "members"), ("chat, a schema", "members"),
+    ],
+)  # fmt: skip
+def test_they_are_counted_at_any_depth(name: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace of 400,000 tools held the loop for four seconds; nothing in a text is counted."""
+    monkeypatch.setattr(body_of_request, "OBJECTS_MAX", 100)
+    monkeypatch.setattr(body_of_request, "MEMBERS_MAX", 500)
+    read, make = BODIES[name]
+    with pytest.raises(ApiError, match=f" {of} are more than the ") as refusal:
+        read(json.dumps(make(600)).encode())
+    assert refusal.value.status == 400
+    _chat(json.dumps({"messages": [{"role": "user", "content": '{["a": ' * 1000}]}).encode())
 
 
 @pytest.mark.parametrize(("value", "inside"), [('"', "\\n"), ("[", "1,"), ("[", '"",')])

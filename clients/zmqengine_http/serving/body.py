@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -14,8 +14,10 @@ from zmqengine_http.serving.errors import ApiError, bad_field, from_validation
 
 RequestT = TypeVar("RequestT", bound=Struct)
 OBJECTS_MAX = 32_768
-"""Messages, items or tools of a request with the parts of their contents and their calls, some 50 ms of the event
-loop; a context of a million tokens is full with that many turns."""
+"""Objects and lists within the lists of a field: messages, items or tools with the parts of their contents and their
+calls. Some 50 ms of the event loop; a context of a million tokens is full with that many turns."""
+MEMBERS_MAX = 8 * OBJECTS_MAX
+"""Members of the objects in a field, at any depth, and texts in its lists."""
 
 
 class Field(NamedTuple):
@@ -65,8 +67,8 @@ class Body(Generic[RequestT]):
     """The schema of a body: `kind` is the struct of the supported fields, `fields` are other known ones.
 
     A null counts as absent. An unknown field is a 400 that names it, or ignored with `unknown_ignored`.
-    `translate` may rename fields of the document before they are looked up, `prepare` may modify it before
-    conversion; `check` raises `ApiError` for constraints that the
+    `translate` may rename fields of the document before they are looked up, and returns by which names the client
+    sent them; `prepare` may modify it before conversion; `check` raises `ApiError` for constraints that the
     struct cannot express.
     """
 
@@ -75,7 +77,7 @@ class Body(Generic[RequestT]):
         kind: type[RequestT],
         fields: Sequence[Field] = (),
         *,
-        translate: Callable[[dict[str, object]], None] = lambda body: None,
+        translate: Callable[[dict[str, object]], Mapping[str, str]] = lambda body: {},
         prepare: Callable[[dict[str, object]], None] = lambda body: None,
         check: Callable[[RequestT], None] = lambda request: None,
         unknown_ignored: bool = False,
@@ -103,15 +105,16 @@ class Body(Generic[RequestT]):
 
     def read_document(self, given: dict[str, object], *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
         """Convert a decoded body, which may be modified. Raises a 400 that names the invalid field."""
-        self._translate(given)
+        sent = self._translate(given)
         body, ignored = self._accepted(given, ignore_unknown or self._unknown_ignored)
-        _check_objects(body)
         self._prepare(body)
         try:
             request = msgspec.convert(body, self.kind)
+            self._check(request)
         except msgspec.ValidationError as error:
-            raise from_validation(error) from None
-        self._check(request)
+            raise from_validation(error).about(sent) from None
+        except ApiError as error:
+            raise error.about(sent) from None
         unknown_inside = sum(
             count_unknown(body[name], getattr(request, name)) for name in self._open if name in body
         )
@@ -146,20 +149,6 @@ class Body(Generic[RequestT]):
                     param=name, code="unsupported_parameter",
                 )  # fmt: skip
         return accepted, ignored
-
-
-def _check_objects(body: dict[str, object]) -> None:
-    """Raise a 400 for a list of too many objects, before each of them is read."""
-    for name, value in body.items():
-        if not (isinstance(value, list) and value and isinstance(value[0], dict)):
-            continue
-        items = [item for item in value[:OBJECTS_MAX] if isinstance(item, dict)]
-        parts = [item.get(name) for item in items for name in ("content", "tool_calls")]
-        count = len(value) + sum(len(part) for part in parts if isinstance(part, list))
-        if count > OBJECTS_MAX:
-            raise bad_field(
-                name, f"{count} objects are more than the {OBJECTS_MAX} that are read: send fewer"
-            )
 
 
 def count_unknown(document: object, value: object) -> int:
@@ -238,7 +227,29 @@ def json_object(data: bytes) -> dict[str, object]:
         raise ApiError(400, f"the body is not valid JSON: {error}"[:500], code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    # Brackets and quotes in texts count here too, so that only bodies near the bounds are looked through.
+    if data.count(b"{") + data.count(b"[") > OBJECTS_MAX or data.count(b'"') > 2 * MEMBERS_MAX:
+        for name, value in body.items():
+            _check_size(name, value)
     return body
+
+
+def _check_size(name: str, value: object) -> None:
+    """Raise a 400 for a field of too many objects or members, before each of them is read."""
+    objects, members, left = 0, 0, [value]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            members += len(node)
+            left += [each for each in node.values() if isinstance(each, (dict, list))]
+        elif isinstance(node, list):
+            inside = [each for each in node if isinstance(each, (dict, list))]
+            objects += len(inside)
+            members += sum(isinstance(each, str) for each in node)
+            left += inside
+        for count, most, of in ((objects, OBJECTS_MAX, "objects"), (members, MEMBERS_MAX, "members")):
+            if count > most:
+                raise bad_field(name, f"{count} {of} are more than the {most} that are read: send fewer")
 
 
 def _not_utf8(data: bytes) -> ApiError:

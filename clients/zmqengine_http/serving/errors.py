@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +39,18 @@ class ApiError(Exception):
         self.retry_after_ms = retry_after_ms
         self.allow = allow
         self.final = final
+
+    def about(self, names: Mapping[str, str]) -> ApiError:
+        """This refusal with the name of its field that `names` has, if any."""
+        field = re.match(r"\w*", self.param or "")
+        given = names.get(field[0]) if field else None
+        if field is None or given is None:
+            return self
+        message = (
+            self.message.replace(field[0], given, 1) if self.message.startswith(field[0]) else self.message
+        )
+        param = given + str(self.param)[field.end() :]
+        return ApiError(self.status, message, kind=self.kind, param=param, code=self.code)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the response; Retry-After, in seconds and in milliseconds, if a retry may succeed."""

@@ -31,24 +31,30 @@ ALL_THAT_FITS = -1
 """The max_tokens of a completion for all that the context leaves: without one OpenAI's is 16."""
 
 
-def translate_fields(body: dict[str, object]) -> None:
-    """Rename synonyms in a completion request. Raises a 400 for two names with two values."""
-    _translate_both(body)
+def translate_fields(body: dict[str, object]) -> dict[str, str]:
+    """Rename synonyms in a completion request; returns by which name each was sent. Raises a 400 for two names with
+    two values."""
+    sent = _translate_both(body)
     if body.get("max_tokens") in _UNLIMITED:
         body["max_tokens"] = ALL_THAT_FITS
+    return sent
 
 
-def _translate_both(body: dict[str, object]) -> None:
+def _translate_both(body: dict[str, object]) -> dict[str, str]:
+    sent = {}
     for synonym, name in _SYNONYMS.items():
         if synonym in body:
+            if body.get(name) is None:
+                sent[name] = synonym
             _give(body, name, body.pop(synonym), synonym)
     if body.get("seed") == _RANDOM_SEED:
         del body["seed"]
+    return sent
 
 
-def translate_chat_fields(body: dict[str, object]) -> None:
+def translate_chat_fields(body: dict[str, object]) -> dict[str, str]:
     """Rename synonyms in a chat request, whose forms of reasoning and JSON schemas differ by server."""
-    _translate_both(body)
+    sent = _translate_both(body)
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) in _UNLIMITED:
             del body[name]
@@ -68,6 +74,7 @@ def translate_chat_fields(body: dict[str, object]) -> None:
         named = {"name": "schema", "schema": format_["schema"], "strict": bool(format_.get("strict"))}
         if format_.get("type") in ("json_object", "json_schema"):
             body["response_format"] = {"type": "json_schema", "json_schema": named}
+    return sent
 
 
 def _give(body: dict[str, object], name: str, value: object, synonym: str) -> None:
