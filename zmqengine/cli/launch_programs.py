@@ -202,6 +202,24 @@ def _continue(front_end: LaunchTarget) -> Setup:
     return Setup(arguments=("--config", path), files={path: json.dumps(config, indent=2)})
 
 
+def _cline(front_end: LaunchTarget) -> Setup:
+    folder = f"{front_end.folder}/cline"
+    provider = "openai-compatible"
+    settings = {
+        "provider": provider,
+        "apiKey": front_end.key,
+        "model": front_end.model,
+        "baseUrl": f"{front_end.url}/v1",
+    }
+    # As `cline auth` writes it.
+    entry = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    config = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: entry}}
+    return Setup(
+        arguments=("--config", folder),
+        files={f"{folder}/data/settings/providers.json": json.dumps(config, indent=2)},
+    )
+
+
 def _crush(front_end: LaunchTarget) -> Setup:
     model = {
         "id": front_end.model,
@@ -315,6 +333,16 @@ PROGRAMS: Mapping[str, Program] = {
         setup=_continue,
         advice="Its head is short and does not change in a session.",
     ),
+    "cline": Program(
+        title="Cline",
+        command="cline",
+        install="npm install -g cline",
+        api="chat",
+        context_tokens_min=16_000,
+        setup=_cline,
+        advice="Its head does not change in a session. --config stands for your own settings and sessions: to keep "
+        "those, run `cline auth -p openai-compatible` instead.",
+    ),
     "crush": Program(
         title="Crush",
         command="crush",
@@ -327,7 +355,7 @@ PROGRAMS: Mapping[str, Program] = {
     "goose": Program(
         title="goose",
         command="goose",
-        install="see https://block.github.io/goose",
+        install="npm install -g @aaif/goose",
         api="chat",
         context_tokens_min=12_000,
         setup=_goose,

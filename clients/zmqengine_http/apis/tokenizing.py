@@ -102,7 +102,7 @@ def _chat(exchange: Exchange, model: Model, request: TokenizeRequest, asked: Seq
     return Chat(
         id=exchange.id,
         model=model,
-        messages=chat_template_messages(asked, pictures),
+        messages=chat_template_messages(asked, pictures, tools=bool(request.tools)),
         pictures=pictures.all,
         tools=chat_template_tools(request.tools),
         variables=request.chat_template_kwargs,

@@ -1,8 +1,10 @@
 """Content that a text model cannot read: a short text in its place, or a 400.
 
 An image in a tool result or in an earlier turn is beyond the client's reach: the agent would send it again with
-every turn, and a refusal would end its session. There the model reads that something was shown. Only an image in
-the user's newest message is refused, before the user waits for an answer that cannot be about it.
+every turn, and a refusal would end its session. There the model reads that something was shown. So it does in all
+messages of a request that offers tools: some agents attach each image whose path the user names, and keep a refused
+message. In a chat without tools an image in the user's newest message is refused, before the user waits for an answer
+that cannot be about it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def unread_text(kind: str, name: str | None = None) -> str:
 
 
 def refusal(kind: str, where: str, pictures: Pictures) -> ApiError:
-    """The 400 for content in the user's newest message, with the worker's reason where it is an image."""
+    """The 400 for content in the user's newest message of a chat without tools, with the worker's reason for an image."""
     because = f" ({pictures.blind})" if pictures.blind and _NOUNS.get(kind) == "an image" else ""
     return ApiError(
         400,
@@ -46,12 +48,14 @@ def refusal(kind: str, where: str, pictures: Pictures) -> ApiError:
     )
 
 
-def newest_question(roles: Sequence[str]) -> int | None:
-    """The index of the user's newest message if it awaits an answer, else None.
+def newest_question(roles: Sequence[str], *, tools: bool) -> int | None:
+    """The index of the user's newest message if it awaits an answer, else None; None in a request that offers `tools`.
 
     `roles` are `user`, `assistant`, `tool` and others, one per message. A user message in the turn of a tool result
     belongs to the result: many agents send the image of a tool beside the result, or after it.
     """
+    if tools:
+        return None
     newest = None
     for place in reversed(range(len(roles))):
         if roles[place] == "user" and newest is None:

@@ -2,8 +2,9 @@
 
     python -m tests.http.agents.scripted_agent --port 18000 --context 400000 --log requests.jsonl
 
-For programs that are too large for the tests; `programs.py` runs them against it. The log holds a line a request: the
-prompt's length, how it begins and ends, and what the model said.
+For programs that are too large for the tests; `run_programs.py` runs them against it. Asked to "use a tool" it calls a
+shell, asked to "look at the picture FILE" what shows one, asked to "find a deferred tool" Claude Code's search. The log
+holds a line a request: the prompt's length, how it begins and ends, and what the model said.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import uvicorn
@@ -33,28 +35,64 @@ FACTS: dict[str, str | bool | int] = {
     "think_end": "</think>",
 }
 COMMAND = "echo $((20 + 22)) > answer.txt; cat answer.txt"
-# The tool of each program that runs a command, and how it wants it.
-SHELLS: dict[str, dict[str, object]] = {
-    "Bash": {"command": COMMAND, "description": "Compute"},
-    "exec_command": {"cmd": COMMAND},
-    "shell_command": {"command": COMMAND},
-    "run_shell_command": {"command": COMMAND, "description": "Compute", "is_background": False},
-    "bash": {"command": COMMAND, "description": "Compute"},
-    "shell": {"command": ["bash", "-lc", COMMAND]},
-}
+SHELLS = (
+    "Bash",
+    "exec_command",
+    "shell_command",
+    "run_shell_command",
+    "bash",
+    "shell",
+    "developer__shell",
+    "run_commands",
+)
+VIEWERS = ("view_image", "Read", "read", "read_file", "read_files", "view")
+SEARCHES = ("ToolSearch",)
+FOUND = "WebFetch"
+"""A tool that Claude Code defers."""
 
 
 def say(prompt: str) -> str:
-    """A call to the shell where one is offered and nothing came of it yet; else what came of it."""
-    system, _, said = prompt.rpartition("<|user|>")
+    """A call to the tool that was asked for where it is offered and nothing came of it yet; else what came of it."""
     results = re.findall(r"<\|tool\|>(.*?)<\|end\|>", prompt, re.DOTALL)
     if results:
         return f"<think>I have seen it.</think>The tool said: {results[-1].strip()[:200]}"
-    offered = [name for name in SHELLS if f'"name": "{name}"' in system]
-    if not offered or "tool" not in said:
+    call = _call(prompt.partition("<|end|>\n")[2], _offered(prompt))
+    if call is None:
         return "<think>Nothing to do.</think>Hello from the scripted model."
-    call = {"name": offered[0], "arguments": SHELLS[offered[0]]}
-    return f"<think>I use {offered[0]}.</think>I look.<tool_call>{json.dumps(call)}</tool_call>"
+    return f"<think>I use {call['name']}.</think>I look.<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def _offered(prompt: str) -> dict[str, dict[str, Any]]:
+    """The properties of the offered tools, by their names."""
+    shown = re.search(r"<\|tools\|>(.*?)<\|end\|>\n", prompt, re.DOTALL)
+    functions = [tool["function"] for tool in json.loads(shown[1])] if shown else []
+    return {each["name"]: (each.get("parameters") or {}).get("properties") or {} for each in functions}
+
+
+def _call(conversation: str, offered: dict[str, dict[str, Any]]) -> dict[str, object] | None:
+    """A call to the first tool that does what was asked, with each argument that its schema names.
+
+    A program may add messages of its own behind the question.
+    """
+    picture = re.search(r"look at the picture (\S+\.png)", conversation)
+    if "find a deferred tool" in conversation:
+        names, text = SEARCHES, f"select:{FOUND}"
+    elif picture:
+        names, text = VIEWERS, picture[1]
+    elif "tool" in conversation.rpartition("<|user|>")[2]:
+        names, text = SHELLS, COMMAND
+    else:
+        return None
+    name = next((name for name in names if name in offered), None)
+    if name is None:
+        return None
+    values: dict[str, object] = {
+        **dict.fromkeys(("command", "cmd", "file_path", "filePath", "filepath", "path", "query"), text),
+        "commands": [text], "files": [{"path": text}], "description": "Compute", "is_background": False,
+    }  # fmt: skip
+    # A tool without a schema takes what it is given.
+    known = offered[name] or {"command": {}}
+    return {"name": name, "arguments": {key: value for key, value in values.items() if key in known}}
 
 
 class Agent:

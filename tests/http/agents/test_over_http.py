@@ -432,11 +432,20 @@ def test_an_image_from_a_tool_does_not_end_the_session(
         (RESPONSES, "input", IMAGE_INPUT, "input[0].content[0]"),
     ],
 )
-def test_an_image_in_the_newest_question_is_refused(
-    front: Front, path: str, field: str, image: dict[str, Any], at: str
+def test_an_image_in_the_newest_question_is_refused_without_tools(
+    model: Model, front: Front, path: str, field: str, image: dict[str, Any], at: str
 ) -> None:
-    """With its place, and the reason: the model reads text only."""
+    """With its place, and the reason: the model reads text only. An agent offers tools, and would send it for ever."""
     body: dict[str, Any] = {"model": "scripted"} | ({"max_tokens": 50} if path == MESSAGES else {})
     reply = post(front, path, body | {field: [{"role": "user", "content": [image]}]})
     assert reply.status == 400
     assert reply.json["error"]["message"].startswith(f"{at}: this model reads text only")
+    tool: dict[str, Any] = {"name": "add", "description": "Adds", "parameters": {"type": "object"}}
+    offered = {
+        "/v1/chat/completions": {"type": "function", "function": tool},
+        MESSAGES: {"name": "add", "input_schema": {"type": "object"}},
+        RESPONSES: {"type": "function", **tool},
+    }[path]
+    reply = post(front, path, body | {field: [{"role": "user", "content": [image]}], "tools": [offered]})
+    assert reply.status == 200, reply.body
+    assert SEEN in model.prompt

@@ -32,7 +32,10 @@ _EFFORTS = {"max": "high", "xhigh": "high"}
 
 
 def to_chat(model: Model, request: CountRequest) -> Chat:
-    """The chat of a Messages request. Raises a 400 for an image in the newest message that the model cannot see."""
+    """The chat of a Messages request.
+
+    Raises a 400 for an image in the newest message that the model cannot see, unless tools are offered.
+    """
     choice = request.tool_choice
     deferred = DeferredTools(request)
     pictures = Pictures(model)
@@ -66,13 +69,13 @@ def template_messages(
 ) -> list[dict[str, object]]:
     """The messages as chat templates read them, with the definitions of `deferred` tools that they load.
 
-    Raises a 400 that names a block that is not text, if it stands in the user's newest message.
+    Raises a 400 that names a block that is not text, if it stands in the user's newest message and no tool is offered.
     """
     plain: list[dict[str, object]] = []
     texts = BlockTexts(deferred, pictures)
     if request.system:
         plain.append({"role": "system", "content": texts.joined(request.system, "system", "\n\n")})
-    newest = newest_question([_role(message) for message in request.messages])
+    newest = newest_question([_role(message) for message in request.messages], tools=bool(request.tools))
     for place, message in enumerate(request.messages):
         where = f"messages[{place}].content"
         if message.role == "system" or isinstance(message.content, str):

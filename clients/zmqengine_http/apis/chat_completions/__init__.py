@@ -52,7 +52,7 @@ async def make_chat(service: Service, exchange: Exchange, request: ChatRequest) 
     return Chat(
         id=f"chatcmpl-{secrets.token_hex(16)}",
         model=model,
-        messages=chat_template_messages(request.messages, pictures),
+        messages=chat_template_messages(request.messages, pictures, tools=bool(request.tools)),
         pictures=pictures.all,
         tools=chat_template_tools(offered.tools),
         tool_choice=offered.choice,

@@ -239,13 +239,14 @@ CHAT_BODY = Body(
 
 
 def chat_template_messages(
-    messages: Sequence[ChatMessage], pictures: Pictures | None = None
+    messages: Sequence[ChatMessage], pictures: Pictures | None = None, *, tools: bool = False
 ) -> list[dict[str, object]]:
     """The messages with text content and the arguments of calls as objects; images become marks of `pictures`.
 
-    Raises a 400 that names a part that is not text, if it stands in the user's newest message.
+    Raises a 400 that names a part that is not text, if it stands in the user's newest message and the request offers
+    no `tools`.
     """
-    newest = newest_question([_role(message) for message in messages])
+    newest = newest_question([_role(message) for message in messages], tools=tools)
     return [
         _template_message(message, f"messages[{place}]", pictures or Pictures(), strict=place == newest)
         for place, message in enumerate(messages)

@@ -40,7 +40,7 @@ class InputItems:
         if request.instructions:
             self.messages.append({"role": "system", "content": request.instructions})
         items = [*earlier, *own_items(request)]
-        newest = newest_question([_role(item) for item in items])
+        newest = newest_question([_role(item) for item in items], tools=bool(request.tools))
         for place, item in enumerate(items):
             self._add(item, f"input[{place - len(earlier)}]", strict=place == newest)
         for turn, field, texts in self._texts:
