@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -52,6 +53,8 @@ MESSAGE_BYTES = 65_536 + 4 * CONSTRAINT_CHARS_MAX
 TEXT_TOKENS = 512
 """Usual maximum length of a text to embed: encoders trained on longer texts are rare."""
 FINDING = "finding the model"
+TELL_S = 5.0
+"""How often a start that takes long says at level info what it does; at level debug it tells each stage."""
 
 
 class _StoppedEarly(BaseException):
@@ -89,6 +92,7 @@ class Worker:
         self._supervisor: SupervisorLink | None = watch_supervisor(_stop_this_process)
         self._parent = ParentProcess(_stop_this_process) if config.die_with_parent else None
         self._watchdog = watchdog
+        self._told_s = time.monotonic()
 
     def run(self) -> int:
         context = new_context()
@@ -117,9 +121,8 @@ class Worker:
             control.watch(self._supervisor)
         elif self._parent is not None:
             control.watch(self._parent)
-        log.info(
-            "listening", extra={"address": sockets.endpoints.ctl, "epoch": self._shared_status.epoch.hex()}
-        )
+        log.info("listening", extra={"address": sockets.endpoints.ctl})
+        log.debug("epoch", extra={"epoch": self._shared_status.epoch.hex()})
         control.start()
         try:
             return self._load_and_serve(sockets)
@@ -135,6 +138,8 @@ class Worker:
             sockets.close(linger_ms=FLUSH_MS)
 
     def _load_and_serve(self, sockets: Sockets) -> int:
+        log.info("loading", extra={"model": self._config.model})
+        self._told_s = time.monotonic()
         # Importing MLX and mlx-lm is most of the wait for a small model.
         self._report_progress("starting the engine", None)
         # A restarted worker had a device before.
@@ -240,7 +245,12 @@ class Worker:
         # Finding a model may include a download of hours, which has time-outs of its own.
         self._expect_within(0 if stage == FINDING else self._config.load_timeout_s)
         self._shared_status.progress = Progress(stage, fraction)
-        log.info("progress", extra={"stage": stage} | ({} if fraction is None else {"fraction": fraction}))
+        now_s = time.monotonic()
+        told = now_s - self._told_s >= TELL_S
+        if told:
+            self._told_s = now_s
+        done = "" if fraction is None else f", {fraction:.0%}"
+        log.log(logging.INFO if told else logging.DEBUG, "%s%s", stage, done)
 
     def _expect_within(self, timeout_s: float) -> None:
         if self._watchdog is not None:

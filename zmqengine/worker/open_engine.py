@@ -130,7 +130,7 @@ def measure_disk(engine: Engine) -> None:
     engine.reset()
     engine.disk.note_prefill(rate)
     engine.disk.measure()
-    log.info("prompts on disk", extra=engine.disk.description)
+    log.debug("prompts on disk", extra=engine.disk.description)
 
 
 def _read_seconds(engine: Engine, prompt: list[int]) -> float:
@@ -172,7 +172,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         total_bytes = min(recommended_bytes, config.memory_total_bytes or recommended_bytes)
         view = share.claim(max(weights_bytes, config.memory_least_bytes or 0), total_bytes)
         facts["memory"] = view.description
-        log.info("memory limit", extra=facts)
+        log.debug("memory limit", extra=facts)
         if view.is_too_much:
             log.warning(
                 "the workers on this machine may together hold more memory than it has: lower --memory-limit",

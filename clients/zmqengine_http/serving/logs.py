@@ -59,10 +59,17 @@ class _JsonFormatter(logging.Formatter):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        fields = "".join(
+            f" {key}={_words(value)}" for key, value in _fields(record).items() if value is not None
+        )
         message = printable(record.getMessage(), FIELD_CHARS_MAX)
-        line = f"{_time(record)} {record.levelname.lower()} {message}{fields}"
+        clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {message}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _words(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -297,7 +297,7 @@ def version_of(command: str, path: str) -> str:
         env={**os.environ, "PATH": path},
     )
     words = (ran.stdout or ran.stderr).split()
-    return next((word.strip("(),v") for word in words if word[:1].isdigit() or word[:2] == "v1"), "?")
+    return next((word.strip("(),.v") for word in words if word[:1].isdigit() or word[:2] == "v1"), "?")
 
 
 @click.command()

@@ -73,7 +73,7 @@ def tune_products(
         report((index + 1) / len(shapes))
     if copied:
         weights = mapped(weights, Linear, lambda linear: copied.get(id(linear.weight), linear))
-        log.info("quantised weights have dequantised copies", extra={"bytes": copy_bytes_max - left})
+        log.debug("quantised weights have dequantised copies", extra={"bytes": copy_bytes_max - left})
     saved.keep(chosen)
     return weights, in_words(chosen)
 

@@ -65,7 +65,7 @@ def fastest(
             mx.eval(variants[name]())
             seconds[name] = min(_time(variants[name], 1) for _ in range(_GATE_CALLS))
         except Exception as error:  # noqa: BLE001 - another variant is there
-            log.info(
+            log.debug(
                 "a kernel variant fails on this device", extra={"variant": name, "reason": str(error)[:200]}
             )
     hopeless_s = min(_TRY_S, _FAR * min(seconds.values()))

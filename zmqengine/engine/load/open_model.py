@@ -94,7 +94,7 @@ def open_model(
         facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
     if traces:
         decoder.trace_steps(rows_max, until_s)
-    log.info("opened the decoder", extra=facts)
+    log.debug("opened the decoder", extra=facts)
     return OpenedModel(decoder, copies_bytes(decoder.weights), facts)
 
 
