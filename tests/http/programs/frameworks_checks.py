@@ -40,7 +40,15 @@ def langchain() -> None:
     models = {
         "chat": openai.ChatOpenAI(base_url=f"{URL}/v1", **own),
         "responses": openai.ChatOpenAI(base_url=f"{URL}/v1", use_responses_api=True, **own),
-        "anthropic": anthropic.ChatAnthropic(base_url=URL, api_key="-", model=MODEL, max_tokens=TOKENS),
+        "anthropic": anthropic.ChatAnthropic(
+            base_url=URL,
+            api_key="-",
+            model=MODEL,
+            max_tokens=TOKENS,
+            model_kwargs={
+                "extra_body": {"temperature": 0}
+            },  # Anthropic's client has no argument for it any more.
+        ),
     }
     tool = importlib.import_module("langchain_core.tools").tool(current_time)
     for name, model in models.items():
