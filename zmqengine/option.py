@@ -110,9 +110,10 @@ def bound_in_words(message: str) -> tuple[str, str] | None:
     if found is None:
         return None
     bound = f"{_SIGNS[found['sign']]} {found['bound']}"
-    return found["path"].rpartition(".")[2], f"must have {bound} characters" if found[
-        "length"
-    ] else f"must be {bound}"
+    name = found["path"].rpartition(".")[2]
+    if not found["length"]:
+        return name, f"must be {bound}"
+    return name, f"must have {bound} {'character' if found['bound'] == '1' else 'characters'}"
 
 
 def size_of(value: str | int) -> int:

@@ -124,6 +124,7 @@ def test_a_person_with_a_worker_hears_nothing_of_the_kind() -> None:
     [
         (["generate", "--max-tokens", "-1", "x"], "--max-tokens must be at least 1"),
         (["http", "--api-key", "secret"], "--api-key must have at least 8 characters"),
+        (["generate", "--choice", "", "x"], "--choice must have at least 1 character"),
         (["http", "--port", "70000"], "--port is 70000: it must be from 0 to 65535"),
     ],
 )

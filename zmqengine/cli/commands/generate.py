@@ -50,6 +50,8 @@ def generate(
     """Continue PROMPT; without one, or with -, the text on standard input."""
     if sum(map(bool, (schema, options["regex"], options["choice"], any_json))) > 1:
         raise click.UsageError("give one of --schema, --regex, --choice and --any-json")
+    if "" in options["choice"]:
+        raise click.UsageError("--choice must have at least 1 character")
     if schema or any_json:
         options["schema"] = _schema(schema) if schema else {"type": "object"}
     text = _prompt(prompt)
