@@ -46,11 +46,13 @@ class ScriptedClient:
         chunk_tokens: int = 1,
         special: Sequence[str] = (),
         context_tokens: int = CONTEXT_TOKENS,
+        step_s: float = 0.0,
     ) -> None:
         self.say = say
         self.name = name
         self.chunk_tokens = chunk_tokens
         self.context_tokens = context_tokens
+        self.step_s = step_s
         self.special_tokens = len(special)
         self.state: WorkerState = "ready"
         self.prompts: list[str] = []
@@ -123,7 +125,7 @@ class ScriptedStream:
         cut = tokens[: int(limit)]  # type: ignore[call-overload]
         step = self._client.chunk_tokens
         for place in range(0, len(cut), step):
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._client.step_s)
             if self.closed:
                 return
             chunk = cut[place : place + step]

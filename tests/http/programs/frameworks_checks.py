@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -120,8 +121,22 @@ def llama_index() -> None:
     check("llama-index completion", lambda: str(text.complete("Once upon")))
 
 
+def dspy() -> None:
+    """A prompt and messages; a field that is held to its values by a JSON schema."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    module = importlib.import_module("dspy")
+    model = module.LM(f"openai/{MODEL}", api_base=f"{URL}/v1", api_key="-", max_tokens=TOKENS, cache=False)
+    check("dspy prompt", lambda: model("Hello"))
+    check("dspy messages", lambda: model(messages=[{"role": "user", "content": "Hello"}]))
+    model.kwargs["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"enum": ["glad", "sad"]}, "strict": True},
+    }
+    check("dspy, schema", lambda: str(model("Tell me about Tom.")[0]).strip('"') in ("glad", "sad"))
+
+
 if __name__ == "__main__":
-    for framework in (langchain, pydantic_ai, openai_agents, smolagents, llama_index):
+    for framework in (langchain, pydantic_ai, openai_agents, smolagents, llama_index, dspy):
         try:
             framework()
         except ModuleNotFoundError as missing:
