@@ -37,7 +37,7 @@ def unread_text(kind: str, name: str | None = None) -> str:
 
 
 def refusal(kind: str, where: str, pictures: Pictures) -> ApiError:
-    """The 400 for content in the user's newest message of a chat without tools, with the worker's reason for an image."""
+    """The 400 for content in the newest message of a chat without tools, with the worker's reason for an image."""
     because = f" ({pictures.blind})" if pictures.blind and _NOUNS.get(kind) == "an image" else ""
     return ApiError(
         400,
