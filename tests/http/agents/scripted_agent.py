@@ -35,7 +35,7 @@ FACTS: dict[str, str | bool | int] = {
     "think_end": "</think>",
 }
 COMMAND = "echo $((20 + 22)) > answer.txt; cat answer.txt"
-SHELLS = (
+SHELLS: tuple[str, ...] = (
     "Bash",
     "exec_command",
     "shell_command",
@@ -45,8 +45,8 @@ SHELLS = (
     "developer__shell",
     "run_commands",
 )
-VIEWERS = ("view_image", "Read", "read", "read_file", "read_files", "view")
-SEARCHES = ("ToolSearch",)
+VIEWERS: tuple[str, ...] = ("view_image", "Read", "read", "read_file", "read_files", "view")
+SEARCHES: tuple[str, ...] = ("ToolSearch",)
 FOUND = "WebFetch"
 """A tool that Claude Code defers."""
 
