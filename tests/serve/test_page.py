@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def labels(browser: Browser) -> list[str]:
 @pytest.mark.slow
 def test_the_picker_shows_every_model_and_the_first_question_loads_one(window: Browser) -> None:
     port = free_port()
-    models = {
+    models: dict[str, dict[str, Any]] = {
         "quick": {**fake(1), "aliases": ["gpt-4o"]},
         "slow": fake(2, step_ms=1500),
         "broken": {"path": "owner/not-here"},
