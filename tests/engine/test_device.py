@@ -8,10 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.support.engines import make_engine
 from tests.support.models import build_model
 from zmqengine.engine import kv
 from zmqengine.engine.autotune import variants
 from zmqengine.engine.host import environment
+from zmqengine.engine.host.device import Device
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.sampling import draw
 
 
@@ -94,3 +98,28 @@ def test_variables_of_the_user_stand():
     assert "MLX_METAL_FAST_SYNCH" not in names
     stands = environment.variables_in(wanted[1:2], {"MLX_MAX_OPS_PER_BUFFER": "7"})
     assert (stands[0].value, stands[0].by) == ("7", "you")
+
+
+def test_an_engine_reads_in_shorter_chunks_beside_rows_of_another_process(model):
+    """By the count of tokens of its first chunk, at the same measured speed; its own rows have the same effect."""
+    chunks = []
+    for elsewhere in (0, 8):
+        engine = make_engine(model)
+        engine._pace.begin((20_000.0, 0.004))
+        engine.share_device(elsewhere)
+        engine.insert([RowRequest(0, [1 + place * 7 % 300 for place in range(1500)], 1)])
+        engine.next()
+        chunks.append(engine._prefill.launched_tokens)
+        engine.close()
+    # A chunk as beside own rows, or all of the prompt but its last token.
+    assert chunks == [1499, EngineOptions().prefill_chunk]
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_only_a_device_that_lowers_its_clock_is_kept_warm(model, monkeypatch, rests):
+    """By a product that is computed, and never beside one that stays fast."""
+    computed: list[mx.array] = []
+    engine = make_engine(model, device=Device(rests=rests))
+    monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
+    assert engine.keep_warm() is rests
+    assert len(computed) == rests

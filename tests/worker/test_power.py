@@ -151,6 +151,10 @@ def test_systemd_inhibits_sleep_until_it_is_released(monkeypatch: pytest.MonkeyP
         assertion.hold()
         wait_until(lambda: inhibitor.exists() and inhibitor.read_text(), "nothing inhibits")
         assert "--what=sleep:idle --who=zmqengine --why=zmqengine runs requests cat" in inhibitor.read_text()
+        # It waits, and does not end by itself.
+        backend: Any = assertion._backend
+        with pytest.raises(subprocess.TimeoutExpired):
+            backend._process.wait(0.2)
         assertion.release()
         assert not inhibitor.exists()
 
