@@ -15,7 +15,6 @@ from zmqengine.engine.autotune import variants
 from zmqengine.engine.host import environment
 from zmqengine.engine.host.device import Device
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.sampling import draw
 
 
@@ -112,7 +111,7 @@ def test_an_engine_reads_in_shorter_chunks_beside_rows_of_another_process(model)
         chunks.append(engine._prefill.launched_tokens)
         engine.close()
     # A chunk as beside own rows, or all of the prompt but its last token.
-    assert chunks == [1499, EngineOptions().prefill_chunk]
+    assert chunks == [1499, engine._pace.tokens_max]
 
 
 @pytest.mark.parametrize("rests", [True, False])
