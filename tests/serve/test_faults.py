@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.serve.launching import GIB, LauncherProcess, entry_of, fake, toml, wait_for
+from tests.support.workers import START_S
 from zmqengine.errors import ModelLoadError, Overloaded
 from zmqengine.pico import model_path
 from zmqengine.protocol.launcher import DIRECTORY
@@ -44,6 +45,14 @@ def in_process(directory: Path, models: str, work: Callable[[AsyncLauncher], Awa
             assert await serving == 0
 
     asyncio.run(run())
+
+
+async def until(done: Callable[[], bool], otherwise: str) -> None:
+    """Until `done()`, on this event loop."""
+    deadline_s = asyncio.get_running_loop().time() + START_S
+    while not done():
+        assert asyncio.get_running_loop().time() < deadline_s, otherwise
+        await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -104,6 +113,28 @@ def test_a_full_disk_fails_the_load_with_its_reason_and_costs_the_others_nothing
         await launcher.want("a")
 
     in_process(short, toml({"a": fake(1), "b": fake(1)}), work)
+
+
+def test_files_of_a_launcher_are_not_old_and_its_socket_comes_back(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a worker: what cleans /tmp goes by these times, and new front-ends find a socket that was removed."""
+    monkeypatch.setattr("zmqengine.serve.launcher.TOUCH_S", 0.1)
+    monkeypatch.setattr("zmqengine.serve.launcher.BEAT_S", 0.05)
+    root = short / DIRECTORY
+    paths = [root, root / "ctl", root / "a.json", root / "a.log"]
+
+    async def work(launcher: AsyncLauncher) -> None:
+        await launcher.want("a")
+        for path in paths:
+            os.utime(path, (1, 1))
+        (root / "ctl").unlink()
+        await until(lambda: all(path.exists() and path.stat().st_mtime > 1 for path in paths), str(paths))
+        async with AsyncLauncher(f"ipc://{root}/ctl", answer_timeout_s=30) as later:
+            assert [entry.state for entry in (await later.models()).models] == ["ready"]
+        assert (await entry_of(launcher, "a")).state == "ready"
+
+    in_process(short, toml({"a": fake(1)}), work)
 
 
 def test_the_claim_of_a_worker_that_others_started_counts_until_it_ends(short: Path) -> None:
