@@ -127,6 +127,31 @@ def test_a_guilty_row_is_still_found_beside_failures_of_the_device(make_harness:
         assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
 
 
+@pytest.mark.parametrize("name", ["metal interactivity", "metal hang"])
+def test_a_device_that_fails_while_it_is_kept_warm(
+    make_harness: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A product that was for speed alone is no reason to load the model again; a device that is lost is."""
+    harness = make_harness(lease_ms=86_400_000)
+    harness.engine.lowers_clock = True
+    front_end = harness.front_end()
+    front_end.accepted("a", max_tokens=5)
+    front_end.wait_for_end("a")
+
+    def fails() -> bool:
+        raise RuntimeError({**REPEATED, **ENDED}[name])
+
+    monkeypatch.setattr(harness.engine, "keep_warm", fails)
+    harness.clock.advance(1.0)
+    if name == "metal hang":
+        with pytest.raises(EngineBroken, match="the device failed"):
+            harness.passes(2)
+        return
+    harness.passes(2)
+    front_end.accepted("b", max_tokens=5)
+    assert front_end.wait_for_end("b")[0].finish == "length"
+
+
 def test_streams_resume_after_a_lost_device() -> None:
     """The supervisor starts the next process; every token comes once."""
     fault = FakeFault(place="next", action="raise", index=150, message=ENDED["cuda address"])

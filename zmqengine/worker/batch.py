@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from zmqengine.engine.host.device_errors import device_error
+from zmqengine.engine.host.device_errors import DeviceError, device_error
 from zmqengine.engine.interface import Engine, RowDraft, RowFailure, RowPrefill, RowVectors, StepResult
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.lifecycle import Lifecycle
@@ -62,7 +62,16 @@ class Batch:
 
     def keep_warm(self) -> bool:
         """Keep an idle device's clock up; False if the device does not need it."""
-        return self._engine.keep_warm()
+        try:
+            return self._engine.keep_warm()
+        except Exception as error:
+            fault = device_error(error)
+            if fault is None:
+                raise
+            if fault.remedy == "exit":
+                raise _lost(fault, error) from error
+            log.warning("the device was not kept warm", extra={"device": fault.name})
+            return True
 
     def release_buffers(self) -> None:
         """Release memory that only speeds up the next request."""
@@ -192,7 +201,7 @@ class Batch:
             exc_info=error,
         )
         if fault is not None and fault.remedy == "exit":
-            raise EngineBroken(f"the device failed ({fault.name}): {error}") from error
+            raise _lost(fault, error) from error
         if fault is None:
             guilty = scheduler.recovery.failed(in_engine, now_s)
         else:
@@ -213,3 +222,7 @@ class Batch:
         scheduler.free_all()
         for request in guilty:
             self._lifecycle.end(request, "error", f"generating this request failed: {error}")
+
+
+def _lost(fault: DeviceError, error: Exception) -> EngineBroken:
+    return EngineBroken(f"the device failed ({fault.name}): {error}")
