@@ -219,7 +219,10 @@ def test_loading_leaves_the_limit_on_open_files_alone():
     """mlx-lm lowers it to 2048 when it is imported; a worker has a socket for each front-end."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = (
-        "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE);"
+        # Other than what mlx-lm sets, which it may have done in this process.
+        "import resource; _, hard = resource.getrlimit(resource.RLIMIT_NOFILE);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard));"
+        "before = resource.getrlimit(resource.RLIMIT_NOFILE);"
         "import zmqengine.engine.load.loader;"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, resource.getrlimit(resource.RLIMIT_NOFILE)"
     )

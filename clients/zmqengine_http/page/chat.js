@@ -453,7 +453,7 @@ const labelOf = (model) => {
 
 const summaryOf = (model) => {
   if (reason(model)) return `${model.id} cannot be loaded: ${reason(model)}`;
-  if (stateOf(model) === "unloaded") return `${model.id} will be loaded for the first question.`;
+  if (stateOf(model) === "unloaded") return model.zmqengine.waiting ? `${model.id} waits until other models leave it their memory.` : `${model.id} will be loaded for the first question.`;
   return stateOf(model) === "loading" ? `${model.id} is loading: ${model.zmqengine.stage}${done(model)}` : "";
 };
 

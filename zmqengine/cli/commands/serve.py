@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def serve(
     from zmqengine.worker.process import logs
 
     logs.set_up("info", "text")
+    # That a connection to a worker broke when it was unloaded is no news beside the launcher's own.
+    logging.getLogger("zmqengine.client").setLevel(logging.WARNING)
     root = base_directory() / DIRECTORY
     common: dict[str, object] = {} if cache_dir is None else {"cache_dir": cache_dir}
     # The launcher may be started again from another directory.
