@@ -78,10 +78,10 @@ class PicoEye(Module):
         """Features [pictures, FEATURES, width] of patches of uint8 [pictures, patches, numbers]."""
         colors = patches.astype(mx.float32).reshape(*patches.shape[:2], -1, 3) / 255
         normal = (colors - mx.array(MEAN)) / mx.array(STD)
-        states = self.tower.start(normal.reshape(patches.shape), GRID)
+        states = self.tower.start(self.tower.patch(normal.reshape(patches.shape)), GRID)
         for layer in self.tower.layers:
             states = layer(states)
-        return self.tower.finish(states, GRID)
+        return self.tower.finish(states[:, 1:], GRID)
 
     def hidden(self, tokens: mx.array, features: mx.array, at: int) -> mx.array:
         """States of `tokens` [rows, length], with the features of each row's picture from place `at` on."""

@@ -25,7 +25,7 @@ Name = tuple[str, bytes]
 # the fewest of a piece (TOKENS_MIN there).
 _PATCHES_START = 256
 _PATCHES_MIN = 32
-# Keys and values of a layer come with its first piece, so its slowest piece counts for some more.
+# Products, attention and the merge differ in time by what the device is good at, so a slow piece counts for some more.
 _KEPT = 0.8
 
 

@@ -14,6 +14,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from zmqengine.engine.models.arrays import activation
+from zmqengine.engine.vision.towers.cutting import cuts
 
 SCORES_BYTES_MAX = 64 << 20
 """Attention scores of a piece: more tokens are cut by queries. On Metal a kernel holds none for most widths of heads,
@@ -39,12 +40,25 @@ class BlockShape(NamedTuple):
     scaled: bool = False
     normed_heads: bool = False
 
+    @property
+    def floats(self) -> int:
+        """Multiplications of a token in the products of a block, as multiples of its width."""
+        return 4 * self.width + (3 if self.gated else 2) * self.inner
+
+    def projection_share(self, tokens: int) -> float:
+        """The part of a block of `tokens` that makes queries, keys and values."""
+        return 3 * self.width / (self.floats + 2 * tokens)
+
 
 class Rotation(NamedTuple):
     """Cosines and sines of rotary positions, [tokens, half of a head's width] in float32."""
 
     cos: mx.array
     sin: mx.array
+
+    def part(self, start: int, end: int) -> Rotation:
+        """That of tokens `start` to `end`."""
+        return Rotation(self.cos[start:end], self.sin[start:end])
 
 
 class Windows(NamedTuple):
@@ -74,7 +88,7 @@ class TowerBlock(Module):
         if shape.scaled:
             self.scale1 = mx.ones((width,))
             self.scale2 = mx.ones((width,))
-        self._shape = shape
+        self.shape = shape
         self._activation = activation(shape.activation)
 
     def __call__(self, states: mx.array) -> mx.array:
@@ -96,30 +110,42 @@ class TowerBlock(Module):
     ) -> Generator[tuple[list[mx.array], int], None, mx.array]:
         """Arrays to evaluate one after the other, with their numbers of tokens; returns the states after the block.
 
-        Only keys and values are needed of all tokens at once: each piece has the queries and the MLP of some.
-        `patches_max` is asked for each.
+        Queries, keys and values are needed of all tokens before any attends. Where that does not fit into the first
+        piece it comes in pieces of its own; then each has attention and the MLP of some. `patches_max` is asked for
+        each.
         """
         tiles, tokens, _ = states.shape
-        queries, keys, values = self._project(states, rotation)
+        share = 1.0
+        if patches_max() >= tiles * tokens:
+            queries, keys, values = self._project(states, rotation)
+        else:
+            before = self.shape.projection_share(tokens)
+            share -= before
+            projected = []
+            for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=before):
+                own_rotation = None if rotation is None else rotation.part(start, end)
+                projected.append(self._project(states[:, start:end], own_rotation))
+                yield list(projected[-1]), patches
+            queries, keys, values = (
+                mx.concatenate(list(part), axis=1) for part in zip(*projected, strict=True)
+            )
+            del projected
         attended = None
-        rows_max = tokens
+        tokens_max = tokens
         if windows is not None:
             attended = _attend_windows(queries, keys, values, windows)
         else:
-            rows_max = max(1, SCORES_BYTES_MAX // (4 * tiles * self._shape.heads * tokens))
+            tokens_max = max(1, SCORES_BYTES_MAX // (4 * tiles * self.shape.heads * tokens))
         parts = []
-        start = 0
-        while start < tokens:
-            end = min(tokens, start + min(rows_max, max(1, patches_max() // tiles)))
+        for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=share, tokens_max=tokens_max):
             own = attend(queries[:, start:end], keys, values) if attended is None else attended[:, start:end]
             parts.append(self._add(states[:, start:end], own))
-            yield [parts[-1]], tiles * (end - start)
-            start = end
+            yield [parts[-1]], patches
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
     def _project(self, states: mx.array, rotation: Rotation | None) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys and values of heads, [tiles, tokens, heads, width of a head] each."""
-        shape = self._shape
+        shape = self.shape
         queries, keys, values = mx.split(self.qkv(self.norm1(states)), 3, axis=-1)
         if shape.normed_heads:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
@@ -130,7 +156,7 @@ class TowerBlock(Module):
 
     def _add(self, states: mx.array, attended: mx.array) -> mx.array:
         """States of some tokens after the block, of those before it and of what their heads attended to."""
-        shape = self._shape
+        shape = self.shape
         attended = self.out(attended.reshape(states.shape))
         states = states + (attended * self.scale1 if shape.scaled else attended)
         inputs = self.norm2(states)
@@ -142,7 +168,7 @@ class TowerBlock(Module):
     def _heads(self, states: mx.array) -> mx.array:
         """[tiles, tokens, heads, width of a head]"""
         tiles, tokens, _ = states.shape
-        return states.reshape(tiles, tokens, self._shape.heads, -1)
+        return states.reshape(tiles, tokens, self.shape.heads, -1)
 
 
 def norm_of(kind: str, width: int, eps: float) -> Module:

@@ -87,14 +87,13 @@ class InternVit(Module):
         text = config.get("text_config") or config["llm_config"]
         self.width = int(text["hidden_size"])
         self.token_floats = 8 * width + 2 * shape.inner + 3 * patch**2
-        self._merge = merge_of(config)
-        self.norm = LayerNorm(width * self._merge**2)
-        self.linear1 = Linear(width * self._merge**2, self.width)
+        self.merge, self.extra_tokens = merge_of(config), 1
+        self.norm = LayerNorm(width * self.merge**2)
+        self.linear1 = Linear(width * self.merge**2, self.width)
         self.linear2 = Linear(self.width, self.width)
 
-    def start(self, patches: mx.array, grid: Grid) -> mx.array:
+    def start(self, embedded: mx.array, grid: Grid) -> mx.array:
         """The class token and embedded patches, with their positions: a tile fills the table."""
-        embedded = self.patch(patches)
         first = mx.broadcast_to(self.start_token, (embedded.shape[0], 1, embedded.shape[-1]))
         return mx.concatenate([first, embedded], axis=1) + self.position
 
@@ -104,7 +103,7 @@ class InternVit(Module):
 
     def finish(self, states: mx.array, grid: Grid) -> mx.array:
         """States of the patches, merged and projected."""
-        cells = merge_cells(states[:, 1:], grid, self._merge)
+        cells = merge_cells(states, grid, self.merge)
         made: mx.array = self.linear2(gelu(self.linear1(self.norm(cells))))
         return made
 

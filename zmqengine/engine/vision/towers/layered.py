@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -11,11 +12,14 @@ import numpy as np
 
 from zmqengine.engine.vision.tower import WHOLE, Features
 from zmqengine.engine.vision.towers.block import SCORES_BYTES_MAX, TowerBlock
+from zmqengine.engine.vision.towers.cutting import MERGE_SHARE, cuts
 
 PATCHES_MAX = 4096
 """Patches of tiles that are computed together. Larger products use a device no better, and a piece takes longer."""
 
 Grid = tuple[int, int]
+Pieces = Generator[tuple[list[mx.array], int], None, mx.array]
+"""Arrays to evaluate one after the other, with the patches that they count as; returns what they make together."""
 
 
 class Normalisation(NamedTuple):
@@ -26,9 +30,14 @@ class Normalisation(NamedTuple):
 
 
 class VisionEncoder(Protocol):
-    """The layers of one family. States are [tiles, tokens, width], of tiles of one grid."""
+    """The layers of one family. States are [tiles, tokens, width], of tiles of one grid.
+
+    `merge`: patches a side that become one feature. `extra_tokens`: tokens before the first patch.
+    """
 
     layers: Sequence[TowerBlock]
+    merge: int
+    extra_tokens: int
     width: int
     """Floats of a feature."""
     token_floats: int
@@ -36,8 +45,13 @@ class VisionEncoder(Protocol):
     deep_layers: Sequence[int]
     """Layers whose states become features too, which the model adds to the states of its first layers."""
 
-    def start(self, patches: mx.array, grid: Grid) -> mx.array:
-        """States before the first layer, of normalised pixels [tiles, patches, numbers of a patch]."""
+    @property
+    def patch(self) -> Callable[[mx.array], mx.array]:
+        """The product that embeds normalised pixels [tiles, patches, numbers of a patch]."""
+        ...
+
+    def start(self, embedded: mx.array, grid: Grid) -> mx.array:
+        """States before the first layer, of embedded patches."""
         ...
 
     def positions(self, grid: Grid) -> Callable[[int], dict[str, Any]]:
@@ -45,11 +59,14 @@ class VisionEncoder(Protocol):
         ...
 
     def finish(self, states: mx.array, grid: Grid) -> mx.array:
-        """Features [tiles, tokens, width] of the states after the last layer, tokens in row-major order."""
+        """Features [tiles, tokens, width] of states after the last layer, of patches in row-major order.
+
+        `grid` is that of whole rows of cells, all or some.
+        """
         ...
 
     def deep(self, states: mx.array, place: int, grid: Grid) -> mx.array:
-        """Features of the states after the layer at this place of `deep_layers`."""
+        """Features of the states after the layer at this place of `deep_layers`, as `finish`."""
         ...
 
 
@@ -68,7 +85,7 @@ class LayeredTower:
 
     def begin(self, pixels: np.ndarray, grids: Sequence[Grid]) -> LayeredJob:
         """The features of an image, to be computed: `pixels` (patches, numbers of a patch) of uint8, a grid a tile."""
-        return LayeredJob(self._encoder, self._groups(pixels, grids), sum(map(_patches, grids)))
+        return LayeredJob(self._encoder, self._groups(pixels, grids), self._normal, sum(map(_patches, grids)))
 
     def peak_bytes(self, grids: Sequence[Grid]) -> int:
         """The most bytes that the job of an image takes, its features included."""
@@ -78,24 +95,30 @@ class LayeredTower:
         features = patches * self._encoder.width * size * (1 + self.deep_layers)
         return together * self._encoder.token_floats * max(4, size) + features + 2 * SCORES_BYTES_MAX
 
-    def _groups(self, pixels: np.ndarray, grids: Sequence[Grid]) -> Iterator[tuple[Grid, mx.array]]:
+    def _groups(self, pixels: np.ndarray, grids: Sequence[Grid]) -> Iterator[tuple[Grid, np.ndarray]]:
         start = 0
         for tiles in _together(grids):
             end = start + len(tiles) * _patches(tiles[0])
-            # No name here holds an array while the layers of its tiles are computed.
-            yield tiles[0], self._normal(pixels[start:end].reshape(len(tiles), _patches(tiles[0]), -1, 3))
+            yield tiles[0], pixels[start:end].reshape(len(tiles), _patches(tiles[0]), -1)
             start = end
 
     def _normal(self, pixels: np.ndarray) -> mx.array:
-        normal = (mx.array(pixels).astype(mx.float32) / 255 - self._mean) / self._std
-        return normal.reshape(*normal.shape[:2], -1).astype(self._dtype)
+        colors = mx.array(pixels).reshape(*pixels.shape[:2], -1, 3).astype(mx.float32)
+        return ((colors / 255 - self._mean) / self._std).reshape(pixels.shape).astype(self._dtype)
 
 
 class LayeredJob:
     """The features of one image of `patches`, computed in pieces: a layer of one or several tiles, or a part of it."""
 
-    def __init__(self, encoder: VisionEncoder, groups: Iterator[tuple[Grid, mx.array]], patches: int) -> None:
+    def __init__(
+        self,
+        encoder: VisionEncoder,
+        groups: Iterator[tuple[Grid, np.ndarray]],
+        normal: Callable[[np.ndarray], mx.array],
+        patches: int,
+    ) -> None:
         self._encoder = encoder
+        self._normal = normal
         self._patches = patches
         self._patches_max = WHOLE
         self._pieces = self._run(groups)
@@ -115,25 +138,50 @@ class LayeredJob:
         mx.eval(found.arrays())
         return found
 
-    def _run(self, groups: Iterator[tuple[Grid, mx.array]]) -> Iterator[tuple[list[mx.array], int]]:
+    def _run(self, groups: Iterator[tuple[Grid, np.ndarray]]) -> Iterator[tuple[list[mx.array], int]]:
         encoder = self._encoder
         left = self._patches
         for grid, pixels in groups:
-            patches = pixels.shape[0] * pixels.shape[1]
             positions = encoder.positions(grid)
-            states = encoder.start(pixels, grid)
-            # The states are all that the layers need.
-            del pixels
+            states = encoder.start((yield from self._embedded(pixels)), grid)
             for number, layer in enumerate(encoder.layers):
                 computed = layer.pieces(states, lambda: self._patches_max, **positions(number))
                 states = yield from computed
                 if number in encoder.deep_layers:
                     place = encoder.deep_layers.index(number)
-                    self._deep[place].append(encoder.deep(states, place, grid))
-                    yield [self._deep[place][-1]], patches
-            self._done.append(encoder.finish(states, grid))
-            left -= patches
-            yield [self._done[-1]], patches if left else 0
+                    deep = partial(encoder.deep, place=place)
+                    self._deep[place].append((yield from self._merged(deep, states, grid)))
+            left -= pixels.shape[0] * pixels.shape[1]
+            self._done.append((yield from self._merged(encoder.finish, states, grid)))
+            if left:
+                continue
+            yield [self._done[-1]], 0
+
+    def _embedded(self, pixels: np.ndarray) -> Pieces:
+        """Embedded patches of some tiles."""
+        tiles, tokens, numbers = pixels.shape
+        if self._patches_max >= tiles * tokens:
+            return self._encoder.patch(self._normal(pixels))
+        share = min(1.0, numbers / self._encoder.layers[0].shape.floats)
+        parts = []
+        for start, end, patches in cuts(tokens, lambda: self._patches_max, tiles=tiles, share=share):
+            parts.append(self._encoder.patch(self._normal(pixels[:, start:end])))
+            yield parts[-1:], patches
+        return mx.concatenate(parts, axis=1)
+
+    def _merged(self, merge: Callable[..., mx.array], states: mx.array, grid: Grid) -> Pieces:
+        """Features of states by `finish` or `deep` of the encoder, some rows of cells at a time."""
+        states = states[:, self._encoder.extra_tokens :]
+        tiles, tokens, _ = states.shape
+        columns = grid[1]
+        band = columns * self._encoder.merge
+        parts = []
+        for start, end, patches in cuts(
+            tokens, lambda: self._patches_max, tiles=tiles, share=MERGE_SHARE, multiple=band
+        ):
+            parts.append(merge(states[:, start:end], grid=((end - start) // columns, columns)))
+            yield parts[-1:], patches
+        return mx.concatenate(parts, axis=1)
 
 
 def _together(grids: Sequence[Grid]) -> Iterator[list[Grid]]:

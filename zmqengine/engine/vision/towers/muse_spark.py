@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.vision.tower import WHOLE, Features
+from zmqengine.engine.vision.towers.cutting import MERGE_SHARE, cuts
 
 # Floats a patch that a layer holds at once, in widths of the tower: its input, the same normed in float32, queries,
 # keys and values before and after rotation, and the output of attention.
@@ -50,14 +51,21 @@ class MuseSparkTower:
 
     def _pieces(
         self, pixels: np.ndarray, rows: int, columns: int, patches_max: Callable[[], int]
-    ) -> Iterator[tuple[mx.array, int]]:
+    ) -> Iterator[tuple[list[mx.array], int]]:
         args, parts, functions = self._args, self._model.model, self._functions
         tower = parts.vision_tower
         patches, dtype = rows * columns, tower.patch_embedder.patch_embedding.weight.dtype
-        colours = mx.array(pixels).reshape(patches, -1, 3).transpose(0, 2, 1).astype(mx.float32)
-        frame = ((colours / 255 - self._mean) / self._std).astype(dtype).reshape(patches, -1)
-        states = tower.patch_embedder.patch_embedding(mx.tile(frame, (1, args.patch_temporal)))
-        states = states + functions._position_embedding(
+        numbers = args.patch_temporal * pixels.shape[1]
+        embedded = []
+        for start, end, counted in cuts(
+            patches, patches_max, share=min(1.0, numbers / self._floats(patches))
+        ):
+            colors = mx.array(pixels[start:end]).reshape(end - start, -1, 3).transpose(0, 2, 1)
+            frame = ((colors.astype(mx.float32) / 255 - self._mean) / self._std).astype(dtype)
+            frames = mx.tile(frame.reshape(end - start, -1), (1, args.patch_temporal))
+            embedded.append(tower.patch_embedder.patch_embedding(frames))
+            yield embedded[-1:], counted
+        states = mx.concatenate(embedded) + functions._position_embedding(
             tower.patch_embedder.position_embedding_table.weight,
             size=args.grid_size,
             grid_h=rows,
@@ -73,11 +81,24 @@ class MuseSparkTower:
                 states = yield from self._parts(block, states, cos, sin, own_tiles, patches_max)
             else:
                 states = block(states, cos=cos, sin=sin, tiles=own_tiles)
-                yield states, patches
-        merged = functions._pixel_shuffle_downsample(
-            tower.ln_post(states), grid_h=rows, grid_w=columns, factor=args.merge_size
-        )
-        yield self._model.perception_emb_norm(parts.vision_projection(parts.vision_adapter(merged))), 0
+                yield [states], patches
+        made = []
+        band = columns * args.merge_size
+        for start, end, counted in cuts(patches, patches_max, share=MERGE_SHARE, multiple=band):
+            merged = functions._pixel_shuffle_downsample(
+                tower.ln_post(states[start:end]),
+                grid_h=(end - start) // columns,
+                grid_w=columns,
+                factor=args.merge_size,
+            )
+            projected = parts.vision_projection(parts.vision_adapter(merged))
+            made.append(self._model.perception_emb_norm(projected))
+            yield made[-1:], counted
+        yield [mx.concatenate(made)], 0
+
+    def _floats(self, patches: int) -> int:
+        """Multiplications of a patch in a layer, as multiples of the tower's width."""
+        return int(4 * self._args.hidden_size + 2 * self._args.intermediate_size + 2 * patches)
 
     def _parts(
         self,
@@ -87,25 +108,33 @@ class MuseSparkTower:
         sin: mx.array,
         tiles: Any,
         patches_max: Callable[[], int],
-    ) -> Generator[tuple[mx.array, int], None, mx.array]:
-        """A layer cut by queries: only keys and values are needed of all patches at once."""
+    ) -> Generator[tuple[list[mx.array], int], None, mx.array]:
+        """A layer in pieces: queries, keys and values of all patches before any attends."""
         attention = block.attn
         patches = states.shape[0]
         attended = None
+        share = 1.0
         if tiles is not None:
             # A tile attends to itself alone.
             attended = attention(block.norm1(states), cos=cos, sin=sin, tiles=tiles)
         else:
-            heads = (1, patches, attention.n_heads, attention.head_dim)
-            queries, keys, values = (
-                part.reshape(heads) for part in mx.split(attention.qkv_proj(block.norm1(states)), 3, axis=-1)
-            )
+            before = 3 * self._args.hidden_size / self._floats(patches)
+            share -= before
             rope = self._functions._apply_vision_rope
-            queries, keys = rope(queries, cos=cos, sin=sin), rope(keys, cos=cos, sin=sin)
+            projected = []
+            for start, end, counted in cuts(patches, patches_max, share=before):
+                heads = (1, end - start, attention.n_heads, attention.head_dim)
+                own = attention.qkv_proj(block.norm1(states[start:end]))
+                queries, keys, values = (part.reshape(heads) for part in mx.split(own, 3, axis=-1))
+                places = {"cos": cos[:, start:end], "sin": sin[:, start:end]}
+                projected.append((rope(queries, **places), rope(keys, **places), values))
+                yield list(projected[-1]), counted
+            queries, keys, values = (
+                mx.concatenate(list(part), axis=1) for part in zip(*projected, strict=True)
+            )
+            del projected
         parts: list[mx.array] = []
-        start = 0
-        while start < patches:
-            end = min(patches, start + max(1, patches_max()))
+        for start, end, counted in cuts(patches, patches_max, share=share):
             if attended is None:
                 found = attention._attention(queries[:, start:end], keys, values)
                 own = attention.proj(found.reshape(end - start, -1))
@@ -113,15 +142,14 @@ class MuseSparkTower:
                 own = attended[start:end]
             made = states[start:end] + own
             parts.append(made + block.mlp(block.norm2(made)))
-            yield parts[-1], end - start
-            start = end
+            yield [parts[-1]], counted
         return mx.concatenate(parts)
 
 
 class MuseSparkJob:
     """One image of Muse Spark."""
 
-    def __init__(self, begin: Callable[[Callable[[], int]], Iterator[tuple[mx.array, int]]]) -> None:
+    def __init__(self, begin: Callable[[Callable[[], int]], Iterator[tuple[list[mx.array], int]]]) -> None:
         self._patches_max = WHOLE
         self._pieces = begin(lambda: self._patches_max)
         self._made: mx.array | None = None
@@ -129,8 +157,9 @@ class MuseSparkJob:
     def step(self, patches_max: int = WHOLE) -> int:
         """Compute the next piece; its patches, or 0 if it was the last."""
         self._patches_max = patches_max
-        self._made, patches = next(self._pieces)
-        mx.eval(self._made)
+        arrays, patches = next(self._pieces)
+        mx.eval(arrays)
+        self._made = arrays[-1]
         return patches
 
     def features(self) -> Features:

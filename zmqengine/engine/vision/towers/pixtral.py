@@ -51,11 +51,11 @@ class Pixtral(Module):
         self.layers = [TowerBlock(shape) for _ in range(vision["num_hidden_layers"])]
         self.width = int(text["hidden_size"])
         self.token_floats = 8 * width + 3 * shape.inner + 3 * patch**2
-        self._merge = merge_of(config)
+        self.merge, self.extra_tokens = merge_of(config), 0
         bias = bool(config.get("multimodal_projector_bias", config["model_type"] != "mistral3"))
         if config["model_type"] == "mistral3":
             self.norm = RMSNorm(width, eps=float(text.get("rms_norm_eps", 1e-6)))
-            self.merging = Linear(width * self._merge**2, width, bias=False)
+            self.merging = Linear(width * self.merge**2, width, bias=False)
         self.linear1 = Linear(width, self.width, bias=bias)
         self.linear2 = Linear(self.width, self.width, bias=bias)
         self._activation = activation(config.get("projector_hidden_act", "gelu"))
@@ -64,9 +64,9 @@ class Pixtral(Module):
         freqs = base ** (-mx.arange(0, dim, 2, dtype=mx.float32) / dim)
         self._freqs = (freqs[0::2], freqs[1::2])
 
-    def start(self, patches: mx.array, grid: Grid) -> mx.array:
+    def start(self, embedded: mx.array, grid: Grid) -> mx.array:
         """Embedded patches, normalised."""
-        made: mx.array = self.before(self.patch(patches))
+        made: mx.array = self.before(embedded)
         return made
 
     def positions(self, grid: Grid) -> Callable[[int], dict[str, Any]]:
@@ -76,8 +76,8 @@ class Pixtral(Module):
 
     def finish(self, states: mx.array, grid: Grid) -> mx.array:
         """Projected states; those of Mistral Small 3 are merged before."""
-        if self._merge > 1 or "merging" in self:
-            states = self.merging(merge_cells(self.norm(states), grid, self._merge, channels_first=True))
+        if self.merge > 1 or "merging" in self:
+            states = self.merging(merge_cells(self.norm(states), grid, self.merge, channels_first=True))
         made: mx.array = self.linear2(self._activation(self.linear1(states)))
         return made
 

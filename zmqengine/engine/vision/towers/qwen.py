@@ -79,6 +79,7 @@ class QwenVision(Module):
             self.position = mx.zeros((int(vision["num_position_embeddings"]), width))
         self.layers = [TowerBlock(shape) for _ in range(vision["depth"])]
         self.width = int(vision["hidden_size" if is_first else "out_hidden_size"])
+        self.merge, self.extra_tokens = merge, 0
         self.merger = Merger(width, merge, self.width, norm, norms_cells=False)
         self.deep_layers: Sequence[int] = tuple(vision.get("deepstack_visual_indexes") or ())
         if self.deep_layers:
@@ -92,10 +93,9 @@ class QwenVision(Module):
         # Patches a side of a window: whole cells.
         self._window = int(vision.get("window_size", 112)) // merge // patch * merge if is_windowed else 0
 
-    def start(self, patches: mx.array, grid: Grid) -> mx.array:
+    def start(self, embedded: mx.array, grid: Grid) -> mx.array:
         """Embedded patches; Qwen3's with positions, whose table is spread over the grid."""
-        made: mx.array = self.patch(patches)
-        return made + resize_table(self.position, grid, "corners") if "position" in self else made
+        return embedded + resize_table(self.position, grid, "corners") if "position" in self else embedded
 
     def positions(self, grid: Grid) -> Callable[[int], dict[str, Any]]:
         """The rotation, alike in all layers, and windows for those that have them."""

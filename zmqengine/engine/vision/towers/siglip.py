@@ -61,9 +61,9 @@ class Siglip(Module):
         self.after = LayerNorm(width, eps=shape.eps)
         self.width = int(config["text_config"]["hidden_size"])
         self.token_floats = 8 * width + 2 * shape.inner + 3 * patch**2
-        self._merge = merge_of(config)
+        self.merge, self.extra_tokens = merge_of(config), 0
         self._resampled = is_lfm
-        joined = width * self._merge**2
+        joined = width * self.merge**2
         if is_lfm:
             inner, bias = int(config["projector_hidden_size"]), bool(config.get("projector_bias", True))
             if config.get("projector_use_layernorm", True):
@@ -74,14 +74,13 @@ class Siglip(Module):
         else:
             self.linear1 = Linear(joined, self.width, bias=False)
 
-    def start(self, patches: mx.array, grid: Grid) -> mx.array:
+    def start(self, embedded: mx.array, grid: Grid) -> mx.array:
         """Embedded patches and their positions."""
         if self._resampled:
             table = resize_table(self.position, grid, "mean")
         else:
             table = self.position[fitted(grid, round(self.position.shape[0] ** 0.5))]
-        made: mx.array = self.patch(patches) + table
-        return made
+        return embedded + table
 
     def positions(self, grid: Grid) -> Callable[[int], dict[str, Any]]:
         """Nothing: positions are part of the first states."""
@@ -89,7 +88,7 @@ class Siglip(Module):
 
     def finish(self, states: mx.array, grid: Grid) -> mx.array:
         """Normalised states, merged and projected."""
-        cells = merge_cells(self.after(states), grid, self._merge)
+        cells = merge_cells(self.after(states), grid, self.merge)
         if "norm" in self:
             cells = self.norm(cells)
         made: mx.array = self.linear1(cells)

@@ -1,0 +1,41 @@
+"""Cuts of a layer's work, so that a piece takes no longer than the engine allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from zmqengine.engine.vision.tower import WHOLE
+
+MERGE_SHARE = 0.5
+"""Merging and projecting the patches of a cell, as a part of a layer: in most families 4 to 8 of 12 squares of the
+tower's width for each patch."""
+
+
+class LayerCut(NamedTuple):
+    """Tokens `start` to `end` of each tile; `patches`: the patches in a whole layer that take as long."""
+
+    start: int
+    end: int
+    patches: int
+
+
+def cuts(
+    tokens: int,
+    patches_max: Callable[[], int],
+    *,
+    tiles: int = 1,
+    share: float = 1.0,
+    tokens_max: int = WHOLE,
+    multiple: int = 1,
+) -> Iterator[LayerCut]:
+    """`tokens` of each of `tiles` in parts of at most `tokens_max`, for work that is this `share` of a layer's.
+
+    `patches_max` is asked for each part, which is a `multiple` of tokens, one at least.
+    """
+    start = 0
+    while start < tokens:
+        count = min(tokens_max, int(patches_max() / (share * tiles)))
+        end = min(tokens, start + max(multiple, count // multiple * multiple))
+        yield LayerCut(start, end, max(1, round(share * tiles * (end - start))))
+        start = end
