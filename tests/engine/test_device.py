@@ -11,6 +11,7 @@ import pytest
 from tests.support.engines import make_engine
 from tests.support.models import build_model
 from zmqengine.engine import kv
+from zmqengine.engine import open as open_module
 from zmqengine.engine.autotune import variants
 from zmqengine.engine.host import environment
 from zmqengine.engine.host.device import Device
@@ -122,3 +123,18 @@ def test_only_a_device_that_lowers_its_clock_is_kept_warm(model, monkeypatch, re
     monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
     assert engine.keep_warm() is rests
     assert len(computed) == rests
+
+
+@pytest.mark.parametrize(
+    ("cuda", "gpu", "device"),
+    [
+        (True, True, Device(is_gpu=True, keeps_buffers=True)),
+        (False, True, Device(is_gpu=True, rests=True, drafts_by_default=False)),
+        (False, False, Device()),
+    ],
+)
+def test_a_device_has_the_traits_of_its_back_end(monkeypatch, cuda, gpu, device):
+    """Metal alone rests, and drafts only when asked: it has not been measured there."""
+    monkeypatch.setattr(open_module, "on_cuda", lambda: cuda)
+    monkeypatch.setattr(open_module, "on_gpu", lambda: gpu)
+    assert open_module.find_device() == device

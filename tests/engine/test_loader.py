@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tests.support.models import CHAT_TEMPLATE, EOS, VOCAB_SIZE
 from zmqengine import pico
 from zmqengine.checkpoint.cache_shape import context_tokens
-from zmqengine.engine.load.loader import find_arrays, load
+from zmqengine.engine.load.loader import evaluate, find_arrays, load
 from zmqengine.engine.open import open_mlx_engine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ModelLoadError
@@ -213,6 +213,19 @@ def test_pico_opens_by_its_name():
     assert all(isinstance(value, str) for value in opened.facts.values())
     assert opened.tokenizer.chat_template
     opened.engine.close()
+
+
+def test_weights_are_evaluated_in_pieces(monkeypatch):
+    """mlx-lm #1572: one computation of over 300 GB outlasted the 5 s that macOS gives the GPU."""
+    model = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(20)))
+    pieces, told = [], []
+    monkeypatch.setattr("zmqengine.engine.load.loader._EVALUATED_BYTES", 1000)
+    monkeypatch.setattr(mx, "eval", lambda arrays: pieces.append(sum(array.nbytes for array in arrays)))
+    assert evaluate(model, told.append) == 20 * 400
+    assert sum(pieces) == 20 * 400
+    assert max(pieces) < 1000 + 400
+    assert told == sorted(told)
+    assert told[-1] == 1.0
 
 
 def test_loading_leaves_the_limit_on_open_files_alone():
