@@ -126,6 +126,36 @@ def test_an_operation_that_differs_from_the_cpu_is_found(monkeypatch: pytest.Mon
     assert "Error" in gathers.text
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_power_assertion_is_looked_for_where_macos_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    """One that pmset does not list while it is held is a fault."""
+    from zmqengine.bench.device import pauses
+
+    class Assertion:
+        description = "held"
+
+        def hold(self) -> None:
+            if listed:
+                (tmp_path / "listed").write_text(
+                    f"   pid {os.getpid()}(python): PreventUserIdleSystemSleep\n"
+                )
+
+        def release(self) -> None:
+            (tmp_path / "listed").unlink(missing_ok=True)
+
+    pmset = tmp_path / "pmset"
+    pmset.write_text(f"#!/bin/sh\necho 'pid 1(launchd): other'\ncat {tmp_path}/listed 2>/dev/null\nexit 0\n")
+    pmset.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(pauses, "power_assertion", lambda wanted: Assertion())
+    verdict = pauses._assertion()
+    assert verdict.ok is listed
+    assert ("PreventUserIdleSystemSleep" in verdict.text) == listed
+
+
 def test_a_row_with_other_tokens_than_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a model that raises is a finding of its own; the others are checked."""
     from zmqengine.bench.device import architectures

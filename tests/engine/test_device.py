@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import mlx.core as mx
@@ -84,6 +86,23 @@ def test_only_chips_that_are_known_to_be_older_get_longer_buffers(chip, is_older
     found = {one.name: one.value for one in environment._metal(chip)}
     assert ("MLX_MAX_OPS_PER_BUFFER" in found) == is_older
     assert 200 <= int(found.get("MLX_MAX_OPS_PER_BUFFER", 200)) <= 400
+
+
+def test_macos_is_asked_for_the_chip(monkeypatch):
+    """By its sysctl; one that fails is a newer chip."""
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        if not asked[1:]:
+            return subprocess.CompletedProcess(command, 0, "Apple M3 Ultra\n", "")
+        raise subprocess.TimeoutExpired(command, 10)
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", run)
+    names = [[one.name for one in environment.settings()] for _ in range(2)]
+    assert asked[0] == ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    assert [("MLX_MAX_OPS_PER_BUFFER" in found) for found in names] == [True, False]
 
 
 def test_variables_of_the_user_stand():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,14 +12,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.support.processes import wait_until_dead
 from tests.support.workers import wait_until
 from zmqengine.config import WorkerConfig
-from zmqengine.worker.process.parent import EXIT_HOPELESS, SupervisorLink
+from zmqengine.worker.process.parent import EXIT_HOPELESS, ParentProcess, SupervisorLink
 
 START_S = 60.0
 """What a loaded machine may take to start a few interpreters."""
@@ -352,6 +353,46 @@ def test_an_unsupervised_process_notices_its_parents_death(supervise: Start, way
     grandchild = run.worker_pid(1)
     kill(run.worker_pid(0))
     wait_for(run.directory / f"drained-{grandchild}")
+
+
+class Queue:
+    """A kqueue whose one event is a byte in a pipe."""
+
+    asked: ClassVar[list[tuple[int, int, int, int]]] = []
+    writer = -1
+
+    def __init__(self) -> None:
+        self._reader, Queue.writer = os.pipe()
+
+    def control(self, events: list[tuple[int, int, int, int]], most: int) -> None:
+        assert most == 0, "it does not wait"
+        Queue.asked = events
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def close(self) -> None:
+        os.close(self._reader)
+
+
+def test_on_macos_a_kqueue_tells_of_the_parents_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its descriptor, which outlives the object that made it."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(select, "kqueue", Queue, raising=False)
+    monkeypatch.setattr(select, "kevent", lambda *fields: fields, raising=False)
+    for value, name in enumerate(("KQ_FILTER_PROC", "KQ_EV_ADD", "KQ_NOTE_EXIT")):
+        monkeypatch.setattr(select, name, value, raising=False)
+    told: list[None] = []
+    parent = ParentProcess(lambda: told.append(None))
+    assert Queue.asked == [(os.getppid(), 0, 1, 2)]
+    assert not parent.check()
+    os.write(Queue.writer, b"x")
+    assert select.select([parent], [], [], 60)[0]
+    assert parent.check()
+    assert parent.check()
+    assert len(told) == 1
+    parent.close()
+    os.close(Queue.writer)
 
 
 def test_a_restarted_worker_gets_the_ports_it_had(supervise: Start) -> None:
