@@ -67,10 +67,15 @@ class SocketFiles:
                 log.error("cannot restore a socket file", extra={"path": path, "reason": str(error)})
 
     def touch(self) -> None:
-        """Set the file times of the directory and its files to now, so that cleaners of /tmp leave them alone."""
+        """Set the file times of the directory and its files to now, so that cleaners of /tmp leave them alone.
+
+        Likewise a launcher's record and log of this worker, which are beside the directory: the launcher may be gone.
+        """
         if self.is_lost:
             return
-        for path in (self._directory.parent, self._directory, *(self._directory / name for name in NAMES)):
+        files = [self._directory / name for name in NAMES]
+        files += [self._directory.with_name(f"{self._directory.name}.{kind}") for kind in ("json", "log")]
+        for path in (self._directory.parent, self._directory, *files):
             with contextlib.suppress(OSError):
                 os.utime(path)
 
