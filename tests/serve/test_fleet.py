@@ -107,6 +107,20 @@ def test_a_running_request_is_never_ended_for_another_model() -> None:
     assert waiting in world.granted
 
 
+def test_a_granted_request_that_has_not_reached_its_worker_is_not_ended_either() -> None:
+    """The worker knows of none yet: the launcher's own count counts it."""
+    world = World(10, [facts("a", 6), facts("b", 6)])
+    world.request("a", lasts_s=500)
+    world.raw["a"] = -1
+    waiting = world.request("b")
+    world.run(495)
+    assert world.state("a") == "ready"
+    assert waiting not in world.granted
+    world.raw["a"] = 0
+    world.run(510)
+    assert waiting in world.granted
+
+
 def test_a_request_that_came_past_the_launcher_is_not_ended_either() -> None:
     """A program may know the address of a worker: the worker's own count is what says that it is idle."""
     world = World(10, [facts("a", 6), facts("b", 6)])
