@@ -68,19 +68,11 @@ def test_claude_is_told_the_context_and_to_keep_its_head(front: Front) -> None:
     environment = exports(done.stdout)
     assert environment["ANTHROPIC_BASE_URL"] == front.url
     assert environment["ANTHROPIC_MODEL"] == environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "big"
-    assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "100000"
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "100000"
     assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
     settings = json.loads(shlex.split(done.stdout.split("# then: ")[1].split("\n")[0])[2])
-    assert settings == {"totalTokensReminder": "off", "permissions": {"defaultMode": "default"}}
-
-
-def test_claude_is_not_told_a_window_that_it_takes_for_a_mistake() -> None:
-    """Below 100,000 tokens it warns at each start, and compacts when the front-end says that it is too long."""
-    client = ScriptedClient(lambda prompt: "x", context_tokens=62_000)
-    with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
-        environment = exports(run("claude", "--url", front.url).stdout)
-    assert environment["ANTHROPIC_BASE_URL"] == front.url
-    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in environment
+    permissions = {"defaultMode": "default", "disableAutoMode": "disable"}
+    assert settings == {"totalTokensReminder": "off", "permissions": permissions}
 
 
 def test_codex_gets_a_catalogue_of_the_models(front: Front, tmp_path: Path) -> None:

@@ -49,10 +49,6 @@ class Program:
     tools: bool = True
 
 
-CLAUDE_WINDOW_MIN = 100_000
-"""Claude Code takes a window below this for a mistake, and warns at each start."""
-
-
 def _claude(front_end: LaunchTarget) -> Setup:
     models = (
         "MODEL",
@@ -61,13 +57,11 @@ def _claude(front_end: LaunchTarget) -> Setup:
         "DEFAULT_SONNET_MODEL",
         "DEFAULT_HAIKU_MODEL",
     )
-    window = {}
-    if front_end.context_tokens >= CLAUDE_WINDOW_MIN:
-        window["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(front_end.context_tokens)
     settings = {
         "totalTokensReminder": "off",
-        # Its default, auto, has each action checked by Anthropic's server, and stops with a dialog at any other.
-        "permissions": {"defaultMode": "default"},
+        # Its default, auto, has each action checked by Anthropic's server, and stops with a dialog at any other;
+        # its questions would offer to switch to it.
+        "permissions": {"defaultMode": "default", "disableAutoMode": "disable"},
     }
     return Setup(
         environment={
@@ -75,7 +69,8 @@ def _claude(front_end: LaunchTarget) -> Setup:
             "ANTHROPIC_AUTH_TOKEN": front_end.key,
             **{f"ANTHROPIC_{name}": front_end.model for name in models},
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-            **window,
+            # It takes a model that it does not know to have a million tokens, and warns of that at each start.
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(front_end.context_tokens),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max(1024, min(32_000, front_end.context_tokens // 4))),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
