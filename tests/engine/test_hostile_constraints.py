@@ -19,6 +19,7 @@ from tests.support.constrained import HOT, Pico
 from tests.support.drafts import by_worth
 from tests.support.engines import Run, finish, step
 from tests.support.hostile_constraints import HOSTILE, LARK, SLOW
+from zmqengine.engine.grammar import matcher as matchers
 from zmqengine.engine.grammar.grammar import Grammar
 from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
 from zmqengine.engine.grammar.trial_compile import _COMMAND, Trials, VocabularySource
@@ -227,9 +228,9 @@ def test_an_output_near_the_limits_can_be_followed_again(pico: Pico, name: str) 
     assert followed > 2
 
 
-@pytest.mark.parametrize("may_keep", [True, False])
+@pytest.mark.parametrize(("leaves", "may_keep"), [("parked", True), ("parked", False), ("reset", True)])
 def test_a_resumed_row_takes_the_matcher_that_was_kept(
-    pico: Pico, may_keep: bool, monkeypatch: pytest.MonkeyPatch
+    pico: Pico, leaves: str, may_keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To follow a long output again would hold up all streams; another output is followed from its beginning."""
     grammar = compiled(pico, "schema long text")
@@ -241,7 +242,10 @@ def test_a_resumed_row_takes_the_matcher_that_was_kept(
     engine.insert([row])
     while len(run.ids(0)) < 20:
         step(engine, run)
-    engine.park(0)
+    if leaves == "parked":
+        engine.park(0)
+    else:
+        engine.reset()
     if not may_keep:
         grammar.keep(grammar.start([]))
     starts: list[int] = []
@@ -253,6 +257,18 @@ def test_a_resumed_row_takes_the_matcher_that_was_kept(
     assert len(starts) == (0 if may_keep else 20)
     finish(engine, run)
     assert run.ids(0) + run.ids(1) == wanted
+
+
+def test_an_output_that_takes_too_long_to_follow_again_is_refused(
+    pico: Pico, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `emitted` of the whole context under an ambiguous grammar would take a thread of the compiler for minutes."""
+    grammar = pico.grammar("lark", 'start: s\ns: s s s | s s | "a" | "b" | "ab"')
+    emitted = pico.text.encode("ab" * 6, add_special_tokens=False).ids
+    assert grammar.start(emitted).followed == emitted
+    monkeypatch.setattr(matchers, "FOLLOW_S_MAX", 0.0)
+    with pytest.raises(ConstraintBroken, match="follow the output again takes more than"):
+        grammar.start(emitted)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +330,49 @@ def test_a_recursive_schema_with_a_finite_value_is_taken(pico: Pico, schema: dic
     pico.grammar("json_schema", json.dumps(schema))
 
 
-@pytest.mark.parametrize("text", ['start: "x" /[^\\s\\S]/', 'start: "x" A\nA: /a/ & /b/'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "a" start',
+        'start: "a" b\nb: b "c"',
+        'start: "a" | b\nb: c+\nc: ("x" b | b "y")',
+        'start: "a" b\nb: "x" b~2 b',
+        'start: a\na: "x" b // a comment: with a colon\nb[lazy]: (a "|")\n',
+        "start: x\nx.1: y\n  | x x\ny: /:/ x",
+        'start: "x" /[^\\s\\S]/',
+        'start: "x" A | "y"\nA: /[a-z&&0-9]/',
+        'start: %json {"x": "|"} rest\nrest: "," rest',
+    ],
+)
+def test_a_lark_rule_that_no_text_satisfies_is_refused(pico: Pico, text: str) -> None:
+    """It requires itself in each alternative, or an empty class of characters."""
+    with pytest.raises(BadRequest, match="matches nothing"):
+        pico.grammar("lark", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "a" start | "b"',
+        'start: "a" start?',
+        'start: b*\nb: "x" | b b',
+        'start: "a" (start | "b")',
+        'start: [start] "a"',
+        'start: "b: start" /start: b/ // start\n',
+        'start: NUMBER "," start | NUMBER\nNUMBER: /[0-9]+/',
+        'start: %json {"anyOf": [{"type": "null"}, {"enum": ["start | "]}]} tail?\ntail: "," start',
+        'start: a{0,3}\na: "x" a? \n',
+        "start: A\nA: ~/(?s:.*)a.{4}/ & /[^a]*/",
+        "start: /[^a]/ \n | /[^\\s]/",
+        'start: p::0x0\np::_: "a" p::incr([0:3]) %if lt([0:3],4)\n | ""',
+    ],
+)
+def test_a_recursive_lark_rule_that_ends_is_taken(pico: Pico, text: str) -> None:
+    """Nothing is read into texts, comments, schemas and what is optional."""
+    pico.grammar("lark", text)
+
+
+@pytest.mark.parametrize("text", ['start: "x" A\nA: /a/ & /b/'])
 def test_where_a_grammar_leads_to_nothing_the_row_fails(pico: Pico, text: str) -> None:
     """It says `stop` of no output, though the parser takes an end token there."""
     row = pico.grammar("lark", text).start(pico.text.encode("x").ids)

@@ -134,6 +134,11 @@ class Row:
         self.grammar = request.grammar
         self.matcher = None if request.grammar is None else request.grammar.start(request.emitted)
 
+    def keep_matcher(self) -> None:
+        """Leave the matcher to the row that resumes this one, which would otherwise follow the output again."""
+        if self.grammar is not None and self.matcher is not None:
+            self.grammar.keep(self.matcher)
+
     @property
     def remaining(self) -> int:
         """Tokens still to be prefilled. The last one of a prompt is the input of the first decode step."""

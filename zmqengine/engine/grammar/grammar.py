@@ -11,6 +11,7 @@ own.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from zmqengine.engine.grammar.matcher import RowMatcher, reason_of
+from zmqengine.engine.grammar.lark_rules import check_rules
+from zmqengine.engine.grammar.matcher import NOTHING, RowMatcher, reason_of
 from zmqengine.engine.grammar.satisfiable import check_satisfiable
 from zmqengine.engine.grammar.schema import enforceable
 from zmqengine.errors import BadRequest
@@ -39,6 +41,8 @@ _LARK_LEXEME = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?|(?://|#)
 # alternative: 500 for 500 objects, 2,000 for 500 optional members.
 _ITEMS_MAX: dict[Kind, int] = {"lark": 500}
 _ITEMS_MAX_OF_OTHERS = 2_000
+# A negated class, an intersection or a difference of classes.
+_MAYBE_EMPTY = re.compile(r"\[\^|&&|--|\\P")
 _SCHEMAS_MAX = 256
 """Schemas in one `lark` grammar, one for each tool of a request; 5,000 empty ones take seconds to compile."""
 _MAIN = '%llguidance {"no_forcing": true}\n'
@@ -92,7 +96,7 @@ def compile_grammar(
 
     Raises `BadRequest` for a constraint that is malformed, cannot be enforced, is too complex, or matches nothing.
     """
-    answer, marker = _grammar_of(kind, text, choices), _text_of(tokens, after)
+    answer, marker = _grammar_of(tokens, kind, text, choices), _text_of(tokens, after)
     matcher = _compiled(tokens, kind, answer, "start: @answer")
     _check_first_mask(tokens, kind, matcher.deep_copy())
     if marker:
@@ -121,14 +125,14 @@ def _compiled(tokens: LLTokenizer, kind: Kind, answer: dict[str, Any], start: st
 def _check_first_mask(tokens: LLTokenizer, kind: Kind, matcher: LLMatcher) -> None:
     """Refuse a grammar that allows no first token, or is too complex to find one."""
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-    if matcher.is_error() and "NoExtension" not in matcher.get_error():
+    if matcher.is_error() and NOTHING not in matcher.get_error():
         raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
     allowed = np.unpackbits(mask, bitorder="little")[: tokens.vocab_size]
     if not matcher.is_accepting() and not set(np.flatnonzero(allowed).tolist()) - set(tokens.eos_tokens):
         raise BadRequest(f"constraint: the {kind} matches nothing")
 
 
-def _grammar_of(kind: Kind, text: str, choices: Sequence[str]) -> dict[str, Any]:
+def _grammar_of(tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str]) -> dict[str, Any]:
     """The constraint as one of llguidance's grammars, by its kind."""
     match kind:
         case "json_schema":
@@ -139,11 +143,25 @@ def _grammar_of(kind: Kind, text: str, choices: Sequence[str]) -> dict[str, Any]
             grammar: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]
             return grammar
         case "lark":
-            return {"lark_grammar": _with_schemas(text)}
+            lark = _with_schemas(text)
+            try:
+                check_rules(lark, functools.partial(_is_empty, tokens))
+            except ValueError as error:
+                raise BadRequest(f"constraint: {error}") from None
+            return {"lark_grammar": lark}
         case "choice":
             if not choices:
                 raise BadRequest("constraint: choices is empty")
             return {"lark_grammar": f"start: {' | '.join(map(json.dumps, choices))}"}
+
+
+def _is_empty(tokens: LLTokenizer, regex: str) -> bool:
+    """Whether a regular expression within a grammar matches nothing. Only a class of characters can be the reason."""
+    if not _MAYBE_EMPTY.search(regex):
+        return False
+    matcher = LLMatcher(tokens, LLMatcher.grammar_from_regex(regex), log_level=0)
+    matcher.compute_bitmask()
+    return NOTHING in matcher.get_error()
 
 
 def _text_of(tokens: LLTokenizer, after: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,17 @@ if TYPE_CHECKING:
 
 FORCED_MAX = 8
 """Maximum length of a run of forced tokens: that of the widest verify block."""
-
+FOLLOW_S_MAX = 20.0
+"""Processor time in which a resumed output is followed from its beginning. A token takes 0.1 ms under a tool's schema
+and up to 12 ms under a hostile grammar, and other constraints wait for the thread."""
 _SPELLINGS_MAX = 64
 """Maximum allowed tokens that are examined for being prefixes of one text; more count as a choice."""
 _LEFT = "the output does not follow it"
 # With this llguidance's errors begin to quote a token that it refuses, and the bytes that the grammar expects.
 _QUOTED = 'token "'
+NOTHING = "NoExtension"
+"""In llguidance's error where no token can follow."""
+_NO_WAY_ON = "nothing can follow the output, which is not complete"
 
 
 class ConstraintBroken(Exception):
@@ -49,7 +55,10 @@ class RowMatcher:
         self._tail: list[int] = []
         self.begun = not after
         self.followed: list[int] = []
+        begun_s = time.thread_time()
         for token in emitted:
+            if time.thread_time() - begun_s > FOLLOW_S_MAX:
+                raise ConstraintBroken(f"to follow the output again takes more than {FOLLOW_S_MAX:.0f} s")
             # As when these tokens were sampled: only a mask is subject to the limit of parser items and renews the
             # lexer's fuel.
             if self.begun:
@@ -124,6 +133,8 @@ class RowMatcher:
     def error(self) -> str:
         """The parser's error in one line, for a log: it quotes nothing of the output; empty without one."""
         reason = "" if self._matcher is None else reason_of(self._matcher.get_error())
+        if NOTHING in reason:
+            return _NO_WAY_ON
         return _LEFT if _QUOTED in reason else reason
 
 

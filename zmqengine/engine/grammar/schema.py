@@ -29,6 +29,7 @@ _MONTH_AND_DAY = (
 _DATE = rf"(?:{_YEAR}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
 _HOUR_AND_MINUTE = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR_AND_MINUTE}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR_AND_MINUTE})"
+_PIECE = re.compile(r"(?s)\\.?|\[\^?|\]|[^\\\[\]]+")
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
 
@@ -76,16 +77,28 @@ def _member(key: str, value: Any) -> Any:
 def _put_patterns(schema: Schema) -> None:
     pattern = _FORMATS.get(str(schema.get("format")))
     if isinstance(schema.get("pattern"), str):
-        # No white space includes no byte order mark.
-        schema["pattern"] = re.sub(
-            r"\\(.)", lambda found: r"[^\s\x{FEFF}]" if found[1] == "S" else found[0], schema["pattern"]
-        ).replace(r"[^\s", r"[^\x{FEFF}\s")
+        schema["pattern"] = _without_byte_order_mark(schema["pattern"])
     if pattern is not None:
         del schema["format"]
         if "pattern" in schema:
             schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
         else:
             schema["pattern"] = pattern
+
+
+def _without_byte_order_mark(pattern: str) -> str:
+    """The regular expression with no byte order mark where it has no white space: it is white space in JavaScript
+    alone."""
+    pieces, opened = list[str](), -1
+    for piece in _PIECE.findall(pattern):
+        if piece in ("[", "[^") and opened < 0:
+            opened = len(pieces)
+        elif piece == "]":
+            opened = -1
+        elif piece in (r"\s", r"\S") and opened >= 0 and pieces[opened] == "[^":
+            pieces[opened] = r"[^\x{FEFF}"
+        pieces.append(r"[^\s\x{FEFF}]" if piece == r"\S" else piece)
+    return "".join(pieces)
 
 
 def _close(schema: Schema) -> None:

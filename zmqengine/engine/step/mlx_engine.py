@@ -283,8 +283,7 @@ class MlxEngine:
         parked.gone = True
         if self._speculator is not None:
             self._speculator.release()
-        if parked.grammar is not None and parked.matcher is not None:
-            parked.grammar.keep(parked.matcher)
+        parked.keep_matcher()
         # Its forced tokens that were not reported are prefilled again, for their logits.
         if not self._abilities.mergeable or not parked.computed_tokens or parked.unreported:
             self._prefill.leave([parked])
@@ -299,6 +298,8 @@ class MlxEngine:
 
     def reset(self, *, keep_buffers: bool = False) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
+        for row in self._rows.values():
+            row.keep_matcher()
         self._store.clear()
         self._prompt_tokens += self._prefill.prompt_tokens
         self._cached_tokens += self._prefill.cached_tokens
