@@ -2,7 +2,9 @@
 
 The model has the shape of all-MiniLM-L6 with random weights and pico-embed's tokenizer; texts are sentences and parts
 of pico's stories. Both are asked in turns. The worker is a process of its own, asked over ipc by clients that tokenize;
-mlx-embeddings computes in its process, one request after the other. `--others PYTHON` names a Python that has it.
+mlx-embeddings computes in its process, one request after the other. `--others PYTHON` names a Python that has it; on a
+Linux CPU it wants the BLAS that zmqengine loads in LD_PRELOAD. Steps beside texts are timed in this process too, in
+processor time: other programs then lengthen no step.
 """
 
 from __future__ import annotations
@@ -19,15 +21,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
+
+# Before MLX, which binds to a BLAS when it is imported.
+from zmqengine.engine.open import open_mlx_engine  # isort: skip
+
 import mlx.core as mx
 
 from tools.pico import corpus
 from tools.pico.embedding.directory import model_config, write_model
+from zmqengine.checkpoint.on_disk import local_directory
+from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.encoders.bert import Bert
-from zmqengine.pico import model_path
+from zmqengine.engine.embedding.opening import open_encoder, read_texts
+from zmqengine.engine.interface import RowRequest, StepResult, TextsRequest, VectorEngine
+from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.step.mlx_engine import MlxEngine
+from zmqengine.pico import BUNDLED, model_path
 from zmqengine_client import AsyncClient
 
 WIDTH, LAYERS = 384, 6
@@ -140,6 +152,71 @@ async def gaps_ms(address: str, flood: Sequence[str]) -> list[float]:
     return gaps
 
 
+def tokens_of(texts: Sequence[str], tokenizer_json: Path) -> list[list[int]]:
+    """Texts as token ids."""
+    from tokenizers import Tokenizer
+
+    return [encoded.ids for encoded in Tokenizer.from_file(str(tokenizer_json)).encode_batch(list(texts))]
+
+
+def product_share(model: Path, size: int) -> tuple[float, float]:
+    """Milliseconds of processor time of a text in requests of `size`, and the share of the products alone in them."""
+    recipe, options = read_recipe(model), EngineOptions()
+    engine = open_encoder(
+        model, recipe, name="e", options=options, limit_memory=lambda most, _: most, report=lambda *_: None
+    ).engine
+    layers: list[Any] = engine._model._encoder.layers  # type: ignore[attr-defined]
+    texts = tokens_of(texts_of(max(32, 2 * size), 3), model / "tokenizer.json")
+    shares, times_s = [], []
+    for start in range(0, len(texts), size):
+        batch = texts[start : start + size]
+        began_s = time.process_time()
+        embed_all(engine, batch)
+        times_s.append(time.process_time() - began_s)
+        states = mx.ones((sum(map(len, batch)), WIDTH))
+        began_s = time.process_time()
+        for layer in layers:
+            attended = (states @ layer.qkv.weight.T)[:, :WIDTH] @ layer.out.weight.T
+            states = attended @ layer.up.weight.T @ layer.down.weight.T
+        mx.eval(states)
+        shares.append((time.process_time() - began_s) / times_s[-1])
+    return 1000 * statistics.median(times_s) / size, statistics.median(shares)
+
+
+def embed_all(engine: VectorEngine, texts: list[list[int]]) -> None:
+    """Step until these texts have their vectors."""
+    engine.embed([TextsRequest(0, texts)])
+    while not any(vectors.is_whole for vectors in engine.next().vectors):
+        pass
+
+
+def open_decoder(directory: Path) -> MlxEngine:
+    """The engine of a model that generates and reads texts."""
+    opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0, speculate="off"))
+    read_texts(opened.engine, opened.model.model, read_recipe(directory))
+    return opened.engine
+
+
+def step_ms(engine: MlxEngine, flood: list[list[int]]) -> tuple[list[float], float]:
+    """Milliseconds of processor time of steps of `STREAMS` rows, sorted, and tokens of texts read a second of it."""
+    engine.reset()
+    engine.insert([RowRequest(row, [5 + row, *range(6, 30)], STREAM_TOKENS + 100) for row in range(STREAMS)])
+    times_s: list[float] = []
+    row, result = STREAMS, StepResult()
+    before = 0
+    for step in range(STREAM_TOKENS):
+        if flood and (step == 40 or (result.vectors and any(one.is_whole for one in result.vectors))):
+            engine.embed([TextsRequest(row := row + 1, flood)])
+        if step == 100:
+            before = engine.stats().prompt_tokens
+        began_s = time.process_time()
+        result = engine.next()
+        if step >= 100:
+            times_s.append(time.process_time() - began_s)
+    tokens = engine.stats().prompt_tokens - before
+    return sorted(1000 * each for each in times_s), tokens / sum(times_s)
+
+
 @contextmanager
 def worker_of(model: str, directory: Path) -> Iterator[str]:
     """The address of a worker of a model."""
@@ -186,13 +263,33 @@ def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
                 _throughput(case, size, clients, address, other, rounds, texts)
             if other is not None:
                 other.process.terminate()
+        for size in (1, 8, 64):
+            text_ms, share = product_share(model, size)
+            print(
+                f"{size} texts a request: {text_ms:.1f} ms of processor time each, {share:.0%} in products",
+                flush=True,
+            )
+        found = model_path(chat) if chat in BUNDLED else local_directory(chat)
+        assert found is not None, "the model of the streams is not on this machine"
+        engine = open_decoder(found)
+        given = tokens_of(texts_of(256, 9), found / "tokenizer.json")
+        for _ in range(rounds):
+            (alone, _), (beside, speed) = step_ms(engine, []), step_ms(engine, given)
+            ratios = [beside[int(len(beside) * at)] / alone[int(len(alone) * at)] for at in (0.5, 0.9, 0.99)]
+            print(
+                f"{STREAMS} rows, processor time of a step: p50 {alone[len(alone) // 2]:.2f} ms, "
+                f"p99 {alone[int(len(alone) * 0.99)]:.2f} ms; beside texts ({speed:.0f} tokens/s of them) "
+                f"{ratios[0]:.2f} x, p90 {ratios[1]:.2f} x, p99 {ratios[2]:.2f} x",
+                flush=True,
+            )
         with worker_of(chat, directory) as address:
             for _ in range(rounds):
                 for name, flood in (("alone", []), ("beside a flood", texts_of(20_000, 9))):
-                    found = sorted(asyncio.run(gaps_ms(address, flood)))
+                    gaps = sorted(asyncio.run(gaps_ms(address, flood)))
                     print(
-                        f"{STREAMS} streams {name}: ITL p50 {statistics.median(found):.2f} ms, "
-                        f"p99 {found[int(len(found) * 0.99)]:.2f} ms"
+                        f"{STREAMS} streams {name}: ITL p50 {statistics.median(gaps):.2f} ms, "
+                        f"p99 {gaps[int(len(gaps) * 0.99)]:.2f} ms",
+                        flush=True,
                     )
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -15,6 +15,7 @@ from tests.embedding.make_vectors import array_of
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.opening import open_encoder, read_texts
 from zmqengine.engine.interface import RowFailure, TextsRequest, VectorEngine
+from zmqengine.engine.options import EngineOptions
 
 DATA = Path(__file__).parent / "data"
 NAMES = sorted(path.stem for path in DATA.glob("*.json"))
@@ -53,10 +54,14 @@ def engine_of(directory: Path) -> VectorEngine:
     recipe = read_recipe(directory)
     if recipe.family:
         return open_encoder(
-            directory, recipe, name="e", rows_max=8, limit_memory=lambda most, _: most, report=lambda *_: None
+            directory,
+            recipe,
+            name="e",
+            options=EngineOptions(rows_max=8),
+            limit_memory=lambda most, _: most,
+            report=lambda *_: None,
         ).engine
     from zmqengine.engine.open import open_mlx_engine
-    from zmqengine.engine.options import EngineOptions
 
     opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0), name="d")
     read_texts(opened.engine, opened.model.model, recipe)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.embedding.checkpoints import case, engine_of, run, write
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.engine.embedding.engine import SHARED_STEP_S, STEP_S, EmbeddingEngine
+from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
 from zmqengine.engine.interface import ModelInfo, TextsRequest
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.step.text_pace import SHARE, TextPace
@@ -118,9 +118,9 @@ def test_a_step_of_an_encoder_takes_a_bounded_time(elsewhere: int, long: bool) -
 
     A step is short while rows of other processes decode, which wait for the device.
     """
-    engine = EmbeddingEngine(CountedModel(clock := Clock(), 5e-5, 2048), INFO, clock=clock)
+    engine = EmbeddingEngine(CountedModel(clock := Clock(), 5e-5, 2048), INFO, step_s=0.05, clock=clock)
     engine.share_device(elsewhere)
-    limit_s = SHARED_STEP_S if elsewhere else STEP_S
+    limit_s = SHARED_STEP_S if elsewhere else 0.05
     engine.embed([TextsRequest(1, [[1] * (3000 if long else 20)] * 4000)])
     steps = []
     for _ in range(60):

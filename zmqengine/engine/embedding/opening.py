@@ -22,6 +22,7 @@ from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer
 from zmqengine.engine.models.trunk import hidden_width
+from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.texts.pooling import Pooling
 from zmqengine.errors import ModelLoadError
@@ -46,7 +47,7 @@ def open_encoder(
     recipe: Recipe,
     *,
     name: str,
-    rows_max: int,
+    options: EngineOptions,
     limit_memory: Callable[[int, int], int],
     report: Report,
 ) -> OpenedEncoder:
@@ -83,7 +84,12 @@ def open_encoder(
         "model_path": str(directory),
         "device": "gpu" if on_gpu() else "cpu",
     }
-    return OpenedEncoder(EmbeddingEngine(model, info, rows_max=rows_max), tokenizer, limit, facts)
+    return OpenedEncoder(
+        EmbeddingEngine(model, info, rows_max=options.rows_max, step_s=options.prefill_s),
+        tokenizer,
+        limit,
+        facts,
+    )
 
 
 def read_texts(engine: MlxEngine, model: Any, recipe: Recipe) -> None:

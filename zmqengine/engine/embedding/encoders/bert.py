@@ -13,8 +13,9 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
+from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.models.arrays import Weights, activation, joined, renamed, whole
+from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 
 _PREFIXES = ("bert.", "roberta.", "model.", "0.auto_model.")
 _RULES = (

@@ -12,9 +12,10 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
+from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import FULL, SLIDING, layer_kind, rotary_base, rotated
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.models.arrays import Weights, activation, joined, renamed, whole
+from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 
 _PREFIXES = ("model.",)
 _RULES = (

@@ -13,6 +13,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
+from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import (
     FULL,
     SLIDING,
@@ -21,7 +22,7 @@ from zmqengine.engine.embedding.encoders.parts import (
     rotated,
 )
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.models.arrays import Weights, activation, renamed, whole
+from zmqengine.engine.models.arrays import Weights, renamed, whole
 
 _PREFIXES = ("model.", "0.auto_model.")
 _RULES = (
