@@ -1,23 +1,38 @@
-"""Silences of streams beside images: the longest step of an engine whose rows decode, beside text and beside images.
+"""Images in the engine, by the processor time of this process, so that other programs on the machine do not count.
 
-    python -m benchmarks.images [--rows 8] [--requests 12] [--side 32]
+    python -m benchmarks.images silences [--rows 8] [--requests 12] [--side 32]
+    python -m benchmarks.images turns [--side 32]
+    python -m benchmarks.images features DIRECTORY... --mlx-vlm PYTHON
 
-A random text model of 4 million parameters reads the features of a random tower. Each request beside the rows is a
-prompt of 600 tokens of text, or one with an image of `side` x `side` patches. Steps are timed by the processor time of
-this process, so other programs on the machine do not count; both kinds take turns.
+`silences`: the longest step of an engine whose rows decode, beside text and beside images. `turns`: the first token of
+a second turn about an image, and about as much text. `features`: those of an image by a checkpoint's tower, and by
+mlx-vlm in an environment of its own. For the first two a random
+text model of 4 million parameters reads the features of a random tower. Each request beside the rows is a prompt of
+600 tokens of text, or one with an image of `side` x `side` patches. What is compared takes turns.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from zmqengine.engine.host.blas import load_tuned_blas
+
+# Before MLX is imported, or it binds to the slow BLAS of its wheel.
+load_tuned_blas()
+
 from zmqengine.bench.models.small_models import LLAMA, build_model
+from zmqengine.checkpoint.vision import recipe_of
 from zmqengine.engine.interface import ModelInfo, RowImage, RowRequest
 from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.open import find_device, find_ops, kv_kernels
@@ -25,6 +40,7 @@ from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.vision.eye import Eye
 from zmqengine.engine.vision.towers.muse_spark import MuseSparkTower
+from zmqengine.engine.vision.towers.opening import open_tower
 from zmqengine.vision_card import VisionCard, image_hash
 
 WIDTH, VOCABULARY, TOKEN = 256, 4096, 4000
@@ -78,6 +94,19 @@ def build_eye(side: int) -> tuple[Any, Eye]:
     return model, Eye(card, MuseSparkTower(muse, HALF, HALF), model.embed)
 
 
+def build_engine(side: int, *, prompt_cache_bytes: int) -> tuple[MlxEngine, Eye]:
+    """An engine on that model, and its eye."""
+    model, eye = build_eye(side)
+    info = ModelInfo(
+        "eye", VOCABULARY, 100_200, frozenset(), 0, vision=eye.card, image_patches_max=eye.card.patches_max
+    )
+    engine = MlxEngine(
+        model, info, EngineOptions(prompt_cache_bytes=prompt_cache_bytes, rows_max=64), device=find_device(),
+        kernels=kv_kernels(), eye=eye, images_bytes_max=1 << 26,
+    )  # fmt: skip
+    return engine, eye
+
+
 def request(row: int, side: int, card: VisionCard, *, has_image: bool) -> RowRequest:
     """A prompt of unlike text and, or instead, an image of random pixels."""
     numbers = np.random.default_rng(row)
@@ -118,21 +147,19 @@ def measure(
     return Measured(steps_s, made / seconds)
 
 
-@click.command()
+@click.group()
+def main() -> None:
+    """Print ratios of processor time."""
+
+
+@main.command()
 @click.option("--rows", default=8, show_default=True, help="Rows that decode.")
 @click.option("--requests", default=12, show_default=True, help="Requests of each kind in a turn.")
 @click.option("--side", default=32, show_default=True, help="Patches a side of an image.")
 @click.option("--turns", default=3, show_default=True)
-def main(rows: int, requests: int, side: int, turns: int) -> None:
-    """Print both kinds and their ratio."""
-    model, eye = build_eye(side)
-    info = ModelInfo(
-        "eye", VOCABULARY, 100_200, frozenset(), 0, vision=eye.card, image_patches_max=eye.card.patches_max
-    )
-    engine = MlxEngine(
-        model, info, EngineOptions(prompt_cache_bytes=0, rows_max=64), device=find_device(), kernels=kv_kernels(),
-        eye=eye, images_bytes_max=1 << 26,
-    )  # fmt: skip
+def silences(rows: int, requests: int, side: int, turns: int) -> None:
+    """Print the longest steps beside both kinds, and their ratio."""
+    engine, eye = build_engine(side, prompt_cache_bytes=0)
     found: dict[str, list[Measured]] = {"text": [], "images": []}
     for turn in range(turns + 1):
         for place, kind in enumerate(found):
@@ -145,14 +172,112 @@ def main(rows: int, requests: int, side: int, turns: int) -> None:
         longest = [round(1000 * each.longest_s, 1) for each in results]
         speed = [round(each.tokens_s, 1) for each in results]
         click.echo(f"{kind:7} longest step ms {longest}  tokens/s of {rows} rows {speed}")
-    ratio = _median([each.longest_s for each in found["images"]]) / _median(
+    ratio = statistics.median([each.longest_s for each in found["images"]]) / statistics.median(
         [each.longest_s for each in found["text"]]
     )
     click.echo(f"longest step beside images / beside text: {ratio:.2f}; {engine.stats().images}")
 
 
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+@main.command("turns")
+@click.option("--side", default=32, show_default=True, help="Patches a side of the image.")
+@click.option("--repeats", default=8, show_default=True)
+def second_turns(side: int, repeats: int) -> None:
+    """Print the seconds to the first token of a second turn, with an image and with as much text instead."""
+    engine, eye = build_engine(side, prompt_cache_bytes=1 << 28)
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(2 * repeats):
+        has_image = bool(number % 2)
+        first = request(2 * number, side, eye.card, has_image=has_image)
+        # As many tokens as a prompt with an image has.
+        first = replace(first, prompt=first.prompt[: (side // 2) ** 2 + 40])
+        before = _first_token_s(engine, first)
+        seen = engine.stats().images["images_seen"]
+        text = np.random.default_rng(number).integers(5, 3000, 40).tolist()
+        following = replace(first, row=first.row + 1, prompt=[*first.prompt, *text])
+        seconds = _first_token_s(engine, following)
+        assert engine.stats().images["images_seen"] == seen, "the second turn computes no image"
+        found[has_image].append(seconds)
+        click.echo(f"{'image' if has_image else 'text ':5} first turn {before:.3f} s, second {seconds:.3f} s")
+    ratio = statistics.median(found[True]) / statistics.median(found[False])
+    click.echo(f"first token of a second turn, with an image / without: {ratio:.2f}")
+
+
+def _first_token_s(engine: MlxEngine, asked: RowRequest) -> float:
+    started_s = time.process_time()
+    seconds = 0.0
+    engine.insert([asked])
+    ended = False
+    while not ended:
+        for token in engine.next().tokens:
+            seconds = seconds or time.process_time() - started_s
+            ended = ended or token.finish is not None
+    return seconds
+
+
+@main.command()
+@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--mlx-vlm", "python", required=True, help="Python of an environment with mlx-vlm.")
+@click.option("--side", default=32, show_default=True, help="Patches a side of an image of no fixed size.")
+@click.option("--repeats", default=6, show_default=True)
+def features(directories: Sequence[Path], python: str, side: int, repeats: int) -> None:
+    """Print the seconds of an image's features by each checkpoint, here and by mlx-vlm."""
+    for directory in directories:
+        recipe = recipe_of(directory, (directory / "tokenizer.json").read_bytes())
+        tower = open_tower(directory, recipe, on_gpu=find_device().is_gpu)
+        card = recipe.card
+        tile = card.tile // card.patch if card.tile else side
+        grids = [(tile, tile)]
+        found: dict[str, list[float]] = {"here": [], "mlx-vlm": []}
+        with MlxVlm(python, directory) as other:
+            for seed in range(repeats + 1):
+                made = other.seconds(grids, seed, card.features(grids))
+                pixels = np.random.default_rng(seed).integers(0, 256, (tile**2, card.patch_bytes), np.uint8)
+                started_s = time.process_time()
+                job = tower.begin(pixels, grids)
+                while job.step():
+                    pass
+                job.features()
+                # The first warms both up.
+                if seed:
+                    found["here"].append(time.process_time() - started_s)
+                    found["mlx-vlm"].append(made)
+        here, there = (statistics.median(seconds) for seconds in found.values())
+        click.echo(f"{card.kind:12} {here:.3f} s, mlx-vlm {there:.3f} s: {here / there:.2f}")
+
+
+class MlxVlm:
+    """mlx-vlm on a checkpoint, in a process of its own."""
+
+    def __init__(self, python: str, directory: Path) -> None:
+        root = Path(__file__).parents[1]
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", "-m", "benchmarks.images_of_others", str(directory.resolve())],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )  # fmt: skip
+        while self._line() != "ready":
+            pass
+
+    def __enter__(self) -> MlxVlm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def seconds(self, grids: Sequence[tuple[int, int]], seed: int, count: int) -> float:
+        """Processor seconds that the `count` features of an image took."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"grids": grids, "seed": seed, "features": count}) + "\n")
+        self._process.stdin.flush()
+        return float(json.loads(self._line())["seconds"])
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise click.ClickException("mlx-vlm's process ended: see its error above")
+        return line.strip()
 
 
 if __name__ == "__main__":

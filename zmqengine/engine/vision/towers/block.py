@@ -45,9 +45,10 @@ class BlockShape(NamedTuple):
         """Multiplications of a token in the products of a block, as multiples of its width."""
         return 4 * self.width + (3 if self.gated else 2) * self.inner
 
-    def projection_share(self, tokens: int) -> float:
-        """The part of a block of `tokens` that makes queries, keys and values."""
-        return 3 * self.width / (self.floats + 2 * tokens)
+    def shares(self, seen: int) -> tuple[float, float]:
+        """The parts of a block that make queries, keys and values, and that attend where a token sees `seen`."""
+        whole = self.floats + 2 * seen
+        return 3 * self.width / whole, 2 * seen / whole
 
 
 class Rotation(NamedTuple):
@@ -115,11 +116,12 @@ class TowerBlock(Module):
         each.
         """
         tiles, tokens, _ = states.shape
+        seen = tokens if windows is None else max(group.shape[1] for group in windows.groups)
+        before, within = self.shape.shares(seen)
         share = 1.0
         if patches_max() >= tiles * tokens:
             queries, keys, values = self._project(states, rotation)
         else:
-            before = self.shape.projection_share(tokens)
             share -= before
             projected = []
             for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=before):
@@ -132,10 +134,13 @@ class TowerBlock(Module):
             del projected
         attended = None
         tokens_max = tokens
-        if windows is not None:
+        if windows is None:
+            tokens_max = max(1, SCORES_BYTES_MAX // (4 * tiles * self.shape.heads * tokens))
+        elif share == 1.0:
             attended = _attend_windows(queries, keys, values, windows)
         else:
-            tokens_max = max(1, SCORES_BYTES_MAX // (4 * tiles * self.shape.heads * tokens))
+            share -= within
+            attended = yield from _windows_in_pieces(queries, keys, values, windows, patches_max, within)
         parts = []
         for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=share, tokens_max=tokens_max):
             own = attend(queries[:, start:end], keys, values) if attended is None else attended[:, start:end]
@@ -200,13 +205,42 @@ def axes_rotation(grid: tuple[int, int], row_freqs: mx.array, column_freqs: mx.a
 
 
 def _attend_windows(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows) -> mx.array:
-    """Attention within windows: [tiles, tokens, width] of heads [tiles, tokens, heads, width of a head]."""
-    tiles, _, heads, width = queries.shape
-    parts = []
+    """Attention within windows: [tiles, tokens, heads, width of a head], as what it takes."""
+    found = [attend(*_of_windows(group, queries, keys, values)) for group in windows.groups]
+    return _from_windows(found, queries, windows)
+
+
+def _windows_in_pieces(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    windows: Windows,
+    patches_max: Callable[[], int],
+    share: float,
+) -> Generator[tuple[list[mx.array], int], None, mx.array]:
+    """`_attend_windows`, some queries of every window at a time."""
+    found = []
     for group in windows.groups:
-        own = [part[:, group].reshape(-1, group.shape[1], heads, width) for part in (queries, keys, values)]
-        parts.append(attend(*own).reshape(tiles, -1, heads * width))
-    return mx.concatenate(parts, axis=1)[:, windows.order]
+        own_queries, own_keys, own_values = _of_windows(group, queries, keys, values)
+        parts = []
+        count, tokens = own_queries.shape[:2]
+        for start, end, patches in cuts(tokens, patches_max, tiles=count, share=share):
+            parts.append(attend(own_queries[:, start:end], own_keys, own_values))
+            yield parts[-1:], patches
+        found.append(mx.concatenate(parts, axis=1))
+    return _from_windows(found, queries, windows)
+
+
+def _of_windows(group: mx.array, *parts: mx.array) -> list[mx.array]:
+    """Heads [windows, tokens, heads, width of a head] of the windows of one size."""
+    return [part[:, group].reshape(-1, group.shape[1], *part.shape[2:]) for part in parts]
+
+
+def _from_windows(found: Sequence[mx.array], queries: mx.array, windows: Windows) -> mx.array:
+    """Heads by window to heads by token, shaped as `queries`."""
+    tiles, _, heads, width = queries.shape
+    flat = [part.reshape(tiles, -1, heads, width) for part in found]
+    return mx.concatenate(flat, axis=1)[:, windows.order]
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:

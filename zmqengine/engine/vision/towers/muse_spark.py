@@ -113,35 +113,43 @@ class MuseSparkTower:
         attention = block.attn
         patches = states.shape[0]
         attended = None
-        share = 1.0
-        if tiles is not None:
-            # A tile attends to itself alone.
-            attended = attention(block.norm1(states), cos=cos, sin=sin, tiles=tiles)
-        else:
-            before = 3 * self._args.hidden_size / self._floats(patches)
-            share -= before
-            rope = self._functions._apply_vision_rope
-            projected = []
-            for start, end, counted in cuts(patches, patches_max, share=before):
-                heads = (1, end - start, attention.n_heads, attention.head_dim)
-                own = attention.qkv_proj(block.norm1(states[start:end]))
-                queries, keys, values = (part.reshape(heads) for part in mx.split(own, 3, axis=-1))
-                places = {"cos": cos[:, start:end], "sin": sin[:, start:end]}
-                projected.append((rope(queries, **places), rope(keys, **places), values))
-                yield list(projected[-1]), counted
-            queries, keys, values = (
-                mx.concatenate(list(part), axis=1) for part in zip(*projected, strict=True)
-            )
-            del projected
+        groups, order = tiles or ([], None)
+        seen = max((group.shape[1] for group in groups), default=patches)
+        whole = self._floats(seen)
+        before, within = 3 * self._args.hidden_size / whole, 2 * seen / whole
+        share = 1.0 - before
+        rope = self._functions._apply_vision_rope
+        projected = []
+        for start, end, counted in cuts(patches, patches_max, share=before):
+            heads = (1, end - start, attention.n_heads, attention.head_dim)
+            own = attention.qkv_proj(block.norm1(states[start:end]))
+            queries, keys, values = (part.reshape(heads) for part in mx.split(own, 3, axis=-1))
+            places = {"cos": cos[:, start:end], "sin": sin[:, start:end]}
+            projected.append((rope(queries, **places), rope(keys, **places), values))
+            yield list(projected[-1]), counted
+        queries, keys, values = (mx.concatenate(list(part), axis=1) for part in zip(*projected, strict=True))
+        del projected
+        if groups:
+            share -= within
+            found = []
+            for group in groups:
+                own_queries, own_keys, own_values = queries[0][group], keys[0][group], values[0][group]
+                made = []
+                count, tokens = group.shape
+                for start, end, counted in cuts(tokens, patches_max, tiles=count, share=within):
+                    made.append(attention._attention(own_queries[:, start:end], own_keys, own_values))
+                    yield made[-1:], counted
+                found.append(mx.concatenate(made, axis=1).reshape(-1, *queries.shape[2:]))
+            attended = mx.concatenate(found)[order]
         parts: list[mx.array] = []
         for start, end, counted in cuts(patches, patches_max, share=share):
-            if attended is None:
-                found = attention._attention(queries[:, start:end], keys, values)
-                own = attention.proj(found.reshape(end - start, -1))
-            else:
-                own = attended[start:end]
-            made = states[start:end] + own
-            parts.append(made + block.mlp(block.norm2(made)))
+            own = (
+                attention._attention(queries[:, start:end], keys, values)
+                if attended is None
+                else attended[start:end]
+            )
+            after = states[start:end] + attention.proj(own.reshape(end - start, -1))
+            parts.append(after + block.mlp(block.norm2(after)))
             yield [parts[-1]], counted
         return mx.concatenate(parts)
 
