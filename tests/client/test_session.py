@@ -978,6 +978,25 @@ def test_a_worker_that_falls_silent_is_given_up_in_time() -> None:
     assert isinstance(one.error, WorkerLost)
 
 
+@pytest.mark.parametrize("silent_s", [0.0, 7.0])
+def test_a_client_that_was_stopped_asks_before_it_gives_a_worker_up(silent_s: float) -> None:
+    """SIGSTOP for an hour: its timers come before what waits in its sockets. Streams go on, also where it had asked."""
+    network = live(worker_lost_timeout_s=20.0)
+    one = start(network, request())
+    network.run_pass()
+    worker, network.worker = network.worker, None
+    settle_with_time(network, silent_s)
+    network.worker = worker
+    network.now += 3600
+    for _ in range(3):
+        network.session.advance(network.now)
+        network.carry_out()
+        network.now += 0.1
+    assert not one.ended
+    run_passes(network, 30)
+    assert one.tokens == expected(one)
+
+
 def test_an_output_socket_that_went_dead_is_made_anew() -> None:
     """Commands are answered and nothing is published: the subscription is lost, not the worker."""
     network = live()

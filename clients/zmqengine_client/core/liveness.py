@@ -14,6 +14,8 @@ DOUBT_AGAIN_S = 1.0
 SILENCE_S = 5.0
 """After this silence on out the client pings: watermarks arrive every second while there are requests."""
 CHECK_S = 1.0
+STOPPED_S = 10.0
+"""Time between two advances after which this process counts as stopped: the next one is due after `SILENCE_S`."""
 
 Verdict = Literal["alive", "describe", "gone", "deaf"]
 
@@ -22,7 +24,7 @@ class Liveness:
     """Timers of one live session: when to ping, when to doubt, when to give up.
 
     After silence on out a ping on cmd tells a dead worker (no answer within `gone_s`) from a dead subscription (an
-    answer, and still nothing on out).
+    answer, and still nothing on out). Time in which this process was stopped is no silence: nothing could be heard.
     """
 
     def __init__(self, calls: CallTable, *, gone_s: float) -> None:
@@ -32,6 +34,7 @@ class Liveness:
         self._doubt_at = 0.0
         self._out_heard_at = 0.0
         self._check_at = 0.0
+        self._advanced_at = 0.0
         self._probe: CommandCall | None = None
         self._probe_answered_at = inf
         self.heard_at = 0.0
@@ -59,6 +62,10 @@ class Liveness:
 
     def advance(self, now: float, *, has_requests: bool) -> Verdict:
         """Ping if it is due; returns the verdict on the silence."""
+        if now - self._advanced_at >= STOPPED_S:
+            self.heard_at = self._out_heard_at = now
+            self._probe = None
+        self._advanced_at = now
         if now >= self._ping_at():
             self._calls.send(Ping, now)
         if not has_requests:
