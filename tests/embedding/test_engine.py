@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 
 from tests.embedding.checkpoints import case, engine_of, run, write
 from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
 from zmqengine.engine.interface import ModelInfo, TextsRequest
+from zmqengine.engine.models import arrays
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.step.text_pace import SHARE, TextPace
 from zmqengine.engine.step.text_pace import TOKENS_MIN as TEXT_TOKENS_MIN
@@ -236,6 +239,16 @@ def test_a_checkpoint_says_how_long_a_text_may_be(tmp_path: Path) -> None:
             "Qwen3ForSequenceClassification: heads for scores are supported on BERT",
         ),
         ("config.json", {"model_type": "mpnet"}, "neither mlx-lm nor an encoder here reads a 'mpnet'"),
+        (
+            "config.json",
+            {"model_type": "jina_embeddings_v3"},
+            "neither mlx-lm nor an encoder here reads a 'jina_embeddings_v3'",
+        ),
+        (
+            "config.json",
+            {"model_type": "xlm-roberta", "position_embedding_type": "rotary"},
+            "positions of the type 'rotary': a xlm-roberta here has absolute ones",
+        ),
         ("config.json", {"hidden_act": "mish"}, "the activation 'mish' is none of"),
         ("config.json", {"intermediate_size": 64}, "are not those of its config.json"),
         ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
@@ -367,3 +380,20 @@ def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
     (directory / "modules.json").write_text('[{"path": "", "type": "pylate.models.ColBERT"}]')
     with pytest.raises(ModelLoadError, match="'ColBERT'"):
         read_recipe(directory)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "silu"])
+def test_activations_are_as_exact_as_those_of_mlx(name: str) -> None:
+    """To float32's rounding, on both sides of the bounds beyond which they are constant."""
+    x = np.linspace(-12, 12, 20_001)
+    given = mx.array(x.astype(np.float32))
+    inner = {
+        "gelu": np.vectorize(math.erf)(x / math.sqrt(2)),
+        "gelu_new": np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+        "silu": np.tanh(x / 2),
+    }[name]
+    errors = [
+        np.abs(np.array(of(name)(given), np.float64) - x * (1 + inner) / 2).max()
+        for of in (activations.activation, arrays.activation)
+    ]
+    assert errors[0] <= max(3 * errors[1], 4e-6)
