@@ -144,6 +144,21 @@ def test_texts_beside_a_stream_change_neither(tmp_path: Path) -> None:
     assert engine.memory().kv == 0
 
 
+def test_a_prompt_and_texts_share_chunks(tmp_path: Path) -> None:
+    """A flood of texts leaves three quarters to a prompt, and goes on in the last one."""
+    engine, texts = engine_and_texts(tmp_path, "llama-mean")
+    engine._pace.target_s, engine._pace.tokens_max = 0.0, 40  # type: ignore[attr-defined]
+    engine._pace._idle_tokens_max = 40  # type: ignore[attr-defined]
+    assert engine.embed([TextsRequest(0, texts * 30)]) == []
+    assert engine.insert([RowRequest(row=9, prompt=[5, 6, 7] * 30, max_tokens=2)]) == []
+    read = []
+    while not (result := engine.next()).tokens:
+        read += [prefill.done for prefill in result.prefills if prefill.row == 9]
+        assert len(read) < 9
+    assert read == [30, 60, 90]
+    assert any(vectors.row == 0 for _ in range(8) for vectors in engine.next().vectors)
+
+
 def tokens_of(engine: VectorEngine, vectors: list[np.ndarray] | None = None) -> list[int]:
     """The tokens of the only row, up to its end, and the vectors of row 0 that came beside them."""
     tokens: list[int] = []
