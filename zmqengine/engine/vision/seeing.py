@@ -25,8 +25,9 @@ Name = tuple[str, bytes]
 # the fewest of a piece (TOKENS_MIN there).
 _PATCHES_START = 256
 _PATCHES_MIN = 32
-# Products, attention and the merge differ in time by what the device is good at, so a slow piece counts for some more.
-_KEPT = 0.8
+# Products, attention and the merge differ by what the device is good at, and take turns: the slowest of the last pieces
+# counts, for about a layer.
+_KEPT = 0.95
 
 
 class Seeing:

@@ -14,7 +14,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from zmqengine.engine.models.arrays import activation
-from zmqengine.engine.vision.towers.cutting import cuts
+from zmqengine.engine.vision.towers.cutting import ATTENTION_FLOATS, cuts
 
 SCORES_BYTES_MAX = 64 << 20
 """Attention scores of a piece: more tokens are cut by queries. On Metal a kernel holds none for most widths of heads,
@@ -45,10 +45,14 @@ class BlockShape(NamedTuple):
         """Multiplications of a token in the products of a block, as multiples of its width."""
         return 4 * self.width + (3 if self.gated else 2) * self.inner
 
-    def shares(self, seen: int) -> tuple[float, float]:
-        """The parts of a block that make queries, keys and values, and that attend where a token sees `seen`."""
-        whole = self.floats + 2 * seen
-        return 3 * self.width / whole, 2 * seen / whole
+    def shares(self, tokens: int, seen: int) -> tuple[float, float, float]:
+        """Shares of queries, keys and values, of attention where a token sees `seen`, and of the rest.
+
+        They are parts of a block of `tokens` that all see each other.
+        """
+        whole = self.floats + ATTENTION_FLOATS * tokens
+        projected = 3 * self.width
+        return projected / whole, ATTENTION_FLOATS * seen / whole, (self.floats - projected) / whole
 
 
 class Rotation(NamedTuple):
@@ -117,12 +121,12 @@ class TowerBlock(Module):
         """
         tiles, tokens, _ = states.shape
         seen = tokens if windows is None else max(group.shape[1] for group in windows.groups)
-        before, within = self.shape.shares(seen)
-        share = 1.0
-        if patches_max() >= tiles * tokens:
+        # A layer with windows does less: shares are of one without, so that a patch takes as long in each.
+        before, within, behind = self.shape.shares(tokens, seen)
+        is_whole = patches_max() >= tiles * tokens
+        if is_whole:
             queries, keys, values = self._project(states, rotation)
         else:
-            share -= before
             projected = []
             for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=before):
                 own_rotation = None if rotation is None else rotation.part(start, end)
@@ -134,13 +138,17 @@ class TowerBlock(Module):
             del projected
         attended = None
         tokens_max = tokens
+        share = behind
         if windows is None:
             tokens_max = max(1, SCORES_BYTES_MAX // (4 * tiles * self.shape.heads * tokens))
-        elif share == 1.0:
+            share += within
+        elif is_whole:
             attended = _attend_windows(queries, keys, values, windows)
+            share += within
         else:
-            share -= within
             attended = yield from _windows_in_pieces(queries, keys, values, windows, patches_max, within)
+        if is_whole:
+            share += before
         parts = []
         for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=share, tokens_max=tokens_max):
             own = attend(queries[:, start:end], keys, values) if attended is None else attended[:, start:end]

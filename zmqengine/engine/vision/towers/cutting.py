@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from zmqengine.engine.vision.tower import WHOLE
 
+ATTENTION_FLOATS = 3
+"""Multiplications that attention to one other token counts as, as multiples of the width: there are two, and scores and
+their softmax go through memory."""
 MERGE_SHARE = 0.5
 """Merging and projecting the patches of a cell, as a part of a layer: in most families 4 to 8 of 12 squares of the
 tower's width for each patch."""

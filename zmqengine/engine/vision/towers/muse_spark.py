@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.vision.tower import WHOLE, Features
-from zmqengine.engine.vision.towers.cutting import MERGE_SHARE, cuts
+from zmqengine.engine.vision.towers.cutting import ATTENTION_FLOATS, MERGE_SHARE, cuts
 
 # Floats a patch that a layer holds at once, in widths of the tower: its input, the same normed in float32, queries,
 # keys and values before and after rotation, and the output of attention.
@@ -98,7 +98,7 @@ class MuseSparkTower:
 
     def _floats(self, patches: int) -> int:
         """Multiplications of a patch in a layer, as multiples of the tower's width."""
-        return int(4 * self._args.hidden_size + 2 * self._args.intermediate_size + 2 * patches)
+        return int(4 * self._args.hidden_size + 2 * self._args.intermediate_size + ATTENTION_FLOATS * patches)
 
     def _parts(
         self,
@@ -115,9 +115,10 @@ class MuseSparkTower:
         attended = None
         groups, order = tiles or ([], None)
         seen = max((group.shape[1] for group in groups), default=patches)
-        whole = self._floats(seen)
-        before, within = 3 * self._args.hidden_size / whole, 2 * seen / whole
-        share = 1.0 - before
+        # A layer with tiles does less: shares are of one without, so that a patch takes as long in each.
+        whole = self._floats(patches)
+        before, within = 3 * self._args.hidden_size / whole, ATTENTION_FLOATS * seen / whole
+        share = (self._floats(0) - 3 * self._args.hidden_size) / whole
         rope = self._functions._apply_vision_rope
         projected = []
         for start, end, counted in cuts(patches, patches_max, share=before):
@@ -129,8 +130,9 @@ class MuseSparkTower:
             yield list(projected[-1]), counted
         queries, keys, values = (mx.concatenate(list(part), axis=1) for part in zip(*projected, strict=True))
         del projected
-        if groups:
-            share -= within
+        if not groups:
+            share += within
+        else:
             found = []
             for group in groups:
                 own_queries, own_keys, own_values = queries[0][group], keys[0][group], values[0][group]
