@@ -50,6 +50,7 @@ def parts(*, quick: bool) -> list[Part]:
         Part("overhead-pico", PICO, lambda m, r: _overhead(m, r, quick)),
         Part("overhead-25m", MODEL_SHAPE, lambda m, r: _overhead(m, r, quick, http=1, sizes=_REAL_SIZES)),
         Part("users-0.2m", HOST_SHAPE, lambda m, r: _serve(m, r, quick, ["users"], _host_sizes(quick))),
+        Part("chat-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 1), quick, ["chat"], _chat_sizes(quick))),
         Part("users-25m", MODEL_SHAPE, lambda m, r: _serve(m, r, quick, ["users"])),
         Part(
             "shapes-25m",
@@ -169,6 +170,13 @@ def _host_sizes(quick: bool) -> ScenarioOptions:
     if quick:
         return SMALL
     return ScenarioOptions(users=(1, 4, 8, 16, 32), requests_min=32, requests_per_user=6)
+
+
+def _chat_sizes(quick: bool) -> ScenarioOptions:
+    """One minute, from the first request on, of as many users as two cores serve."""
+    if quick:
+        return SMALL
+    return ScenarioOptions(chat_users=(1, 4, 8, 16), chat_minutes=1)
 
 
 def _two_models(model: str, rounds: int, quick: bool) -> ServePlan:

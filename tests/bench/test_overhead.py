@@ -25,7 +25,7 @@ OPTIONS = OverheadOptions(
 WORKER = "zmqengine"
 
 # Everything is run once, in the fixture, and a shared machine may be slow.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.weekly, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def plain(large: LoadedModel, asked: list[Asked]) -> list[list[int]]:
     return [run.ids(one.request.row) for one in asked]
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_documents_that_nobody_has_seen_are_edited(large: LoadedModel) -> None:
     """Nearly every token is right, and half of the documents are right in every token."""
     tokenizer = Tokenizer.from_str(large.tokenizer.tokenizer_json.decode())
@@ -94,7 +94,7 @@ def test_drafts_save_more_than_half_of_the_steps(
     assert engine.stats().steps <= bound * tokens
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_a_small_model_learns_and_a_larger_one_starts_where_it_ends(tmp_path: Any) -> None:
     """The loss falls; the directories are those of mlx-lm; the command in them repeats the run."""
     lines: list[str] = []

@@ -8,7 +8,7 @@ from benchmarks.saving import ALONE, SAVING, SavingOptions, SavingPlan, saving
 from zmqengine.bench.reports.report import Rounds
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_round_writes_what_it_has_read_while_rows_decode() -> None:
     """On pico, small."""
     sizes = SavingOptions(rows=2, round_bytes=1 << 20, read_tokens=128, steps_min=20)

@@ -193,7 +193,7 @@ def test_it_is_typed_and_leaves_a_report(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(600)
 def test_the_full_size_keeps_its_promises() -> None:
     """1,000 front-ends and 100,000 requests, or `ZMQENGINE_REPLAYED`: waits of each class, and no flow starves."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.speculation.turns import SpeculationPlan, speculation
 from benchmarks.speculation.work import SpeculationOptions
 
 
+@pytest.mark.weekly
 def test_an_engine_with_drafts_and_one_without_make_the_same_tokens_in_turns():
     options = SpeculationOptions(streams=(2,), echo_words=60, new_tokens=45)
     plan = SpeculationPlan(options=options, work=("echo", "new text", "sampled text"), rounds=1)

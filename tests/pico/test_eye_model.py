@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tools.pico.draw import Draw, split_of
 from tools.pico.eye.evaluate import card, evaluate
@@ -82,6 +83,7 @@ def test_pixels_are_those_that_a_front_end_makes() -> None:
     assert FEATURES == 9
 
 
+@pytest.mark.weekly
 def test_training_can_be_repeated_in_small(tmp_path: Path) -> None:
     """A few steps write a whole model."""
     lines: list[str] = []

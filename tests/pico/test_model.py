@@ -101,7 +101,7 @@ def test_greedy_stories_do_not_depend_on_the_batch(loaded: tuple[Any, Any]) -> N
     assert [text.strip() for text in together.texts] == [text.strip() for text in alone]
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 @pytest.mark.timeout(600)
 def test_held_out_items_are_answered_and_ended() -> None:
     """On documents it never saw, the model ends by itself and is right nearly as often as its card says."""

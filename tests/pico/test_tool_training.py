@@ -70,7 +70,7 @@ def weights(outcome: Outcome) -> dict[str, list[float]]:
     return {name: array.tolist() for name, array in flat.items()}
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     start: Path, smoke: tuple[Outcome, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     assert weights(resumed) == weights(smoke[0])
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_the_loss_goes_down(smoke: tuple[Outcome, list[str]]) -> None:
     """Below that of a guess among all tokens, on documents held out."""
     outcome, lines = smoke
@@ -100,7 +100,7 @@ def test_the_loss_goes_down(smoke: tuple[Outcome, list[str]]) -> None:
     assert lines[-1].startswith("held-out loss")
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_what_is_written_loads_and_has_a_card(smoke: tuple[Outcome, list[str]], tmp_path: Path) -> None:
     """mlx-lm loads the directory; the card holds the command and the figures."""
     write(tmp_path, smoke[0])
@@ -151,7 +151,7 @@ def test_a_new_token_begins_with_the_mean_of_the_old_ones_of_its_text(tokenizer:
         assert mx.allclose(new[tokenizer.token_to_id(token)], expected)
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_a_gap_moves_what_comes_after_it_and_is_gone_afterwards(smoke: tuple[Outcome, list[str]]) -> None:
     """Rotations from the gap on are those of the later positions."""
     model = smoke[0].model

@@ -47,7 +47,7 @@ def test_the_context_is_8192_tokens() -> None:
     assert config["max_position_embeddings"] == 8192
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_held_out_tools_are_called(loaded: tuple[Any, Any]) -> None:
     """Calls are whole JSON, and mostly of the right tool with the right arguments where few are offered."""
     kinds = [replace(chats, count=12) for chats in SHORT if chats.tools in CALLS_FLOOR]
@@ -56,7 +56,7 @@ def test_held_out_tools_are_called(loaded: tuple[Any, Any]) -> None:
         assert figures.right >= CALLS_FLOOR[figures.tools] * figures.asked, figures
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_objects_and_talk_are_right_as_often_as_its_card_says(loaded: tuple[Any, Any]) -> None:
     """Small JSON objects, and greetings without tools."""
     right, asked = evaluate_objects(*loaded, 20)

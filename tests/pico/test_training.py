@@ -24,7 +24,7 @@ def smoke() -> tuple[Outcome, list[str]]:
     return train(plan, lines.append), lines
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_the_loss_goes_down(smoke: tuple[Outcome, list[str]]) -> None:
     """From the loss of a guess among all tokens to well below it, on documents held out."""
     outcome, lines = smoke
@@ -33,7 +33,7 @@ def test_the_loss_goes_down(smoke: tuple[Outcome, list[str]]) -> None:
     assert lines[0].startswith("step 50/50")
 
 
-@pytest.mark.models
+@pytest.mark.weekly
 def test_what_is_written_loads_and_can_be_measured(smoke: tuple[Outcome, list[str]], tmp_path: Path) -> None:
     """mlx-lm loads the directory, and the evaluation writes its card from figures."""
     write(tmp_path, smoke[0])

@@ -62,7 +62,7 @@ class WorkerProcess:
     @property
     def listening_at(self) -> str:
         """The real address of ctl, once the worker has said it; empty before."""
-        return [*self.log.split("address="), ""][1].split(" ")[0]
+        return next(iter([*self.log.split("address="), ""][1].split()), "")
 
     def client(self, **options: Any) -> Client:
         """A client that gives up only where a test would hang."""

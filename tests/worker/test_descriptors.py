@@ -129,7 +129,7 @@ class LimitedWorker:
         wait_until(
             lambda: " ready " in self.log or self.process.poll() is not None, "the worker is not ready"
         )
-        self.address = self.log.split("address=")[1].split(" ")[0]
+        self.address = self.log.split("address=")[1].split()[0]
 
     @property
     def log(self) -> str:

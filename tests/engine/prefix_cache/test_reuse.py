@@ -207,7 +207,7 @@ def engine_bytes(model, length: int) -> int:
     return engine.memory().prompt_cache
 
 
-@pytest.mark.parametrize(("count", "length"), [(12, 400), pytest.param(100, 2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "length"), [(12, 400), pytest.param(100, 2000, marks=pytest.mark.weekly)])
 def test_chats_on_one_system_prompt_hold_it_once(model, count, length):
     """Chats of 200 tokens on one of many: what is kept is at most a fifth over what they have of their own."""
     token_bytes = engine_bytes(model, 1000) / 1000
