@@ -515,7 +515,11 @@ def test_escape_stops_an_answer_and_the_worker_stops_too(browser: Browser, front
     until(browser, f"{running}", "the request is listed")
     press(browser, "Escape")
     until(browser, ANSWERED, "it stopped")
-    assert "Stopped by you." in texts(browser, ".cut")
+    until(
+        browser,
+        "return [...document.querySelectorAll('.cut')].some((note) => note.textContent === 'Stopped by you.')",
+        "the answer says so",
+    )
     until(browser, running.replace(".length)", ".length === 0)"), "the worker stopped")
 
 
