@@ -10,7 +10,6 @@ processor time: other programs then lengthen no step.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import shutil
 import statistics
@@ -19,9 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -30,6 +29,7 @@ from zmqengine.engine.open import open_mlx_engine  # isort: skip
 
 import mlx.core as mx
 
+from benchmarks.other_process import OtherProcess
 from tools.pico import corpus
 from tools.pico.embedding.directory import model_config, write_model
 from zmqengine.checkpoint.on_disk import local_directory
@@ -76,36 +76,6 @@ def texts_of(count: int, seed: int) -> list[str]:
         if len(found) == count:
             return found
     raise AssertionError
-
-
-class Others:
-    """mlx-embeddings in a process."""
-
-    def __init__(self, python: str, model: Path) -> None:
-        script = Path(__file__).with_name("embeddings_of_others.py")
-        self.process = subprocess.Popen(
-            [python, str(script), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        while self._line() != "ready":
-            pass
-
-    def seconds(self, requests: Sequence[Sequence[str]]) -> float:
-        """Seconds for these requests, one after the other."""
-        return sum(self._ask(texts) for texts in requests)
-
-    def _ask(self, texts: Sequence[str]) -> float:
-        stdin: IO[str] | None = self.process.stdin
-        assert stdin is not None
-        stdin.write(json.dumps(list(texts)) + "\n")
-        stdin.flush()
-        return float(json.loads(self._line())["seconds"])
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise click.ClickException("mlx-embeddings has ended")
-        return line.strip()
 
 
 async def seconds_of_ours(address: str, requests: Sequence[Sequence[str]], clients: int) -> float:
@@ -258,11 +228,15 @@ def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
         model = directory / "model"
         write_checkpoint(model)
         with worker_of(str(model), directory) as address:
-            other = Others(others, model) if others else None
-            for case, size, clients in (("1", 1, 1), ("8", 8, 1), ("64", 64, 1), ("32 clients, 1", 1, 32)):
-                _throughput(case, size, clients, address, other, rounds, texts)
-            if other is not None:
-                other.process.terminate()
+            script = Path(__file__).with_name("embeddings_of_others.py")
+            with OtherProcess([others, str(script), str(model)]) if others else nullcontext() as other:
+                for case, size, clients in (
+                    ("1", 1, 1),
+                    ("8", 8, 1),
+                    ("64", 64, 1),
+                    ("32 clients, 1", 1, 32),
+                ):
+                    _throughput(case, size, clients, address, other, rounds, texts)
         for size in (1, 8, 64):
             text_ms, share = product_share(model, size)
             print(
@@ -296,7 +270,7 @@ def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
 
 
 def _throughput(
-    case: str, size: int, clients: int, address: str, other: Others | None, rounds: int, texts: int
+    case: str, size: int, clients: int, address: str, other: OtherProcess | None, rounds: int, texts: int
 ) -> None:
     ours, theirs = [], []
     for number in range(rounds):
@@ -304,7 +278,7 @@ def _throughput(
         requests = [given[start : start + size] for start in range(0, texts, size)]
         ours.append(texts / asyncio.run(seconds_of_ours(address, requests, clients)))
         if other is not None:
-            theirs.append(texts / other.seconds(requests))
+            theirs.append(texts / sum(other.seconds(list(each)) for each in requests))
     line = f"{case} texts a request: {statistics.median(ours):,.0f} texts/s"
     if theirs:
         ratios = [mine / its for mine, its in zip(ours, theirs, strict=True)]

@@ -13,10 +13,7 @@ text model of 4 million parameters reads the features of a random tower. Each re
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +28,7 @@ from zmqengine.engine.host.blas import load_tuned_blas
 # Before MLX is imported, or it binds to the slow BLAS of its wheel.
 load_tuned_blas()
 
+from benchmarks.other_process import ROOT, OtherProcess
 from zmqengine.bench.models.small_models import LLAMA, build_model
 from zmqengine.checkpoint.vision import recipe_of
 from zmqengine.engine.interface import ModelInfo, RowImage, RowRequest
@@ -228,9 +226,9 @@ def features(directories: Sequence[Path], python: str, side: int, repeats: int) 
         tile = card.tile // card.patch if card.tile else side
         grids = [(tile, tile)]
         found: dict[str, list[float]] = {"here": [], "mlx-vlm": []}
-        with MlxVlm(python, directory) as other:
+        with mlx_vlm(python, directory) as other:
             for seed in range(repeats + 1):
-                made = other.seconds(grids, seed, card.features(grids))
+                made = other.seconds({"grids": grids, "seed": seed, "features": card.features(grids)})
                 pixels = np.random.default_rng(seed).integers(0, 256, (tile**2, card.patch_bytes), np.uint8)
                 started_s = time.process_time()
                 job = tower.begin(pixels, grids)
@@ -245,39 +243,12 @@ def features(directories: Sequence[Path], python: str, side: int, repeats: int) 
         click.echo(f"{card.kind:12} {here:.3f} s, mlx-vlm {there:.3f} s: {here / there:.2f}")
 
 
-class MlxVlm:
-    """mlx-vlm on a checkpoint, in a process of its own."""
-
-    def __init__(self, python: str, directory: Path) -> None:
-        root = Path(__file__).parents[1]
-        self._process = subprocess.Popen(
-            [python, "-W", "ignore", "-m", "benchmarks.images_of_others", str(directory.resolve())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
-        )  # fmt: skip
-        while self._line() != "ready":
-            pass
-
-    def __enter__(self) -> MlxVlm:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def seconds(self, grids: Sequence[tuple[int, int]], seed: int, count: int) -> float:
-        """Processor seconds that the `count` features of an image took."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"grids": grids, "seed": seed, "features": count}) + "\n")
-        self._process.stdin.flush()
-        return float(json.loads(self._line())["seconds"])
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise click.ClickException("mlx-vlm's process ended: see its error above")
-        return line.strip()
+def mlx_vlm(python: str, directory: Path) -> OtherProcess:
+    """mlx-vlm on a checkpoint."""
+    return OtherProcess(
+        [python, "-W", "ignore", "-m", "benchmarks.images_of_others", str(directory.resolve())],
+        {"PYTHONPATH": str(ROOT)},
+    )
 
 
 if __name__ == "__main__":
