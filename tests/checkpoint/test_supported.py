@@ -67,7 +67,7 @@ def test_a_type_is_supported_where_mlx_lm_has_classes_for_it(tmp_path: Path, con
 def test_encoders_and_models_that_see_are_known_too(
     tmp_path: Path, config: dict[str, Any], told: str
 ) -> None:
-    """Those that are built here, and those that are refused when they are loaded."""
+    """Encoders built here load; a model that sees counts by its text model, or is refused with the reason."""
     reason = why_not_supported(written(tmp_path, config), config)
     assert (told in reason) if told else reason == ""
 

@@ -200,7 +200,7 @@ def test_the_report_of_this_machine_is_whole(tmp_path: Path) -> None:
     text = (tmp_path / "r.md").read_text()
     assert failed == []
     assert text.count("the same tokens, twice") == (21 if is_whole else 5)
-    # Of each group the number of its results.
+    # The number of results of each group.
     groups = [part.count("\n| ok |") + part.count("\n| - |") for part in text.split("\n## ")[2:-1]]
     assert groups == [6, 21 if is_whole else 5, 2, 3, 3, 4]
     assert "mlx-lm" in text.split("## Speed against mlx-lm")[1]

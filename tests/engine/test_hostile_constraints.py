@@ -368,7 +368,7 @@ def test_a_lark_rule_that_no_text_satisfies_is_refused(pico: Pico, text: str) ->
     ],
 )
 def test_a_recursive_lark_rule_that_ends_is_taken(pico: Pico, text: str) -> None:
-    """Nothing is read into texts, comments, schemas and what is optional."""
+    """Texts, comments, schemas and optional parts make no rule impossible."""
     pico.grammar("lark", text)
 
 

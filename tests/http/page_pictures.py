@@ -1,6 +1,6 @@
 """The pictures of the pages in the docs, made anew: python -m tests.http.page_pictures docs/pictures
 
-A scripted model writes the answer with code, the bundled model that sees says what is in a picture.
+A scripted model writes the answer with code; the bundled vision model describes a picture.
 """
 
 from __future__ import annotations

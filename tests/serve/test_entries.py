@@ -138,7 +138,7 @@ def test_names_of_files_are_short_plain_and_never_shared() -> None:
 
 
 def test_a_model_of_another_type_is_on_the_list_with_its_reason(tmp_path: Path) -> None:
-    """Of this machine's models and of a directory alike; the greeting counts it and does not offer it."""
+    """Among the models of this machine and of a directory; the greeting counts it and does not offer it."""
     pytest.importorskip("mlx_lm")
     for name, kind in (("maker/sings", "whisper"), ("maker/writes", "qwen3")):
         directory = tmp_path / ".lmstudio" / "models" / name

@@ -262,7 +262,7 @@ class Launcher:
         entry = self._offer.entries[name]
         model = self._fleet.models[name]
         record = Record(name, model.running, entry.config.endpoints.ctl)
-        # Of the signature no part: a worker whose need was measured anew is not another one.
+        # Not a part of the signature: a new measurement of the need is no reason to start a worker again.
         config = dataclasses.replace(entry.config, memory_least_bytes=self._fleet.need(model))
         environment = {WORKER_CONFIG: config.to_json()}
         try:

@@ -70,7 +70,7 @@ def _offered(prompt: str) -> dict[str, dict[str, Any]]:
 
 
 def _call(conversation: str, offered: dict[str, dict[str, Any]]) -> dict[str, object] | None:
-    """A call to the first tool that does what was asked, with each argument that its schema names.
+    """A call of the first offered tool for the task, with each argument that its schema names.
 
     A program may add messages of its own behind the question.
     """

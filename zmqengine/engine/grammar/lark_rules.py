@@ -128,7 +128,7 @@ class _Rules:
             self._flush()
             self._alternative = self._new_alternative(self._choice)
         elif sign in "?*{~&":
-            # What may be repeated no times, or is an operand of an operator that is not read.
+            # The item may be absent, or belongs to an operator that is not read: the alternative does not wait for it.
             self._item = None
 
     def _flush(self) -> None:

@@ -52,7 +52,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
 
     Every array of the model is evaluated on the calling thread, also those that are no parameters, so no lazy array
     belongs to another thread's stream. `report` gets the stage and, where known, the fraction of it that is done.
-    Raises ModelLoadError, or the device's own error where it was lost meanwhile.
+    Raises `ModelLoadError`, or the device's own error if it was lost while loading.
     """
     report("finding the model", None)
     directory = find_directory(model)

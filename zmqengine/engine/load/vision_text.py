@@ -121,7 +121,7 @@ def split_experts(arrays: dict[str, mx.array], text: dict[str, Any]) -> dict[str
     for name in [name for name in arrays if name.endswith(".experts.gate_up_proj")]:
         prefix = name.removesuffix("experts.gate_up_proj")
         joined, down = found.pop(name), found.pop(f"{prefix}experts.down_proj")
-        # Where an expert is as wide as the model, twice its width is not.
+        # The down projection of an expert as wide as the model is square: then the joined one tells the order.
         is_square = down.shape[-1] == down.shape[-2]
         is_transposed = (
             joined.shape[-2] == text["hidden_size"] if is_square else down.shape[-1] == text["hidden_size"]

@@ -28,7 +28,7 @@ log = logging.getLogger("zmqengine.control")
 UNREAD_BYTES_MAX = 1 << 20
 """Maximum bytes of unread long replies of one connection; the first reply may be longer."""
 UNREAD_BYTES_ALL_MAX = 64 << 20
-"""The same of all connections."""
+"""Maximum bytes of unread long replies of all connections."""
 WRONG_REQUESTS_MAX = 1000
 """Invalid requests of one connection in a window of `AbuseLimiter`, which ends it then."""
 FAILURE_WAIT_S = 0.1
