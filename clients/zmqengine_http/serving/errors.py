@@ -41,16 +41,14 @@ class ApiError(Exception):
         self.final = final
 
     def about(self, names: Mapping[str, str]) -> ApiError:
-        """This refusal with the name of its field that `names` has, if any."""
-        field = re.match(r"\w*", self.param or "")
-        given = names.get(field[0]) if field else None
-        if field is None or given is None:
-            return self
-        message = (
-            self.message.replace(field[0], given, 1) if self.message.startswith(field[0]) else self.message
-        )
-        param = given + str(self.param)[field.end() :]
-        return ApiError(self.status, message, kind=self.kind, param=param, code=self.code)
+        """This refusal, with the name of its field that `names` has, if any."""
+        field = re.split(r"\W", self.param or "", maxsplit=1)[0]
+        if self.param and field in names:
+            given = names[field]
+            if self.message.startswith(field):
+                self.message = given + self.message.removeprefix(field)
+            self.param = given + self.param.removeprefix(field)
+        return self
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the response; Retry-After, in seconds and in milliseconds, if a retry may succeed."""
