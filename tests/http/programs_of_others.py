@@ -32,6 +32,7 @@ def results_of(script: str, *arguments: str, environment: str, scratch: Path) ->
     else:
         # Node looks for packages beside the script.
         copied = shutil.copy(HERE / script, scratch)
+        shutil.copy(HERE / "run_checks.mjs", scratch)
         (scratch / "node_modules").symlink_to(Path(DIRECTORY) / "node_modules")
         command = ["node", str(copied)]
     ran = subprocess.run(

@@ -3,6 +3,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
+import { runChecks } from "./run_checks.mjs";
 
 const baseURL = process.argv[2] + "/v1";
 const compatible = createOpenAICompatible({ name: "zmqengine", baseURL })("scripted");
@@ -47,16 +48,4 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  let error = null;
-  let timer;
-  const late = new Promise((_, no) => (timer = setTimeout(() => no(new Error("no end after 20 s")), 20000)));
-  try {
-    await Promise.race([check(), late]);
-  } catch (raised) {
-    error = String(raised.message ?? raised).slice(0, 200);
-  } finally {
-    clearTimeout(timer);
-  }
-  console.log(JSON.stringify({ name, error }));
-}
+await runChecks(checks, 20_000);

@@ -4,6 +4,7 @@ import { createAnthropic } from "@ai-sdk/anthropic";
 import { ChatOpenAI } from "@langchain/openai";
 import { generateText, streamText, tool } from "ai";
 import { z } from "zod";
+import { runChecks } from "./run_checks.mjs";
 
 const [url, model] = process.argv.slice(2);
 const claude = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
@@ -65,8 +66,4 @@ for (const responses of [false, true]) {
     wanted(found.tool_calls[0].args.city === "Seville", found.tool_calls);
   };
 }
-for (const [name, check] of Object.entries(checks)) {
-  let error = "";
-  try { await check(); } catch (problem) { error = String(problem); }
-  console.log(JSON.stringify({ name, error }));
-}
+await runChecks(checks);

@@ -4,6 +4,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, streamText } from "ai";
 import OpenAI from "openai";
+import { runChecks } from "./run_checks.mjs";
 
 const [, , url, data] = process.argv;
 const baseURL = url + "/v1";
@@ -51,13 +52,5 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  let error = null;
-  try {
-    await check();
-  } catch (raised) {
-    error = String(raised.message ?? raised).slice(0, 200);
-  }
-  console.log(JSON.stringify({ name, error }));
-}
+await runChecks(checks);
 process.exit(0);

@@ -1,5 +1,6 @@
 // Ollama's JavaScript client against a front-end: node ollama_js.mjs URL KEY, one JSON line a check.
 import { Ollama } from "ollama";
+import { runChecks } from "./run_checks.mjs";
 
 const [host, key] = process.argv.slice(2);
 const client = new Ollama({ host, headers: { authorization: `Bearer ${key}` } });
@@ -62,13 +63,5 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  let error = "";
-  try {
-    await check();
-  } catch (thrown) {
-    error = String(thrown.message ?? thrown) || "failed";
-  }
-  console.log(JSON.stringify({ name, error }));
-}
+await runChecks(checks);
 process.exit(0);

@@ -2,6 +2,7 @@
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
+import { runChecks } from "./run_checks.mjs";
 
 const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0, timeout: 30000 });
 const model = "scripted";
@@ -99,16 +100,4 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  let error = null;
-  let timer;
-  const late = new Promise((_, no) => (timer = setTimeout(() => no(new Error("no end after 20 s")), 20000)));
-  try {
-    await Promise.race([check(), late]);
-  } catch (raised) {
-    error = String(raised.message ?? raised).slice(0, 200);
-  } finally {
-    clearTimeout(timer);
-  }
-  console.log(JSON.stringify({ name, error }));
-}
+await runChecks(checks, 20_000);

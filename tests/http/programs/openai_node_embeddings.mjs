@@ -1,5 +1,6 @@
 // The embeddings of the official JavaScript client: node openai_node_embeddings.mjs URL, one JSON line a check.
 import OpenAI from "openai";
+import { runChecks } from "./run_checks.mjs";
 
 const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0, timeout: 30000 });
 const model = "embedder";
@@ -30,12 +31,4 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  let error = "";
-  try {
-    await check();
-  } catch (thrown) {
-    error = String(thrown).slice(0, 500);
-  }
-  console.log(JSON.stringify({ name, error }));
-}
+await runChecks(checks);

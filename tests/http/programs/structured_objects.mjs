@@ -3,6 +3,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, streamObject, tool } from "ai";
 import { z } from "zod";
+import { runChecks } from "./run_checks.mjs";
 
 const baseURL = process.argv[2] + "/v1", name = process.argv[3];
 const compatible = createOpenAICompatible({ name: "zmqengine", baseURL, supportsStructuredOutputs: true })(name);
@@ -53,12 +54,4 @@ const checks = {
   "toolChoice required, responses": async () => called(openai(name)),
 };
 
-for (const [title, check] of Object.entries(checks)) {
-  let error = null;
-  try {
-    await check();
-  } catch (raised) {
-    error = String(raised.message ?? raised).slice(0, 300);
-  }
-  console.log(JSON.stringify({ name: title, error }));
-}
+await runChecks(checks);
