@@ -35,15 +35,15 @@ SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20"))
 VISITORS = 8
 SAMPLES = 5
 """Lines that are printed between two rests."""
-PERIOD_S = min(300.0, SECONDS / 2)
+PERIOD_S = min(150.0, SECONDS / 2)
 """Seconds until the requests that run are ended, for memory at rest. The last quarter of the rests is held against the
 one before it."""
 IDLE_S = 7.0
 """An idle worker gives memory back after five seconds."""
 PREFILL_MS = 10.0
 """A pass may read prompts for up to 2.5 times as long; by default for as long as a stream may be silent here."""
-# A worker traces each shape of a step once; in a short run most are new.
-GROWN_BYTES_MAX = (48 if SECONDS < 3600 else 12) << 20
+# A short run fills the prefix cache of 16 MiB and the traces of steps.
+GROWN_BYTES_MAX = (24 if SECONDS < 1200 else 4) << 20
 HANG_S = float(os.environ.get("ZMQENGINE_SOAK_HANG_S", "120"))
 WORDS = ("home", "happy", "little", "garden", "the sun")
 PATTERNS = (

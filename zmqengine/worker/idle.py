@@ -43,7 +43,7 @@ class Idle:
         if self._rest_at_s is not None and now_s >= self._rest_at_s:
             self._rest_at_s = None
             self._batch.release_buffers()
-            self._heap.expect()
+            self._heap.release()
         if self._sleep_at_s is not None and now_s >= self._sleep_at_s:
             self._sleep_at_s = None
             self._context.power.release()

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.engine.models.families import FAMILY, MOE, PACKED, build_packed
 from tests.support.models import HYBRID, LLAMA, MIXTURE, SLIDING, VOCAB_SIZE, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
+from zmqengine.engine.models.decoder import _SHAPES_MAX, WIDTH_MAX, DecoderModel
 from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.step.packed import Segment
@@ -124,6 +124,34 @@ def test_layers_that_are_alike_are_traced_once() -> None:
     assert ops.turns == 2 * 2
     decoder(mx.array([[1, 2, 3]]))
     assert ops.turns == 2 * 2 + 6
+
+
+def test_the_traces_kept_are_those_last_in_use() -> None:
+    """Beside those made ahead; what is dropped is freed, and made again it computes the same."""
+    ops = Counting()
+    decoder = DecoderModel(read_weights(build_model(LLAMA)), ops)
+    decoder.trace_steps(2, float("inf"))
+    layers = len(decoder.layers)
+
+    def step(rows: int) -> tuple[mx.array, int]:
+        inputs = mx.array([[row] for row in range(rows)], dtype=mx.uint32)
+        caches = kv.KVBatch.merge([kv.new_caches(decoder) for _ in range(rows)], [0] * rows)
+        before = ops.turns
+        logits = decoder(inputs, cache=caches.begin_step(inputs))
+        mx.eval(logits)
+        return logits, ops.turns - before
+
+    first, _ = step(3)
+    for rows in range(4, 3 + _SHAPES_MAX):
+        step(rows)
+    assert (step(1)[1], step(2)[1], step(3)[1]) == (0, 0, 0)
+    # Room for one more: the shapes of 4 rows were used the longest time ago.
+    step(3 + _SHAPES_MAX)
+    assert step(3)[1] == 0
+    assert step(4)[1] == layers
+    again, _ = step(3)
+    assert mx.array_equal(first, again)
+    assert len(decoder._traces.calls) == _SHAPES_MAX + 2
 
 
 class Counting(PlainOps):

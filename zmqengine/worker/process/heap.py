@@ -48,6 +48,11 @@ class Heap:
         self._interval_s = INTERVAL_S
         self._next_s = min(self._next_s, self._checked_s + INTERVAL_S)
 
+    def release(self) -> None:
+        """Trim the heap now, however little that frees."""
+        if self._trim is not None:
+            self._trim(0)
+
     def keep(self, now_s: float) -> None:
         """Trim the heap about once a second, and less often while that frees nothing."""
         if self._trim is None or now_s < self._next_s:
@@ -57,7 +62,7 @@ class Heap:
         if before > self._last_bytes + GROWN_BYTES:
             self._interval_s = INTERVAL_S
         if before > self._least_bytes + GROWN_BYTES:
-            self._trim(0)
+            self.release()
         self._last_bytes = resident_bytes()
         in_vain = before - self._last_bytes < FREED_BYTES
         self._interval_s = min(INTERVAL_S_MAX, 2 * self._interval_s) if in_vain else INTERVAL_S
