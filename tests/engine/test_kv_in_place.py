@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> MemoryKernels:
     """Kernels that move rows, of which most may be empty, in batches whose layers write in place."""
-    monkeypatch.setattr(kv_batch, "_EMPTY_ROWS_SHARE", 0.8)
+    monkeypatch.setattr(kv_batch, "_UNUSED_SHARE_MAX", 0.8)
     write_in_place(monkeypatch)
     return MemoryKernels(gpu=True)
 

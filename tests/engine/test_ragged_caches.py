@@ -128,7 +128,7 @@ def test_random_operations_agree_with_a_plain_replay(monkeypatch, seed, in_place
     kernels = MemoryKernels(gpu=True)
     batch = Batch(kernels if in_place else kv.PLAIN)
     if in_place:
-        monkeypatch.setattr(kv_batch, "_EMPTY_ROWS_SHARE", 0.8)
+        monkeypatch.setattr(kv_batch, "_UNUSED_SHARE_MAX", 0.8)
         write_in_place(monkeypatch)
     gaps = 0
     for _ in range(OPERATIONS // 2):

@@ -114,9 +114,10 @@ def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[
     if hidden.size > 1:
         mask = mask & (hidden[:, None, None, :columns] == 0)
     factor: Any = scale.item()
-    found = mx.fast.scaled_dot_product_attention(
-        queries, keys[:, :, :columns], values[:, :, :columns], scale=factor, mask=mask
-    )
+    # The kernel does not read the others, which may be NaN.
+    seen = mx.any(mask, axis=2)[..., None]
+    keys, values = (mx.where(seen, array[:, :, :columns], 0) for array in (keys, values))
+    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=factor, mask=mask)
     return [found.transpose(0, 2, 1, 3) if width > 1 else found]
 
 

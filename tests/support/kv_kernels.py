@@ -19,11 +19,13 @@ _SHARED_BYTES_MAX = 1 << 14
 class MemoryKernels(kv.PlainKernels):
     """`KVKernels` that move rows at once, in memory: what is built and not computed yet reads it afterwards.
 
-    `moves`: "within" for each move among rows of a batch, "into" for rows that join.
+    `moves`: "within" for each move among rows of a batch, "into" for rows that join. `unused`: number in memory that
+    is not initialised, which attention by a mask multiplies with 0, and our kernels do not read.
     """
 
-    def __init__(self, *, gpu: bool = False) -> None:
+    def __init__(self, *, gpu: bool = False, unused: float = 0.0) -> None:
         super().__init__(gpu=gpu)
+        self.unused = unused
         self.moves: list[str] = []
 
     def can_move_rows(self, keys: mx.array) -> bool:
@@ -40,6 +42,20 @@ class MemoryKernels(kv.PlainKernels):
                 for move in moves:
                     columns = given[move.from_row, :, move.from_start : move.from_start + move.columns]
                     array[move.row, :, move.start : move.start + move.columns] = columns
+
+    def repack(self, layer: KeysValues, order: mx.array, rows: int) -> KeysValues:
+        keys, values = (memory(array) for array in layer)
+        places, columns = np.array(order), keys.shape[2]
+        used = places >= 0
+        made = []
+        for array in (keys, values):
+            new = np.full((rows, array.shape[1], places.shape[1], array.shape[3]), self.unused, np.float32)
+            by_column = new.transpose(0, 2, 1, 3)
+            by_column[: len(places)][used] = array.transpose(0, 2, 1, 3)[
+                places[used] // columns, places[used] % columns
+            ]
+            made.append(mx.array(new).astype(layer[0].dtype))
+        return made[0], made[1]
 
 
 def device_kernels() -> kv.KVKernels:

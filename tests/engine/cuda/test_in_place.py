@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,8 +83,8 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, ker
                 batch.roll_back(counts)
     assert all(np.array_equal(np.array(array), before) for array, before in taken)
     assert len(taken) > 2
-    # A GPU's caches grow, and so are copied, more seldom.
-    assert min(writes.count(True), writes.count(False)) > (10 if on_cuda() else 30)
+    # MLX writes only what a row brought into an empty batch.
+    assert writes.count(True) > 20 * writes.count(False) > 0
     assert min(moves.count("within"), moves.count("into")) > 0
 
 
@@ -91,7 +92,7 @@ def test_what_is_written_in_place_is_what_a_cache_would_have(model_in_place, ker
 def kernels() -> Any:
     """Those that move rows on this device, and note it."""
     if not on_cuda():
-        return MemoryKernels()
+        return MemoryKernels(unused=math.nan)
     found: Any = device_kernels()
     own, found.moves = found.move_rows, []
 
@@ -106,7 +107,7 @@ def kernels() -> Any:
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[str]:
     """Rows that took the place of others, or an empty one, each time; of few rows most may be empty."""
-    monkeypatch.setattr(kv_batch, "_EMPTY_ROWS_SHARE", 0.8)
+    monkeypatch.setattr(kv_batch, "_UNUSED_SHARE_MAX", 0.8)
     return kernels.moves
 
 

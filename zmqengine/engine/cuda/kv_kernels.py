@@ -45,22 +45,38 @@ class CudaKernels(PlainKernels):
         """Start the kernel on each layer, on the default stream."""
         mx.async_eval(move_rows(layers, sources, moves))  # type: ignore[no-untyped-call]
 
+    def repack(self, layer: KeysValues, order: mx.array, rows: int) -> KeysValues:
+        """See `KVKernels`. MLX's own gather takes 25 times as long as its memory traffic."""
+        keys, values = layer
+        _, heads, _, dim = keys.shape
+        shape = (rows, heads, order.shape[1], dim)
+        copied = _repack_kernel()(
+            inputs=[keys, values, order],
+            template=[("T", keys.dtype), ("D", dim), ("THREADS", _THREADS)],
+            grid=(order.shape[0] * 2 * heads * _THREADS, -(-order.shape[1] // _COLUMNS), 1),
+            threadgroup=(_THREADS, 1, 1),
+            output_shapes=[shape, shape],
+            output_dtypes=[keys.dtype, keys.dtype],
+        )
+        return copied[0], copied[1]
+
 
 @cache
 def _works(dtype: mx.Dtype, dim: int) -> bool:
-    """Try the kernel on arrays of its own; returns whether it moved a row."""
+    """Try the kernels on arrays of their own; returns whether they moved a row."""
     keys = mx.arange(4 * dim).reshape(2, 1, 2, dim).astype(dtype)
-    layers = [(keys, keys + 1)]
-    mx.eval(layers)
     try:
-        mx.eval(move_rows(layers, layers, [Move(1, 0, 0, 0, 2)]))
+        # Rows and columns in the other order, and a row to spare.
+        layer = CudaKernels().repack((keys, keys + 1), mx.array([[3, 2], [1, 0]], dtype=mx.int32), 3)
+        mx.eval(layer, move_rows([layer], [layer], [Move(0, 2, 0, 0, 2)]))
     except RuntimeError as error:
         log.warning(
-            "the kernel that moves rows does not work here: batches are copied when rows join or leave",
+            "the kernels that move rows do not work here: batches are copied when rows join or leave",
             extra={"reason": str(error)},
         )
         return False
-    return all(bool(mx.array_equal(array[0], array[1])) for array in layers[0])
+    wanted = mx.flatten(keys, 0, 2)[::-1].reshape(2, 1, 2, dim)[mx.array([0, 1, 0])]
+    return all(bool(mx.array_equal(array, wanted + more)) for more, array in enumerate(layer))
 
 
 def move_rows(
@@ -94,5 +110,16 @@ def _kernel() -> Any:
         output_names=["done"],
         source=kernel_text("move_rows.cu"),
         # They may have more columns than are in use.
+        ensure_row_contiguous=False,
+    )
+
+
+@cache
+def _repack_kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="repack_rows",
+        input_names=["keys", "values", "order"],
+        output_names=["new_keys", "new_values"],
+        source=kernel_text("repack_rows.cu"),
         ensure_row_contiguous=False,
     )

@@ -50,6 +50,14 @@ class KVKernels(Protocol):
         """
         ...
 
+    def repack(self, layer: KeysValues, order: mx.array, rows: int) -> KeysValues:
+        """A copy of `layer` in new arrays of `rows` rows, for devices where rows move.
+
+        Column c of row r is the one at `order[r, c]` [fewer rows, columns] = row * columns of `layer` + column. Where
+        that is negative, and in the rows behind, it is not initialised.
+        """
+        ...
+
 
 class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
@@ -82,6 +90,10 @@ class PlainKernels:
     def move_rows(
         self, layers: Sequence[KeysValues], sources: Sequence[KeysValues], moves: Sequence[Move]
     ) -> None:
+        """Unsupported: raises NotImplementedError."""
+        raise NotImplementedError
+
+    def repack(self, layer: KeysValues, order: mx.array, rows: int) -> KeysValues:
         """Unsupported: raises NotImplementedError."""
         raise NotImplementedError
 

@@ -17,8 +17,10 @@ from zmqengine.engine.kv.row_caches import arrays, byte_count, single_caches, st
 from zmqengine.engine.models.mlx_lm import CacheList, KVCache
 from zmqengine.engine.row import Caches
 
-# Maximum share of allocated rows that are empty.
-_EMPTY_ROWS_SHARE = 1 / 8
+# Maximum share of the allocated columns that no row needs. More are freed by a copy.
+_UNUSED_SHARE_MAX = 1 / 4
+# Rows to spare in new arrays, as a share of the others: so many may join before the next copy.
+_SPARE_ROWS_SHARE = 1 / 8
 
 
 class KVBatch:
@@ -104,13 +106,22 @@ class KVBatch:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the rows' caches."""
-        return byte_count(self.caches)
+        """Bytes of the rows' caches, without `empty_bytes`."""
+        allocated = self._moved_bytes
+        return allocated - self.empty_bytes if allocated else byte_count(self.caches)
 
     @property
     def empty_bytes(self) -> int:
-        """Bytes of allocated rows that no request uses."""
-        return sum(layer.empty_bytes for layer in self._ragged)
+        """Bytes of allocated rows and columns that a copy would free, where rows move."""
+        allocated = self._moved_bytes
+        return int(allocated * self._unused_share(self.lengths)) if allocated else 0
+
+    @property
+    def _moved_bytes(self) -> int:
+        """Bytes of arrays in which rows have moved; 0 for others."""
+        if not self._ragged or not self._ragged[0].has_empty_rows:
+            return 0
+        return sum(array.nbytes for array in self._ragged[0].all_rows()) * len(self._ragged)
 
     @property
     def can_roll_back(self) -> bool:
@@ -123,7 +134,11 @@ class KVBatch:
         other.start_copies()
         if not self.lengths:
             self._take(other.caches, other._layout, is_merged=other._is_merged)
-        elif not self._join_in_place(other):
+        elif self._moves_rows and other._room:
+            if not self._has_room_for(other):
+                self._repack(range(len(self)), len(other), other._layout.columns)
+            self._join_in_place(other)
+        else:
             self._close_gaps()
             self._join_by_copy(other)
         self._rows_changed()
@@ -141,7 +156,9 @@ class KVBatch:
         else:
             if self._moves_rows:
                 order = fewest_moves(order)
-            if not self._keep_in_place(order):
+                if not self._keep_in_place(order):
+                    self._repack(order)
+            else:
                 self._keep_by_copy(order)
         self._rows_changed()
         return order
@@ -256,28 +273,32 @@ class KVBatch:
         self.generation += 1
 
     def _begin(self, width: int, *, idle: bool) -> None:
-        """Begin a step; the batch is copied first where that closes gaps."""
+        """Begin a step; the batch is copied first where that closes gaps, or makes room for rows that move."""
+        layout = self._layout
         room = self._room if self.can_roll_back else 0
-        if room > 0 and self._layout.must_close(width, room):
-            self._justify()
-        self._layout.begin_step(width, idle=idle)
+        is_full = layout.columns + width > room
+        if room > 0 and (layout.must_close(width, room) or (is_full and self._moves_rows)):
+            if self._moves_rows:
+                self._repack(range(len(self)), width=width)
+            else:
+                self._justify()
+        layout.begin_step(width, idle=idle)
 
-    def _join_in_place(self, other: KVBatch) -> bool:
-        """Add rows in the slots of rows that left; returns False, without a change, if there is no room or rows do not
-        move."""
+    def _has_room_for(self, other: KVBatch) -> bool:
+        """Whether the rows of `other` fit behind those of this batch."""
+        rows = self._ragged[0].all_rows()[0].shape[0]
+        return len(self) + len(other) <= rows and other._layout.columns <= self._layout.columns
+
+    def _join_in_place(self, other: KVBatch) -> None:
+        """Add rows in empty slots."""
         before = self._layout.columns - other._layout.columns
-        if not self._moves_rows or not other._room or before < 0:
-            return False
         count = len(self)
         layers = [layer.all_rows() for layer in self._ragged]
-        if count + len(other) > layers[0][0].shape[0]:
-            return False
         moves = [Move(row, count + row, 0, before, other._layout.columns) for row in range(len(other))]
         self._move(layers, [(layer.keys, layer.values) for layer in other._ragged], moves)
         self._layout.join(other._layout)
         for layer, whole in zip(self._ragged, layers, strict=True):
             layer.show_rows(len(self), whole)
-        return True
 
     def _move(
         self, layers: Sequence[KeysValues], sources: Sequence[KeysValues], moves: Sequence[Move]
@@ -293,13 +314,15 @@ class KVBatch:
         left = [columns - batch._layout.columns for batch in (self, other)]
         if self._room or other._room:
             for ours, theirs in zip(self._ragged, other._ragged, strict=True):
+                joined = []
                 for name in ("keys", "values"):
                     known = [getattr(ours, name), getattr(theirs, name)]
                     parts = [
                         _padded_to(_or_zeros(array, rows, known), before, size)
                         for array, rows, before in zip(known, (len(self), len(other)), left, strict=True)
                     ]
-                    setattr(ours, name, mx.concatenate(parts))
+                    joined.append(mx.concatenate(parts))
+                ours.joined(*joined)
         self._layout.replaced()
         for ours, theirs in zip(self._others, other._others, strict=True):
             ours.extend(theirs)
@@ -311,16 +334,12 @@ class KVBatch:
         Returns False, without a change, if rows do not move, or if a copy would free enough memory.
         """
         count = len(indices)
-        if not self._moves_rows or any(index != at and index < count for at, index in enumerate(indices)):
+        if any(index != at and index < count for at, index in enumerate(indices)):
             return False
-        layout, layers = self._layout, [layer.all_rows() for layer in self._ragged]
-        rows, _, columns, _ = layers[0][0].shape
-        # A copy of a batch with gaps has as many columns.
-        longest = max(layout.lengths[index] for index in indices)
-        if rows - count > rows * _EMPTY_ROWS_SHARE or (
-            layout.gaps is None and columns > layout.with_room(longest)
-        ):
+        layout = self._layout
+        if self._unused_share([layout.lengths[index] for index in indices]) > _UNUSED_SHARE_MAX:
             return False
+        layers = [layer.all_rows() for layer in self._ragged]
         moves = [Move(index, at, 0, 0, layout.columns) for at, index in enumerate(indices) if index != at]
         if moves:
             self._move(layers, layers, moves)
@@ -328,6 +347,32 @@ class KVBatch:
             layer.show_rows(count, whole)
         layout.keep_rows(indices)
         return True
+
+    def _unused_share(self, lengths: Sequence[int]) -> float:
+        """Share of the allocated memory that a copy of rows of these lengths would free."""
+        rows, _, columns, _ = self._ragged[0].all_rows()[0].shape
+        needed: float = len(lengths) * self._layout.with_room(max(lengths)) / (rows * columns)
+        return max(0.0, 1 - needed)
+
+    def _repack(
+        self, indices: Sequence[int], more_rows: int = 0, columns: int = 0, *, width: int = 1
+    ) -> None:
+        """Copy the rows at `indices` into new arrays, right-justified and without gaps, in at least `columns`.
+
+        There is room for `more_rows`, and for a step of `width`.
+        """
+        layout, count = self._layout, len(indices)
+        lengths = [layout.lengths[index] for index in indices]
+        columns = max(columns, *lengths)
+        order = np.full((count, layout.with_room(columns + width - 1)), -1, np.int32)
+        for at, (index, length) in enumerate(zip(indices, lengths, strict=True)):
+            order[at, columns - length : columns] = index * self._room + layout.columns_of(index)
+        on_device = mx.array(order)
+        rows = count + max(more_rows, int(count * _SPARE_ROWS_SHARE))
+        for layer in self._ragged:
+            layer.repack(self._kernels, on_device, rows)
+        layout.replaced()
+        layout.set_rows(lengths, columns)
 
     def _keep_by_copy(self, indices: Sequence[int]) -> None:
         layout = self._layout

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine.kv.kernels import KeysValues
+from zmqengine.engine.kv.kernels import KeysValues, KVKernels
 from zmqengine.engine.kv.layout import Layout, Spans
 
 
@@ -18,7 +18,7 @@ class Arrays(IntEnum):
     """The memory may be shared with a row's own cache or a block of the prefix cache."""
 
     OWNED = 1
-    """The result of this layer's own write by MLX: not shared."""
+    """The result of a write of this layer by MLX, or of a copy into new memory: not shared."""
 
     IN_PLACE = 2
     """Owned, and written in place since; may be the first rows of larger arrays."""
@@ -66,9 +66,9 @@ class RaggedKVCache:
         return 0 if self._keys is None else self._keys.nbytes + self.values.nbytes
 
     @property
-    def empty_bytes(self) -> int:
-        """Bytes of rows that are allocated and not in the batch."""
-        return 0 if self._whole is None else sum(array.nbytes for array in self._whole) - self.nbytes
+    def has_empty_rows(self) -> bool:
+        """Whether the arrays may have more rows than the batch."""
+        return self._whole is not None
 
     @property
     def is_in_place(self) -> bool:
@@ -143,6 +143,16 @@ class RaggedKVCache:
         """Make the batch the first `count` rows of `whole`, the arrays of `all_rows`."""
         self._whole = keys, values = whole
         self._keys, self.values = keys[:count], values[:count]
+
+    def repack(self, kernels: KVKernels, order: mx.array, rows: int) -> None:
+        """Copy the rows of `order` into arrays of `rows` rows; see `KVKernels.repack`."""
+        whole = kernels.repack((self._keys, self.values), order, rows)
+        self.show_rows(order.shape[0], whole)
+
+    def joined(self, keys: mx.array, values: mx.array) -> None:
+        """Take arrays that were concatenated of several that are not empty, so in new memory."""
+        self._keys, self.values = keys, values
+        self._replaced(Arrays.OWNED)
 
     def _replaced(self, arrays: Arrays) -> None:
         self._arrays = arrays

@@ -344,8 +344,12 @@ class MlxEngine:
             self.disk = open_tier(self._store, salt, options, wake)
 
     def limit_prompt_cache(self, bytes_max: int) -> int:
-        """Keep at most `bytes_max` from now on; returns bytes freed, which are memory itself and no buffers."""
-        if freed := self._store.limit(bytes_max):
+        """Keep at most `bytes_max` from now on; returns bytes freed.
+
+        They are memory itself, or on a device that keeps buffers such, which MLX reuses below its limit.
+        """
+        freed = self._store.limit(bytes_max)
+        if freed and not self._device.keeps_buffers:
             mx.clear_cache()
         return freed
 
