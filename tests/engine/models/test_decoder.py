@@ -64,11 +64,15 @@ def test_logits_are_those_of_mlx_lm(name: str) -> None:
         assert alike(got, expected)
 
 
+@pytest.mark.parametrize("multiple", [1, 16])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "sliding window", "experts"])
-def test_a_packed_step_gives_each_segment_its_own_logits(name: str) -> None:
+def test_a_packed_step_gives_each_segment_its_own_logits(name: str, multiple: int) -> None:
     """Rows in decode, a chunk of a prompt and another prompt in one call, as in calls of their own."""
-    model = build_model(FAMILY[name])
-    decoder = DecoderModel(read_weights(model), PlainOps())
+    model, ops = build_model(FAMILY[name]), PlainOps()
+    ops.tokens_multiple = multiple
+    decoder = DecoderModel(read_weights(model), ops)
+    # A prompt alone is padded as well.
+    assert alike(decoder(mx.array([list(range(20))])), model(mx.array([list(range(20))])))
 
     def segments() -> list[Segment]:
         alone = [kv.new_caches(decoder) for _ in range(4)]

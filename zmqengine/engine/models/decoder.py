@@ -174,31 +174,43 @@ class DecoderModel:
 
     def _run(self, hidden: mx.array, steps: Sequence[_Attention]) -> list[mx.array]:
         """Logits [tokens, vocab] of each of `steps`; `hidden` are the embedded tokens of all, concatenated."""
+        tokens, multiple = hidden.shape[0], self.ops.tokens_multiple
+        if tokens > multiple > 1:
+            hidden = mx.pad(hidden, [(0, -tokens % multiple), (0, 0)])
         hidden, attended, spans = self._attended(hidden, steps)
         return self._logits(hidden, attended, steps, spans)
 
     def _attended(
         self, hidden: mx.array, steps: Sequence[_Attention]
     ) -> tuple[mx.array, list[mx.array], list[slice]]:
-        """Hidden states before the last attention, its output for each of `steps`, and the slice of tokens of each."""
+        """Hidden states before the last attention, its output for each of `steps`, and the slice of tokens of each.
+
+        Tokens of `hidden` behind those of `steps` are padding.
+        """
         ops = self.ops
         normed = ops.norm(hidden, self.layers[0].input_norm)
         ends = [sum(step.tokens for step in steps[: index + 1]) for index in range(len(steps))]
         spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]
+        padding = hidden.shape[0] - ends[-1]
+        is_whole = len(steps) == 1 and not padding
+        unused: list[mx.array] = []
         for number, (layer, norm) in enumerate(self._layers_and_norms()):
             product = ops.product(normed, *layer.qkv)
             attended = []
             for step, span in zip(steps, spans, strict=True):
-                own = product if len(steps) == 1 else product[span]
+                own = product if is_whole else product[span]
                 attended.append(_by_token(step.attend(number, step.rotate(own, layer.heads))))
             if number == len(self.layers) - 1:
                 break
-            every = attended[0] if len(steps) == 1 else mx.concatenate(attended)
+            if padding and not unused:
+                unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
+            every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
             hidden, normed = _after_attention(ops, layer, norm, hidden, every)
             if any(number < len(step.deep) for step in steps):
-                hidden = hidden + mx.concatenate([step.deep_behind(number, hidden) for step in steps])
+                added = mx.concatenate([step.deep_behind(number, hidden) for step in steps])
+                hidden = hidden + mx.pad(added, [(0, padding), (0, 0)])
                 normed = ops.norm(hidden, norm)
-        return hidden, attended, spans
+        return hidden[: ends[-1]] if padding else hidden, attended, spans
 
     def _logits(
         self,

@@ -28,6 +28,9 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 class Ops(Protocol):
     """Operations of a decoder layer on one device."""
 
+    tokens_multiple: int
+    """Packed steps of more tokens are padded to a multiple of it, so that products and buffers have few sizes."""
+
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """Hidden states of `tokens` [tokens]."""
         ...
@@ -92,6 +95,8 @@ class PlainOps:
     Above `quantised_rows_max` rows, quantised weights are dequantised before a product: MLX would compile a kernel
     first.
     """
+
+    tokens_multiple = 1
 
     def __init__(self, quantised_rows_max: int = 1 << 30) -> None:
         self._quantised_rows_max = quantised_rows_max
