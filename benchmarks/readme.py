@@ -17,7 +17,8 @@ from zmqengine.bench.targets.target import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
-USERS = "users-25m"
+USERS, CHAT = "users-25m", "chat-25m"
+CHAT_TABLES = ("chat: tokens/s", "chat: TTFT p99 (ms)", "chat: longest silence of a stream (ms)")
 PICTURE = f"{USERS}.svg"
 
 
@@ -31,6 +32,10 @@ class Line(NamedTuple):
 
 
 LINES = (
+    *(Line(CHAT, "chat", case, "tokens_per_s") for case in ("1", "4", "8", "16")),
+    *(Line(CHAT, "chat", case, "ttft_p50_ms") for case in ("1", "4", "8", "16")),
+    *(Line(CHAT, "chat", case, "ttft_p99_ms") for case in ("1", "4", "8", "16")),
+    *(Line(CHAT, "chat", case, "silence_max_ms") for case in ("1", "4", "8", "16")),
     *(Line(USERS, "users", case, "tokens_per_s") for case in ("1", "8", "32", "64")),
     *(Line(USERS, "users", case, "ttft_p50_ms") for case in ("1", "8", "32", "64")),
     Line(USERS, "users", "32", "itl_p99_ms"),
@@ -46,19 +51,27 @@ LINES = (
 
 
 def summary(results: Path) -> str:
-    """The text between the markers of README.md, in the directory above. Raises TargetError without its report."""
-    report = load(_path(results, USERS))
-    table = next(table for table in tables_of(report) if table.title == "users: tokens/s")
-    lines = [BEGIN, "", markdown(table), ""]
+    """The text between the markers of README.md, in the directory above. Raises TargetError without its reports."""
+    chat, users = load(_path(results, CHAT)), load(_path(results, USERS))
+    lines = [BEGIN, "", "Chats of unlike users, who ask again and again for a minute, by their number:", ""]
+    chat_tables = {table.title: table for table in tables_of(chat)}
+    for title in CHAT_TABLES:
+        lines += [markdown(chat_tables[title]), ""] if title in chat_tables else []
+    lines += [_described(chat), "", "Uniform requests, 64 tokens in and 64 out:", ""]
+    lines += [markdown(next(table for table in tables_of(users) if table.title == "users: tokens/s")), ""]
     lines += [
-        f"{_sentence(model_line(report))} {_sentence(machine_line(report).partition(';')[0])} "
-        f"Ratios are to {report.base}.",
+        _described(users),
         f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).",
         "",
     ]
     if (results / PICTURE).is_file():
         lines += [f"![Users who wait for their answer]({results.name}/{PICTURE})", ""]
     return "\n".join([*lines, END])
+
+
+def _described(report: BenchReport) -> str:
+    machine = _sentence(machine_line(report).partition(";")[0])
+    return f"{report.started_at[:10]}. {_sentence(model_line(report))} {machine} Ratios are to {report.base}."
 
 
 def section(results: Path) -> str:
@@ -69,8 +82,9 @@ def section(results: Path) -> str:
     first = load(_path(results, USERS))
     names = dict.fromkeys(line.report for line in LINES)
     reports = {name: load(results / f"{name}.json") for name in names if (results / f"{name}.json").is_file()}
-    rows = [_row(line, reports[line.report], first.labels()) for line in LINES if line.report in reports]
-    table = Table("Two CPU cores", ["", *first.labels()], rows)
+    labels = list(dict.fromkeys(label for report in (first, *reports.values()) for label in report.labels()))
+    rows = [_row(line, reports[line.report], labels) for line in LINES if line.report in reports]
+    table = Table("Two CPU cores", ["", *labels], rows)
     dates = sorted({report.started_at[:10] for report in reports.values()})
     return "\n".join(
         [

@@ -13,9 +13,10 @@ def report_of(
     base: str = "",
     cases: Sequence[str] = ("8",),
     measure: str = "tokens_per_s",
+    scenario: str = "users",
     random_weights: bool = False,
 ) -> BenchReport:
-    """`figures` are one measure of `users`, by target, round by round."""
+    """`figures` are one measure of a scenario, by target, round by round."""
     return BenchReport(
         kind="serve",
         started_at="2026-01-02T03:04:05+00:00",
@@ -27,7 +28,7 @@ def report_of(
         base=base or next(iter(figures)),
         targets=[TargetFacts(label=label, kind="http") for label in figures],
         cells=[
-            Cell(scenario="users", case=case, target=label, round=number, measures={measure: value})
+            Cell(scenario=scenario, case=case, target=label, round=number, measures={measure: value})
             for case in cases
             for label, values in figures.items()
             for number, value in enumerate(values)

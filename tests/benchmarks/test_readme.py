@@ -25,6 +25,8 @@ def test_the_sections_are_rewritten_between_the_markers(tmp_path: Path) -> None:
         page.write_text(f"# before\n{BEGIN}\nold\n{END}\nafter\n")
     report = report_of({"ours": [2.0], "theirs": [1.0]}, base="theirs", cases=["1", "4", "8"])
     save(report, results / "users-25m.json")
+    chats = {"ours": [300.0], "third": [900.0]}
+    save(report_of(chats, base="ours", cases=["1", "4", "8"], scenario="chat"), results / "chat-25m.json")
     plot(report, results / "users-25m.svg")
     arguments = ["--results", str(results), "--readme", str(readme)]
     assert CliRunner().invoke(main, arguments).exit_code == 0
@@ -35,7 +37,11 @@ def test_the_sections_are_rewritten_between_the_markers(tmp_path: Path) -> None:
         assert "old" not in text
     assert "| ours | 2 (x2.00) | 2 (x2.00) | 2 (x2.00) |" in texts[0]
     assert "](benchmarks/users-25m.svg)" in texts[0]
-    assert "| users, 8: tokens/s | 2 (x2.00) | 1 |" in texts[1]
+    assert texts[0].index("| third | 900 (x3.00) | 900 (x3.00) | 900 (x3.00) |") < texts[0].index(
+        "| theirs | 1 |"
+    )
+    assert "| users, 8: tokens/s | 2 (x2.00) | 1 | - |" in texts[1]
+    assert "| chat, 1: tokens/s | 300 | - | 900 (x3.00) |" in texts[1]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert [page.read_text() for page in pages] == texts
 

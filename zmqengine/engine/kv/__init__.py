@@ -26,16 +26,16 @@ All layers that keep every token have the same layout. It is kept once, on the h
 Writing in place. For MLX, arrays are immutable: a write creates a new array, in the memory of the old one if it has no
 other reference, else in a copy. Rows that join or leave copy the batch. On CUDA that is too slow: each write is a call,
 and copies the cache while the step before still refers to it. There the model's layers write their columns into the
-arrays, and rows move between rows of the arrays (`KVKernels.move_rows`), unknown to MLX. The arrays have rows and columns
-to spare; where these run out, or too many are unused, one kernel copies all rows into new arrays and closes gaps
-(`KVKernels.repack`). MLX computes lazily: a
-computation built from an array reads its memory when it is *started* (`mx.async_eval`). All work is on one stream,
-which keeps the order in which it was started. So it is safe to write in place if:
+arrays, and rows move between rows of the arrays (`KVKernels.move_rows`), unknown to MLX. The arrays have rows and
+columns to spare; where these run out, or too many are unused, one kernel copies all rows into new arrays and closes
+gaps (`KVKernels.repack`). MLX computes lazily: a computation built from an array reads its memory when it is *started*
+(`mx.async_eval`). All work is on one stream, which keeps the order in which it was started. So it is safe to write in
+place if:
 
 1. The memory is the batch's alone. The result of this layer's own write by MLX is (`Arrays.OWNED`), as are arrays
-concatenated of several and those of `repack`; an array that a row brought, or that was copied or cut in another way, may
-be shared with a row, a block of the prefix cache or a larger array. MLX also returns an array itself in place of a copy
-that would be hardly smaller, so rows of few bytes are not moved.
+concatenated of several and those of `repack`; an array that a row brought, or that was copied or cut in another way,
+may be shared with a row, a block of the prefix cache or a larger array. MLX also returns an array itself in place of a
+copy that would be hardly smaller, so rows of few bytes are not moved.
 2. What reads columns is started before they are written again. A step is started (`KVBatch.launch`) before anything
    else is done with the batch. Copies that were cut out of it are started before its rows move, join or leave.
 3. What reads written columns is started after the write was. A copy is cut from steps that were started, and columns
