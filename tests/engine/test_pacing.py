@@ -120,11 +120,11 @@ def test_what_decoding_takes_is_not_held_against_the_prompts() -> None:
 
 
 def test_a_pace_begins_with_what_was_measured() -> None:
-    """On a fast device the first chunk is already long, and streams are not silent for longer than eight steps."""
+    """On a fast device the first chunk is already long; on one that turns out slow, streams pause for eight steps."""
     pace = StepPace(4096, 4096, 0.2)
     pace.begin((40_000, 0.005))
     reading = Reading(pace, 400)
-    assert reading.tokens == 1600
+    assert reading.tokens == 2 * 0.005 * 40_000
     for _ in range(30):
         reading.step()
     assert reading.tokens == 400
@@ -134,14 +134,16 @@ def test_a_pace_begins_with_what_was_measured() -> None:
     assert reading.tokens == 256
 
 
-def test_streams_beside_a_prompt_are_silent_for_a_few_steps() -> None:
-    """A machine that steps in 5 ms does not read for 200."""
-    reading = Reading(StepPace(4096, 4096, 0.2), 40_000, step_s=0.005)
-    for _ in range(10):
-        reading.step(0)
-    for _ in range(40):
-        reading.step()
-    assert 0.03 <= reading.tokens / 40_000 <= 0.042
+@pytest.mark.parametrize(("gpu", "steps"), [(False, 8), (True, 6)])
+def test_streams_beside_a_prompt_pause_for_a_few_steps(gpu: bool, steps: int) -> None:
+    """A machine that steps in 5 ms prefills for two steps where these have time for a useful chunk, else for more."""
+    for tokens_a_second, count in ((40_000, 2), (5_000, steps)):
+        reading = Reading(StepPace(4096, 4096, 0.2, gpu=gpu), tokens_a_second, step_s=0.005)
+        for _ in range(10):
+            reading.step(0)
+        for _ in range(40):
+            reading.step()
+        assert 0.75 * count <= reading.tokens / tokens_a_second / 0.005 <= 1.05 * count
 
 
 def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
@@ -151,16 +153,6 @@ def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
     assert pace.choose(decoding=4, waiting=1) == pace.choose(decoding=4, waiting=4) == 400
     assert 400 < pace.choose(decoding=8, waiting=24) < pace.choose(decoding=1, waiting=31) < 1000
     assert pace.choose(decoding=0, waiting=1) == 1000
-
-
-def test_on_a_gpu_streams_are_silent_for_fewer_steps() -> None:
-    """The host starts the next chunk while the tokens of a step wait to be told."""
-    reading = Reading(StepPace(2048, 2048, 0.2, gpu=True), 40_000, step_s=0.006)
-    for _ in range(10):
-        reading.step(0)
-    for _ in range(40):
-        reading.step()
-    assert 5 * 0.006 <= reading.tokens / 40_000 <= 6 * 0.006
 
 
 def test_a_bunch_is_read_at_once_where_nobody_is_silent_for_it() -> None:
@@ -247,7 +239,7 @@ def test_what_many_rows_may_take_is_not_held_against_the_prompts() -> None:
         return pace.choose(decoding=24, waiting=8) / before
 
     assert beside_many(0.012 * 12) == 1
-    assert beside_many(2.0) <= 0.3
+    assert beside_many(2.0) <= 0.32
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -13,6 +13,8 @@ TOKENS_START = 256
 
 # Least time target beside decoding rows, whatever little a decode step of theirs takes.
 _GOAL_S_MIN = 0.025
+# Decode steps that a chunk may take while few rows wait, if there is time for `TOKENS_START`.
+_DECODE_STEPS_MIN = 2
 # Factor of the time target where every delayed row waits for the chunk itself.
 _IDLE_SHARE = 2.5
 # This many rows that wait while none decodes are a burst.
@@ -50,11 +52,12 @@ class StepPace:
     """A chunk size that follows the measured speed of prefill.
 
     Prefill may add `target_s` to the time of a step without it, and on a fast machine the time of eight such steps,
-    on a `gpu` of six. The more rows wait than decode, the more it may add, up to two and a half times as much, on a
-    fast GPU four times. A target of 0 always allows the largest chunk. A chunk has `TOKENS_MIN` to `tokens_max` tokens,
-    or while no row decodes `idle_tokens_max`, on a GPU twice that for a burst. It is never more than twice as long as
-    one that was timed: the speed of prefill differs by orders of magnitude between machines and models, and is not
-    known before.
+    on a `gpu` of six. While few rows wait, two steps are enough where they have time for `TOKENS_START`: longer chunks
+    are hardly faster by the token, and streams pause for them. The more rows wait than decode, the more prefill may
+    add, up to two and a half times as much, on a fast GPU four times. A target of 0 always allows the largest chunk. A
+    chunk has `TOKENS_MIN` to `tokens_max` tokens, or while no row decodes `idle_tokens_max`, on a GPU twice that for a
+    burst. It is never more than twice as long as one that was timed: the speed of prefill differs by orders of
+    magnitude between machines and models, and is not known before.
 
     The speed, and not the last step, decides: a machine with other work has slow steps all the time, and a pace that
     each of them shortens ends at chunks that cost twice as much a token.
@@ -171,8 +174,12 @@ class StepPace:
         if not self._plain_s:
             return target_s
         near_s = self._plain_s[self._nearest_seen(decoding)]
-        steps_s = max(_GOAL_S_MIN, self._bounds.decode_steps * near_s)
-        return min(target_s, steps_s * (1 + (self._bounds.idle_share - 1) * ahead))
+        most_s = max(_GOAL_S_MIN, self._bounds.decode_steps * near_s)
+        least_s = most_s
+        if self._speed and decoding:
+            least_s = min(most_s, max(_DECODE_STEPS_MIN * near_s, TOKENS_START / self._speed))
+        most_s *= 1 + (self._bounds.idle_share - 1) * ahead
+        return min(target_s, least_s + (most_s - least_s) * ahead)
 
     def _record_plain(self, seconds: float) -> None:
         if self._decoding:
